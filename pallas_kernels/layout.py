@@ -4,12 +4,16 @@ A view is ``[blocks, layers, kv_heads, tiles, block_size, 128]``: page-major (a 
 group), 128 lanes because wider minor dimensions made the TPU compiler copy the whole pool.
 
 - head_dim <= 64 (padded to 64): K and V side by side in one row, lanes 0-63 K and 64-127 V; ``tiles == 1``.
-- head_dim > 64 (padded to a multiple of 128): ``tiles == 2 * ceil(head_dim / 128)``; K's lane tiles, then V's.
+- head_dim > 64 (padded to a multiple of 128): ``tiles == 2 * ceil(head_dim / 128)``; K's tiles, then V's.
 
 Padding lanes hold zeros.
 """
 
 from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 LANES = 128
 
@@ -31,3 +35,32 @@ def view_shape(
 ) -> tuple[int, int, int, int, int, int]:
     """Shape of a group's view; its product is the group's share of the pool in elements."""
     return (blocks, layers, kv_heads, num_tiles(head_dim), block_size, LANES)
+
+
+def check_view(view: jax.Array, kv_heads: int, head_dim: int) -> None:
+    """Raise ValueError unless `view` can hold heads of this number and width."""
+    want = (kv_heads, num_tiles(head_dim), LANES)
+    if view.ndim != 6 or (view.shape[2], view.shape[3], view.shape[5]) != want:
+        raise ValueError(
+            f"view of shape {view.shape} does not hold kv_heads={kv_heads}, head_dim={head_dim}: want "
+            f"[blocks, layers, {want[0]}, {want[1]}, block_size, {want[2]}]"
+        )
+
+
+def pack_kv(
+    k: Float[Array, "tokens kv_heads head_dim"], v: Float[Array, "tokens kv_heads head_dim"]
+) -> Float[Array, "tokens kv_heads tiles 128"]:
+    """Each token's K and V as the rows that a view holds, padding lanes zero."""
+    tokens, kv_heads, head_dim = k.shape
+    lanes = ((0, 0), (0, 0), (0, padded_head_dim(head_dim) - head_dim))
+    rows = jnp.concatenate([jnp.pad(k, lanes), jnp.pad(v, lanes)], axis=-1)
+    return rows.reshape(tokens, kv_heads, num_tiles(head_dim), LANES)
+
+
+def unpack_kv(
+    rows: Float[Array, "*batch tiles 128"], head_dim: int
+) -> tuple[Float[Array, "*batch head_dim"], Float[Array, "*batch head_dim"]]:
+    """Inverse of `pack_kv` on rows with any leading axes."""
+    flat = rows.reshape(*rows.shape[:-2], -1)
+    start_of_v = padded_head_dim(head_dim)
+    return flat[..., :head_dim], flat[..., start_of_v : start_of_v + head_dim]

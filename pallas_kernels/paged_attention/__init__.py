@@ -1,0 +1,71 @@
+"""Attention of a ragged batch over KV memory scattered in blocks (PagedAttention, SOSP'23, 4.1 and 5.1).
+
+`paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend) or `tpu` (Pallas Mosaic).
+Each module holds a function of that name with the same arguments.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.layout import check_view
+from pallas_kernels.paged_attention import reference
+from pallas_kernels.platform import Impl, resolve_impl
+
+__all__ = ["paged_attention"]
+
+
+def paged_attention(
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+    max_query_len: int | None = None,
+    impl: Impl | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
+    """Causal attention of each token over its own sequence's cached tokens, itself included.
+
+    Sequence s owns tokens ``query_starts[s]:query_starts[s+1]``, the last ones of its ``kv_lens[s]`` cached
+    tokens: query i of it sits at position ``kv_lens[s] - query_len + i``. The softmax runs in float32.
+
+    Args:
+        q: queries, grouped by the KV head they share.
+        view: a layer group's KV memory, laid out as `pallas_kernels.layout` says; only read.
+        layer: the layer's index in the view; may be traced.
+        block_tables: physical block of each logical page. Ids of pages that no query of the step sees may be
+            anything and are not followed; an out-of-range id among those seen counts as masked.
+        query_starts: ascending; padding sequences have no queries; tokens from ``query_starts[-1]`` give 0.
+        kv_lens: tokens in the cache after this step's `kv_write`, at least the query length.
+        scale: multiplies the scores.
+        soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
+        sliding_window: tokens a query sees, itself included; None = all before it.
+        max_query_len: static promise on the longest query run; 1 = decode only.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform.
+
+    Raises:
+        ValueError: when the view's shape does not fit the queries.
+    """
+    check_view(view, q.shape[1], q.shape[3])
+    chosen = resolve_impl(impl)
+    args = (q, view, layer, block_tables, query_starts, kv_lens)
+    if chosen == "reference":
+        run = reference.paged_attention
+    elif chosen == "xla":
+        from pallas_kernels.paged_attention import xla
+
+        run = xla.paged_attention
+    else:
+        from pallas_kernels.paged_attention import tpu
+
+        run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
+    return run(
+        *args, scale=scale, soft_cap=soft_cap, sliding_window=sliding_window, max_query_len=max_query_len
+    )

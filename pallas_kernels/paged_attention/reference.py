@@ -1,0 +1,56 @@
+"""paged_attention in plain jnp: gather every token's whole context, mask, softmax."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.layout import unpack_kv
+
+
+def paged_attention(
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+    max_query_len: int | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`."""
+    del max_query_len
+    tokens, _, _, head_dim = q.shape
+    seqs, pages = block_tables.shape
+    blocks, _, kv_heads, tiles, block_size, lanes = view.shape
+
+    token = jnp.arange(tokens)
+    seq = jnp.clip(jnp.searchsorted(query_starts[1:], token, side="right"), 0, seqs - 1)
+    query_pos = kv_lens[seq] - query_starts[seq + 1] + token
+    key_pos = jnp.arange(pages * block_size)
+
+    table = block_tables[seq]
+    known = (table >= 0) & (table < blocks)
+    seen = jnp.repeat(known, block_size, axis=1) & (key_pos <= query_pos[:, None])
+    seen &= (token < query_starts[-1])[:, None]
+    if sliding_window is not None:
+        seen &= key_pos > query_pos[:, None] - sliding_window
+
+    rows = view[jnp.where(known, table, 0), layer].astype(jnp.float32)
+    rows = jnp.moveaxis(rows, 4, 2).reshape(tokens, pages * block_size, kv_heads, tiles, lanes)
+    rows = jnp.where(seen[:, :, None, None, None], rows, 0)  # unseen memory may hold NaN
+    k, v = unpack_kv(rows, head_dim)
+
+    scores = scale * jnp.einsum("thgd,tkhd->thgk", q.astype(jnp.float32), k, precision="highest")
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    mask = seen[:, None, None, :]
+    scores = jnp.where(mask, scores, -jnp.inf)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.where(mask, jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0)), 0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights /= jnp.where(total > 0, total, 1)  # a query that sees nothing gives 0
+    return jnp.einsum("thgk,tkhd->thgd", weights, v, precision="highest").astype(q.dtype)

@@ -1,0 +1,73 @@
+"""The engine's settings, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("auto", "float32", "bfloat16")
+PREEMPTION_MODES = ("recompute",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; `LLM` takes the same names.
+
+    Attributes:
+        model: alias, hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
+        dtype: of weights, activations and KV. "auto": float32 on CPU, the checkpoint's elsewhere.
+        max_model_len: most tokens (prompt + output) of a sequence; None = what the model was trained for,
+            at most 2048 by default so that a laptop's pool holds it.
+        block_size: tokens a block.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: token budget of a step.
+        kv_cache_memory_bytes: size of the pool on each device; None = from memory_utilization.
+        memory_utilization: share of a device's memory that weights, temporaries and pool may take.
+        tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
+        preemption_mode: how a preempted request comes back; "recompute".
+        watermark: share of the pool kept free at admission, so that running sequences can grow.
+        seed: draws the seeds of requests that bring none.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = 2048
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    kv_cache_memory_bytes: int | None = None
+    memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
+    preemption_mode: str = "recompute"
+    watermark: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ValueError(
+                f"preemption_mode={self.preemption_mode!r} is not one of {', '.join(PREEMPTION_MODES)}"
+            )
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.block_size % 8:
+            raise ValueError(f"block_size={self.block_size} is not a multiple of 8 (a sublane tile)")
+        if not 0 < self.memory_utilization <= 1:
+            raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed={self.seed!r} must be a non-negative integer")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
+                f"{self.max_num_seqs}: a step could not give every running sequence one token"
+            )
+
+
+def _positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a positive integer")

@@ -1,0 +1,58 @@
+"""The shapes a step is compiled for. Their number is known before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Padded shape of a step.
+
+    Attributes:
+        tokens: rows of the ragged batch.
+        seqs: sequences, and rows that may be sampled.
+        decode_only: every sequence has exactly one token; token i belongs to sequence i.
+    """
+
+    tokens: int
+    seqs: int
+    decode_only: bool
+
+
+class Buckets:
+    """All buckets of an engine, and the smallest that holds a step.
+
+    Decode steps double: 1, 2, 4, ... max_num_seqs. Mixed steps go in eighths of the token budget (at least 64
+    tokens apart), which bounds padding where a step is long enough for it to cost time.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        decode_sizes = [2**i for i in range((max_num_seqs - 1).bit_length())] + [max_num_seqs]
+        stride = max(64, -(-max_num_batched_tokens // 8 // 64) * 64)
+        mixed_sizes = [*range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
+        self.decode = tuple(Bucket(size, size, True) for size in decode_sizes)
+        self.mixed = tuple(Bucket(size, max_num_seqs, False) for size in mixed_sizes)
+
+    @property
+    def all(self) -> tuple[Bucket, ...]:
+        return self.decode + self.mixed
+
+    def smallest(self, *, tokens: int, seqs: int) -> Bucket:
+        """The smallest bucket for `tokens` tokens of `seqs` sequences.
+
+        Raises:
+            ValueError: no bucket is large enough (the scheduler broke its own limits).
+        """
+        if tokens == seqs:
+            for bucket in self.decode:
+                if bucket.seqs >= seqs:
+                    return bucket
+        for bucket in self.mixed:
+            if bucket.tokens >= tokens and bucket.seqs >= seqs:
+                return bucket
+        largest = self.mixed[-1]
+        raise ValueError(
+            f"a step of {tokens} tokens of {seqs} sequences is above the largest bucket: "
+            f"{largest.tokens} tokens of {largest.seqs} sequences"
+        )

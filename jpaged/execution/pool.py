@@ -1,0 +1,87 @@
+"""The pool: one donated array that holds every layer group's blocks, and the views kernels see of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Shaped
+
+from jpaged.execution.mesh import sharding
+from jpaged.memory import GroupSpec, PoolLayout
+from jpaged.memory.policies import FullAttention, Policy, SlidingWindow
+from jpaged.model_api import TENSOR_AXIS, LayerGroup
+from pallas_kernels.layout import LANES, view_shape
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Shape of the pool and of its views on one device.
+
+    Attributes:
+        layout: the host's plan, in bytes.
+        dtype: of every element.
+        shards: tensor shards; each holds its own heads' share of every block.
+        views: per group, the view's shape on one device.
+    """
+
+    layout: PoolLayout
+    dtype: jnp.dtype
+    shards: int
+    views: tuple[tuple[int, ...], ...]
+    windows: tuple[int | None, ...]
+    group_index: dict[str, int]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """``[tensor_shards, large_pages, rows, 128]``."""
+        rows = self.layout.page_bytes // (LANES * self.dtype.itemsize)
+        return (self.shards, self.layout.num_pages, rows, LANES)
+
+    @property
+    def device_bytes(self) -> int:
+        return self.layout.page_bytes * self.layout.num_pages
+
+
+def group_specs(
+    groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int
+) -> list[GroupSpec]:
+    """The model's layer groups in the host's terms: bytes on one device."""
+    specs = []
+    for group in groups:
+        _, _, heads, tiles, size, lanes = view_shape(
+            1, 1, group.kv_heads // shards, group.head_dim, block_size
+        )
+        policy: Policy = (
+            FullAttention() if group.sliding_window is None else SlidingWindow(group.sliding_window)
+        )
+        layer_bytes = heads * tiles * size * lanes * jnp.dtype(dtype).itemsize
+        specs.append(GroupSpec(group.name, layer_bytes, len(group.layers), block_size, policy))
+    return specs
+
+
+def plan_pool(
+    groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int, pool_bytes: int
+) -> PoolSpec:
+    """Cut `pool_bytes` (a device) into large pages for the model's groups.
+
+    Raises:
+        ValueError: `pool_bytes` holds no large page.
+    """
+    specs = group_specs(groups, block_size=block_size, dtype=dtype, shards=shards)
+    layout = PoolLayout.plan(specs, pool_bytes)
+    views = tuple(
+        view_shape(plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size)
+        for plan, group in zip(layout.groups, groups, strict=True)
+    )
+    windows = tuple(group.sliding_window for group in groups)
+    index = {group.name: i for i, group in enumerate(groups)}
+    return PoolSpec(layout, jnp.dtype(dtype), shards, views, windows, index)
+
+
+def make_pool(spec: PoolSpec, mesh: Mesh) -> Shaped[Array, "shards pages rows 128"]:
+    """A zeroed pool on the mesh's devices."""
+    placed = sharding(mesh, TENSOR_AXIS)
+    return jax.jit(lambda: jnp.zeros(spec.shape, spec.dtype), out_shardings=placed)()

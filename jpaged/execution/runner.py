@@ -1,0 +1,194 @@
+"""Runs scheduled steps on the devices, ahead of the host by one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.execution.batch import BatchBuilder, StepBatch, greedy_rows
+from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.mesh import sharding
+from jpaged.execution.pool import PoolSpec, make_pool
+from jpaged.execution.step import StepOutput, make_block_copy, make_step
+from jpaged.scheduling.step import ScheduledStep
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A dispatched step whose results may not exist yet."""
+
+    step: ScheduledStep
+    output: StepOutput
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        """Sampled (tokens, logprobs), one a scheduled sample; blocks until the device is done."""
+        count = len(self.step.samples)
+        tokens, logprobs = jax.device_get((self.output.tokens, self.output.logprobs))
+        return tokens[:count].tolist(), logprobs[:count].tolist()
+
+
+class Runner:
+    """Owns the device state: the weights, the pool (donated to every step) and the last step's tokens.
+
+    Attributes:
+        num_recompiles: shapes compiled after `warmup`; each was logged.
+    """
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        params: Any,
+        spec: PoolSpec,
+        mesh: Mesh,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        vocab_size: int,
+    ) -> None:
+        self.params = params
+        self.spec = spec
+        self.mesh = mesh
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self.num_recompiles = 0
+        self._vocab_size = vocab_size
+        self._builder = BatchBuilder(
+            spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, vocab_size=vocab_size
+        )
+        self._pages = [-(-max_model_len // group.spec.block_size) for group in spec.layout.groups]
+        self._step = make_step(graphdef, spec, mesh, max_num_seqs=max_num_seqs)
+        self._copy = make_block_copy(spec, mesh)
+        self._pool = make_pool(spec, mesh)
+        self._last_tokens = jax.device_put(jnp.zeros(max_num_seqs, jnp.int32), sharding(mesh))
+        self._compiled: set[tuple[Any, ...]] = set()
+        self._warm = False
+
+    @property
+    def num_compiled(self) -> int:
+        """Shapes of step and block copy compiled so far."""
+        return len(self._compiled)
+
+    @property
+    def copy_sizes(self) -> tuple[int, ...]:
+        """Padded numbers of block copies in one launch."""
+        return tuple(dict.fromkeys([min(16, self.max_num_seqs), self.max_num_seqs]))
+
+    def dispatch(self, step: ScheduledStep) -> InFlight:
+        """Start a step; returns at once (JAX dispatches asynchronously)."""
+        if step.copies:
+            self._dispatch_copies(step)
+        bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
+        batch = self._builder.build(step, bucket)
+        return InFlight(step, self._run(batch, bucket))
+
+    def _run(self, batch: StepBatch, bucket: Bucket) -> StepOutput:
+        self._count(("step", bucket, len(batch.sampling.edit_row)))
+        self._pool, output = self._step(
+            self.params, self._pool, batch, self._last_tokens, decode_only=bucket.decode_only
+        )
+        self._last_tokens = output.tokens
+        return output
+
+    def _dispatch_copies(self, step: ScheduledStep) -> None:
+        per_group = [
+            [copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))
+        ]
+        most = max(len(copies) for copies in per_group)
+        size = next((s for s in self.copy_sizes if s >= most), 1 << (most - 1).bit_length())
+        pairs = np.full((2, len(per_group), size), -1, np.int32)
+        for group, copies in enumerate(per_group):
+            for i, copy in enumerate(copies):
+                limit = self.spec.views[group][0]
+                if not (0 <= copy.src < limit and 0 <= copy.dst < limit):
+                    raise RuntimeError(f"block copy {copy} is outside [0, {limit})")
+                pairs[:, group, i] = copy.src, copy.dst
+        self._copy_blocks(pairs)
+
+    def _copy_blocks(self, pairs: np.ndarray) -> None:
+        self._count(("copy", pairs.shape[2]))
+        self._pool = self._copy(self._pool, pairs[0], pairs[1])
+
+    def _count(self, shape: tuple[Any, ...]) -> None:
+        if shape in self._compiled:
+            return
+        self._compiled.add(shape)
+        if self._warm:
+            self.num_recompiles += 1
+            logger.warning("compiling %s after warm-up (number %d)", shape, self.num_recompiles)
+
+    # ------------------------------------------------------------------ warm-up
+
+    def warmup(self) -> Iterator[str]:
+        """Compile every shape, one an iteration; yields what was just compiled. Nothing in the pool changes."""
+        for size in self.copy_sizes:
+            self._copy_blocks(np.full((2, len(self.spec.views), size), -1, np.int32))
+            yield f"block copy x{size}"
+        for bucket in self.buckets.all:
+            output = self._run(self._empty_batch(bucket), bucket)
+            jax.block_until_ready(output)
+            kind = "decode" if bucket.decode_only else "mixed"
+            yield f"{kind} step, {bucket.tokens} tokens"
+        self._warm = True
+
+    @property
+    def num_warmup(self) -> int:
+        """How many shapes `warmup` compiles."""
+        return len(self.copy_sizes) + len(self.buckets.all)
+
+    def _empty_batch(self, bucket: Bucket) -> StepBatch:
+        return empty_batch(bucket, self.spec, self._pages, self._vocab_size)
+
+    # ------------------------------------------------------------------ weights
+
+    def update_params(self, new: Any) -> None:
+        """Swap the weights for others of the same structure, shapes and dtypes, placed where the old ones are.
+
+        Raises:
+            ValueError: naming the first leaf that differs; the old weights stay.
+        """
+        old_leaves, old_def = jax.tree_util.tree_flatten_with_path(self.params)
+        new_leaves, new_def = jax.tree_util.tree_flatten_with_path(new)
+        if old_def != new_def:
+            raise ValueError(f"params have another structure: {new_def} in place of {old_def}")
+        for (path, old), (_, leaf) in zip(old_leaves, new_leaves, strict=True):
+            if old.shape != leaf.shape or old.dtype != leaf.dtype:
+                raise ValueError(
+                    f"params{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)}, "
+                    f"the engine's is {old.dtype}{list(old.shape)}"
+                )
+        self.params = jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params))
+
+
+def empty_batch(bucket: Bucket, spec: PoolSpec, pages: list[int], vocab_size: int) -> StepBatch:
+    """A batch of padding only: it reads and writes no block."""
+
+    def zeros(*shape: int) -> np.ndarray:
+        return np.zeros(shape, np.int32)
+
+    return StepBatch(
+        tokens=zeros(bucket.tokens),
+        source_rows=zeros(bucket.tokens) - 1,
+        positions=zeros(bucket.tokens),
+        query_starts=zeros(bucket.seqs + 1),
+        kv_lens=zeros(bucket.seqs),
+        tables=tuple(zeros(bucket.seqs, width) - 1 for width in pages),
+        slots=tuple(
+            zeros(bucket.tokens) + group.num_blocks * group.spec.block_size for group in spec.layout.groups
+        ),
+        sample_at=zeros(bucket.seqs),
+        sampling=greedy_rows(bucket.seqs, vocab_size),
+    )
+
+

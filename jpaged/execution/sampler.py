@@ -1,0 +1,131 @@
+"""Sampling on the device: exact truncation without a sort, and draws that no neighbour can change.
+
+A sequence's random numbers come from ``fold_in(key(seed), position)`` and one uniform draw picks the token by
+inverting the cumulative distribution, so a draw depends on the sequence's own logits, seed and position only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+_CHUNK = 128
+
+
+class SamplingArrays(NamedTuple):
+    """Per sampled row; padding rows are greedy.
+
+    Attributes:
+        temperature: 0 = greedy.
+        top_k: vocabulary size = all.
+        top_p: 1 = all.
+        min_p: 0 = all.
+        seed: the request's seed as two 32-bit words.
+        position: of the token that is drawn.
+        edit_row, edit_token: (row, token) pairs that cannot be drawn; padding rows are out of range.
+    """
+
+    temperature: Float[Array, " seqs"]
+    top_k: Int[Array, " seqs"]
+    top_p: Float[Array, " seqs"]
+    min_p: Float[Array, " seqs"]
+    seed: UInt32[Array, "seqs 2"]
+    position: Int[Array, " seqs"]
+    edit_row: Int[Array, " edits"]
+    edit_token: Int[Array, " edits"]
+
+
+def sample(
+    logits: Float[Array, "seqs vocab"], args: SamplingArrays
+) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
+    """Draw one token a row; returns (tokens, their log-probabilities under the unedited softmax)."""
+    seqs = logits.shape[0]
+    edited = lax.cond(
+        jnp.any(args.edit_row < seqs),
+        lambda: logits.at[args.edit_row, args.edit_token].set(-jnp.inf, mode="drop"),
+        lambda: logits,
+    )
+    greedy = _argmax(edited)
+    tokens = lax.cond(
+        jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy
+    )
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return tokens, chosen - jax.nn.logsumexp(logits, axis=1)
+
+
+def _argmax(x: Float[Array, "seqs vocab"]) -> Int[Array, " seqs"]:
+    """First index of the maximum, as two plain reductions (XLA:CPU runs a variadic one several times slower)."""
+    ids = jnp.arange(x.shape[1], dtype=jnp.int32)
+    top = x.max(axis=1, keepdims=True)
+    return jnp.where(x == top, ids, x.shape[1] - 1).min(axis=1)
+
+
+def _draw(
+    logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[Array, " seqs"]
+) -> Int[Array, " seqs"]:
+    temperature = jnp.where(args.temperature > 0, args.temperature, 1.0)[:, None]
+    scaled = (logits - logits.max(axis=1, keepdims=True)) / temperature
+    weights = jnp.exp(scaled)  # the most likely token weighs 1
+    weights = jnp.where(weights >= args.min_p[:, None], weights, 0.0)
+    truncated = (args.top_k < logits.shape[1]) | (args.top_p < 1.0)
+    weights = lax.cond(jnp.any(truncated), lambda: _truncate(weights, args), lambda: weights)
+    drawn = _invert(weights, _uniform(args))
+    return jnp.where(args.temperature > 0, drawn, greedy)
+
+
+def _truncate(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
+    """Top-k, then top-p of what is left: the k-th weight and the nucleus' smallest are found by bisection."""
+    k = jnp.clip(args.top_k, 1, weights.shape[1])
+    kth = _largest_threshold(weights, lambda kept: kept.sum(axis=1) >= k)
+    weights = jnp.where(weights >= kth[:, None], weights, 0.0)
+    mass = args.top_p * weights.sum(axis=1)
+    least = _largest_threshold(weights, lambda kept: jnp.where(kept, weights, 0.0).sum(axis=1) >= mass)
+    keep = (weights >= least[:, None]) | (args.top_p >= 1.0)[:, None]
+    return jnp.where(keep, weights, 0.0)
+
+
+def _largest_threshold(weights: Float[Array, "seqs vocab"], enough) -> Float[Array, " seqs"]:
+    """The largest t for which the tokens with weight >= t are `enough`, which falls with t.
+
+    Exact: non-negative floats order like their bit patterns, so 31 halvings of the integers find the very value.
+    """
+    bits = lax.bitcast_convert_type(weights, jnp.int32)
+
+    def halve(i: Int[Array, ""], low: Int[Array, " seqs"]) -> Int[Array, " seqs"]:
+        candidate = low | (1 << (30 - i))
+        kept: Bool[Array, "seqs vocab"] = bits >= candidate[:, None]
+        return jnp.where(enough(kept), candidate, low)
+
+    low = lax.fori_loop(0, 31, halve, jnp.zeros(weights.shape[0], jnp.int32))
+    return lax.bitcast_convert_type(low, jnp.float32)
+
+
+def _uniform(args: SamplingArrays) -> Float[Array, " seqs"]:
+    def one(seed: UInt32[Array, " 2"], position: Int[Array, ""]) -> Float[Array, ""]:
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        return jax.random.uniform(jax.random.fold_in(key, position))
+
+    return jax.vmap(one)(args.seed, args.position)
+
+
+def _invert(weights: Float[Array, "seqs vocab"], uniform: Float[Array, " seqs"]) -> Int[Array, " seqs"]:
+    """The first token whose cumulative weight passes ``uniform`` of the total.
+
+    Two levels (sums of chunks, then one chunk) keep the float32 error of a long cumulative sum small.
+    """
+    seqs, vocab = weights.shape
+    chunks = jnp.pad(weights, ((0, 0), (0, -vocab % _CHUNK))).reshape(seqs, -1, _CHUNK)
+    ends = jnp.cumsum(chunks.sum(axis=2), axis=1)
+    target = uniform * ends[:, -1]
+    chunk = jnp.argmax(ends > target[:, None], axis=1)
+    inside = jnp.take_along_axis(chunks, chunk[:, None, None], axis=1)[:, 0]
+    start = jnp.where(chunk > 0, jnp.take_along_axis(ends, chunk[:, None] - 1, axis=1)[:, 0], 0.0)
+    passed = jnp.cumsum(inside, axis=1) > (target - start)[:, None]
+    # Rounding may leave the target past the chunk's own sum: then its last possible token is the one.
+    last = _CHUNK - 1 - jnp.argmax((inside > 0)[:, ::-1], axis=1)
+    offset = jnp.where(passed.any(axis=1), jnp.argmax(passed & (inside > 0), axis=1), last)
+    return (chunk * _CHUNK + offset).astype(jnp.int32)

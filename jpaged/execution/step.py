@@ -1,0 +1,153 @@
+"""The step: one pure function from (params, pool, batch) to (pool, samples), jitted once a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int, Shaped
+
+import pallas_kernels as kernels
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.pool import PoolSpec
+from jpaged.execution.sampler import sample
+from jpaged.model_api import TENSOR_AXIS, LayerRef
+
+Pool = Shaped[Array, "shards pages rows 128"]
+
+
+class StepOutput(NamedTuple):
+    """What a step gives back, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
+
+    Attributes:
+        tokens: sampled ids.
+        logprobs: their log-probabilities.
+    """
+
+    tokens: Int[Array, " max_seqs"]
+    logprobs: Float[Array, " max_seqs"]
+
+
+def make_step(
+    graphdef: nnx.GraphDef,
+    spec: PoolSpec,
+    mesh: Mesh,
+    *,
+    max_num_seqs: int,
+    kernel_impl: str | None = None,
+) -> Callable[..., tuple[Pool, StepOutput]]:
+    """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, StepOutput)``.
+
+    `pool` is donated. `last_tokens` are the tokens of the step before, still on the device.
+
+    Args:
+        kernel_impl: which kernels run; None = what the current platform is best at. Needed when compiling
+            ahead of time for another platform.
+    """
+
+    def step(
+        params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
+    ) -> tuple[Pool, StepOutput]:
+        model = nnx.merge(graphdef, params)
+        rows = batch.source_rows
+        tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
+        attend = partial(
+            _attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl
+        )
+        hidden, pool = model(tokens, batch.positions, pool, attend)
+        logits = model.logits(hidden[batch.sample_at])
+        drawn, logprobs = sample(logits, batch.sampling)
+        missing = max_num_seqs - drawn.shape[0]
+        return pool, StepOutput(jnp.pad(drawn, (0, missing)), jnp.pad(logprobs, (0, missing)))
+
+    replicated = jax.sharding.NamedSharding(mesh, PartitionSpec())
+    pooled = jax.sharding.NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+    return jax.jit(
+        step,
+        donate_argnames=("pool",),
+        static_argnames=("decode_only",),
+        out_shardings=(pooled, replicated),
+    )
+
+
+def _attend(
+    spec: PoolSpec,
+    mesh: Mesh,
+    batch: StepBatch,
+    pool: Pool,
+    layer: LayerRef,
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    max_query_len: int | None,
+    impl: str | None,
+) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
+    """The engine's side of `jpaged.model_api.Attend`: each shard attends with its own heads over its own blocks."""
+    group = spec.group_index[layer.group]
+
+    def on_shard(pool, index, q, k, v, table, slots, query_starts, kv_lens):  # type: ignore[no-untyped-def]
+        view = pool.reshape(spec.views[group])
+        view = kernels.kv_write(view, index, k, v, slots, impl=impl)
+        out = kernels.paged_attention(
+            q,
+            view,
+            index,
+            table,
+            query_starts,
+            kv_lens,
+            scale=scale,
+            soft_cap=soft_cap,
+            sliding_window=spec.windows[group],
+            max_query_len=max_query_len,
+            impl=impl,
+        )
+        return view.reshape(pool.shape), out
+
+    heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()
+    sharded = jax.shard_map(
+        on_shard,
+        mesh=mesh,
+        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, heads, whole, whole, whole, whole),
+        out_specs=(PartitionSpec(TENSOR_AXIS), heads),
+        check_vma=False,
+    )
+    index = jnp.asarray(layer.index, jnp.int32)
+    return sharded(
+        pool, index, q, k, v, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens
+    )
+
+
+def make_block_copy(
+    spec: PoolSpec, mesh: Mesh, *, kernel_impl: str | None = None
+) -> Callable[[Pool, Int[Array, "groups copies"], Int[Array, "groups copies"]], Pool]:
+    """``copy(pool, src, dst) -> pool``: all of a step's block copies, a launch a group; the pool is donated.
+
+    Out-of-range ids (padding) copy nothing.
+    """
+
+    def copy(pool: Pool, src: Int[Array, "groups copies"], dst: Int[Array, "groups copies"]) -> Pool:
+        def on_shard(pool, src, dst):  # type: ignore[no-untyped-def]
+            shape = pool.shape
+            for group, view_shape in enumerate(spec.views):
+                blocks = pool.reshape(view_shape)
+                pool = kernels.block_copy(blocks, src[group], dst[group], impl=kernel_impl).reshape(shape)
+            return pool
+
+        sharded = jax.shard_map(
+            on_shard,
+            mesh=mesh,
+            in_specs=(PartitionSpec(TENSOR_AXIS), PartitionSpec(), PartitionSpec()),
+            out_specs=PartitionSpec(TENSOR_AXIS),
+            check_vma=False,
+        )
+        return sharded(pool, src, dst)
+
+    return jax.jit(copy, donate_argnums=0)

@@ -1,0 +1,64 @@
+"""What a request gives back; the names are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times of a request in seconds on `time.monotonic`'s clock.
+
+    Attributes:
+        arrival_time: when it was added.
+        first_scheduled_time: when its first tokens were scheduled.
+        first_token_time: when its first sampled token reached the host.
+        finished_time: when its last sequence ended.
+        num_preemptions: how often its memory was taken back.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One generated sequence.
+
+    Attributes:
+        cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
+            before any truncation).
+        stop_reason: the stop string or stop token that ended it; None for end-of-sequence or length.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request's prompt and everything generated for it.
+
+    Attributes:
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = True
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str | None = None

@@ -1,0 +1,84 @@
+"""What a user asks of the sampler. Every field works or its value is refused with a ValueError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends.
+
+    Unknown names raise TypeError: nothing is accepted and ignored.
+
+    Attributes:
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_k: keep the k most likely tokens (ties with the k-th are kept); 0 or -1 = all.
+        top_p: keep the smallest set of most likely tokens whose probability reaches top_p; 1 = all.
+        min_p: keep tokens at least min_p times as likely as the most likely; 0 = all.
+        max_tokens: most tokens to generate; None = up to the engine's max_model_len.
+        min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens.
+        seed: the sequence's random stream; None = drawn from the engine's seed, different for each request.
+        stop: text that ends the sequence; it is cut from the text.
+        stop_token_ids: tokens that end the sequence; they stay in token_ids.
+        ignore_eos: go on after the model's end-of-sequence token.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = field(default=())
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, low=0.0)
+        _integer("top_k", self.top_k, low=-1)
+        _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
+        _number("min_p", self.min_p, low=0.0, high=1.0)
+        _integer("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, low=1)
+            if self.min_tokens > self.max_tokens:
+                raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        if self.seed is not None:
+            _integer("seed", self.seed, low=0, high=2**63 - 1)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop={self.stop!r} must be non-empty strings, got {text!r}")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, low=0)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, however it was given."""
+        return self.stop  # type: ignore[return-value]  # normalised in __post_init__
+
+
+def _number(
+    name: str, value: float, *, low: float, high: float = float("inf"), open_low: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+    if value < low or value > high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise ValueError(f"{name}={value} is outside {bracket}{low}, {high}]")
+
+
+def _integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} must be an integer")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name}={value} must be {limit}")

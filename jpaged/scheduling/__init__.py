@@ -1,0 +1,11 @@
+"""Which tokens run next. Host only: nothing here imports jax, so it is tested by the thousand in milliseconds.
+
+`Scheduler` turns waiting and running `Request`s into a `ScheduledStep` (iteration-level scheduling, FCFS, chunked
+prefill under a token budget, preemption of the newest request, all or nothing) and takes the sampled tokens back.
+"""
+
+from jpaged.scheduling.request import Request, Sequence, Status
+from jpaged.scheduling.scheduler import Scheduler
+from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
+
+__all__ = ["Chunk", "Request", "Sample", "ScheduledStep", "Scheduler", "Sequence", "Status"]

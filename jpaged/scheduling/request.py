@@ -1,0 +1,108 @@
+"""Requests and the sequences they generate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from jpaged.outputs import FinishReason, RequestMetrics
+from jpaged.sampling_params import SamplingParams
+
+
+class Status(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One generated stream.
+
+    Attributes:
+        seq_id: unique over the engine's life; the memory manager's key.
+        index: its place among the request's outputs.
+        token_ids: prompt and generated tokens the host has seen.
+        num_pending: sampled tokens still on the device (0 or 1: the engine runs ahead by one step).
+        num_computed: tokens whose KV was written, counting the step in flight.
+        capacity: tokens its blocks hold without a new one; 0 asks the memory manager again.
+        slot: its row in the engine's persistent batch arrays, -1 while it is not running.
+        pending_row: where its pending token lies in the last step's samples.
+    """
+
+    seq_id: int
+    index: int
+    token_ids: list[int]
+    num_prompt: int
+    num_pending: int = 0
+    num_computed: int = 0
+    capacity: int = 0
+    slot: int = -1
+    pending_row: int = -1
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    text: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the sequence has, the pending one included."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens, the pending one included."""
+        return len(self.token_ids) + self.num_pending - self.num_prompt
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(eq=False)
+class Request:
+    """What a user asked for. Its sequences are scheduled and preempted together (paper, section 4.5).
+
+    Attributes:
+        max_total_tokens: prompt + most tokens it may generate, within max_model_len.
+        stop_ids: tokens that end a sequence: end-of-sequence (unless ignored) and stop_token_ids.
+        eos_ids: the ones among them that are the model's own (finish without a stop_reason).
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int
+    stop_ids: frozenset[int]
+    eos_ids: frozenset[int]
+    sequences: list[Sequence]
+    prompt: str | None = None
+    status: Status = Status.WAITING
+    num_cached_tokens: int = 0
+    arrival_time: float = field(default_factory=time.monotonic)
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Sequences that still generate."""
+        return [s for s in self.sequences if s.finish_reason is None]
+
+    def metrics(self) -> RequestMetrics:
+        return RequestMetrics(
+            self.arrival_time,
+            self.first_scheduled_time,
+            self.first_token_time,
+            self.finished_time,
+            self.num_preemptions,
+        )

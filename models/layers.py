@@ -1,0 +1,181 @@
+"""Dots, norms, MLPs and the vocabulary, shared by every family.
+
+Dimension names beyond those of `jpaged.model_api`: ``mlp`` is the MLP's width padded to a multiple of the
+shards. Norms are computed in float32; everything else in the parameters' dtype, float32 parameters with
+float32 products on every platform. Parameters are held unsharded here; `weights` methods say how each is
+split over the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
+
+from . import weights as convert
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+}
+"""Under the names Hugging Face configs use."""
+
+INIT_STDDEV = 0.02
+"""Of random weights, used where no checkpoint is loaded (tests, benchmarks at published shapes)."""
+
+
+def check_activation(name: str, field: str) -> str:
+    """`name` if it is known; raises ValueError naming the config's `field` otherwise."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"{field}={name!r} is not supported; known: {', '.join(sorted(ACTIVATIONS))}")
+    return name
+
+
+def random_param(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
+    """A normally distributed parameter with standard deviation `INIT_STDDEV`."""
+    return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(INIT_STDDEV, dtype))
+
+
+def zeros_param(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
+    """A bias before a checkpoint is loaded."""
+    return nnx.Param(jnp.zeros(shape, dtype))
+
+
+def dot(x: Array, weight: Array, contract: int = 1, out_dtype: jnp.dtype | None = None) -> Array:
+    """Contracts the last `contract` dimensions of `x` with the first of `weight`, as one dot.
+
+    The contracted and the free dimensions are adjacent, so XLA flattens them without a copy; unlike a reshape
+    in the program, the dot itself may be sharded along any of them.
+    """
+    axes = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
+    # Accelerators multiply float32 in fewer bits unless told not to.
+    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    return jax.lax.dot_general(
+        x, weight, (axes, ((), ())), precision=precision, preferred_element_type=out_dtype or x.dtype
+    )
+
+
+def embed(table: Float[Array, "vocab embed"], tokens: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
+    """Rows of the embedding table; ids out of range (padding) read some row, as nobody uses the result."""
+    return jnp.take(table, tokens, axis=0, mode="clip")
+
+
+def vocab_logits(
+    hidden: Float[Array, "seqs embed"],
+    table: Float[Array, "vocab embed"],
+    vocab_size: int,
+    soft_cap: float | None = None,
+) -> Float[Array, "seqs vocab"]:
+    """Float32 logits, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for rows that pad the vocabulary."""
+    logits = dot(hidden, table.T, out_dtype=jnp.float32)
+    if soft_cap is not None:
+        logits = soft_cap * jnp.tanh(logits / soft_cap)
+    if table.shape[0] > vocab_size:
+        logits = jnp.where(jnp.arange(table.shape[0]) < vocab_size, logits, -jnp.inf)
+    return logits
+
+
+class RMSNorm(nnx.Module):
+    """``x / sqrt(mean(x^2) + eps) * (offset + scale)`` over the last dimension (Zhang & Sennrich, 2019).
+
+    `offset` is 1 for Gemma, whose checkpoints store the scale's distance from one.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, offset: float = 0.0):
+        self.scale = nnx.Param(jnp.full((size,), 1.0 - offset, dtype))
+        self.eps = eps
+        self.offset = offset
+
+    def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (wide * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int | None = None) -> Iterator[WeightSource]:
+        """`path` is this norm's place in its layer or model, `name` its tensors' prefix in the checkpoint."""
+        yield WeightSource((*path, "scale"), (f"{name}.weight",), convert.as_stored, P(None), layer)
+
+
+class LayerNorm(nnx.Module):
+    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last dimension (Ba et al., 2016).
+
+    Without `affine` there are no parameters, as in the OPT-shaped Galactica models.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, affine: bool = True):
+        self.scale = nnx.Param(jnp.ones((size,), dtype)) if affine else None
+        self.bias = zeros_param((size,), dtype) if affine else None
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        if self.scale is not None:
+            wide = wide * self.scale[...].astype(jnp.float32) + self.bias[...].astype(jnp.float32)
+        return wide.astype(x.dtype)
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int | None = None) -> Iterator[WeightSource]:
+        """See `RMSNorm.weights`."""
+        if self.scale is not None:
+            yield WeightSource((*path, "scale"), (f"{name}.weight",), convert.as_stored, P(None), layer)
+            yield WeightSource((*path, "bias"), (f"{name}.bias",), convert.as_stored, P(None), layer)
+
+
+class GatedMLP(nnx.Module):
+    """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), gate and up fused into one dot.
+
+    gate_up [embed, 2, mlp], down [mlp, embed]; columns beyond the checkpoint's width are zero.
+    """
+
+    def __init__(
+        self,
+        embed: int,
+        width: int,
+        activation: str,
+        *,
+        bias: bool,
+        tensor_parallel: int,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        mlp = padded(width, tensor_parallel)
+        self.gate_up = random_param(rngs, (embed, 2, mlp), dtype)
+        self.down = random_param(rngs, (mlp, embed), dtype)
+        self.gate_up_bias = zeros_param((2, mlp), dtype) if bias else None
+        self.down_bias = zeros_param((embed,), dtype) if bias else None
+        self.activation = activation
+
+    def __call__(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
+        both = dot(x, self.gate_up[...])
+        if self.gate_up_bias is not None:
+            both = both + self.gate_up_bias[...]
+        out = dot(ACTIVATIONS[self.activation](both[:, 0]) * both[:, 1], self.down[...])
+        return out if self.down_bias is None else out + self.down_bias[...]
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
+        """Tensors ``{name}.gate_proj``, ``.up_proj`` and ``.down_proj``."""
+        mlp, embed = self.down.shape[-2:]
+        gate_up = f"{name}.gate_proj", f"{name}.up_proj"
+        sources = [
+            ("gate_up", gate_up, "weight", convert.fuse_gate_up(mlp), P(None, None, TENSOR_AXIS)),
+            ("gate_up_bias", gate_up, "bias", convert.fuse_gate_up(mlp), P(None, TENSOR_AXIS)),
+            ("down", (f"{name}.down_proj",), "weight", convert.linear(mlp, embed), P(TENSOR_AXIS, None)),
+            ("down_bias", (f"{name}.down_proj",), "bias", convert.as_stored, P(None)),
+        ]
+        for param, tensors, kind, how, partition in sources:
+            if getattr(self, param) is not None:
+                yield WeightSource(
+                    (*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer
+                )

@@ -1,0 +1,121 @@
+"""Rotary position embedding (Su et al., 2021) and how its frequencies are stretched for longer contexts.
+
+The scalings give the numbers Hugging Face's ``modeling_rope_utils`` gives, which the checkpoints were trained
+with: ``linear`` (position interpolation, Chen et al., 2023), ``llama3`` (Llama 3.1) and ``yarn`` (Peng et
+al., 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary frequencies of one layer type; hashable, so that it is a static part of a module.
+
+    Attributes:
+        frequencies: radians per position of each pair (i, i + head_dim / 2).
+        magnitude: multiplies rotated vectors (YaRN's attention temperature; 1 otherwise).
+    """
+
+    frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+
+    def tables(
+        self, positions: Int[Array, " tokens"]
+    ) -> tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]]:
+        """Float32 (cos, sin) of every token, where half = head_dim / 2."""
+        angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(self.frequencies, jnp.float32)
+        return jnp.cos(angles) * self.magnitude, jnp.sin(angles) * self.magnitude
+
+
+def rotate(
+    x: Float[Array, "tokens *heads head_dim"],
+    tables: tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]],
+) -> Float[Array, "tokens *heads head_dim"]:
+    """Turns each pair (i, i + head_dim / 2) of every head by its token's angle; computed in float32."""
+    cos, sin = (jnp.expand_dims(t, tuple(range(1, x.ndim - 1))) for t in tables)
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
+def rotary_from_config(config: Any, head_dim: int) -> Rotary:
+    """Frequencies as ``config.rope_parameters`` describes them.
+
+    Raises:
+        ValueError: for a rope type or a partial rotary factor that is not implemented, or an odd `head_dim`.
+    """
+    parameters = config.rope_parameters
+    kind = parameters.get("rope_type", "default")
+    if kind not in _SCALINGS:
+        raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join(_SCALINGS)}")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(
+            f"partial_rotary_factor={parameters['partial_rotary_factor']} is not supported; only 1.0"
+        )
+    if head_dim % 2:
+        raise ValueError(f"head_dim={head_dim} is odd; rotary embedding turns pairs")
+    frequencies = parameters["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+    frequencies, magnitude = _SCALINGS[kind](frequencies, parameters, config.max_position_embeddings)
+    return Rotary(tuple(frequencies.tolist()), float(magnitude))
+
+
+def _default(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    return frequencies, 1.0
+
+
+def _linear(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    return frequencies / parameters["factor"], 1.0
+
+
+def _llama3(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    """Slow pairs are divided by `factor`, fast ones kept, those between blended by turns per old context."""
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (keep + (1 - keep) / parameters["factor"]), 1.0
+
+
+def _yarn(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    """NTK-by-parts (section 3.2) over pair numbers, and the attention temperature (section 3.4)."""
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or limit / original
+    head_dim = 2 * len(frequencies)
+
+    def pair_turning(turns: float) -> float:
+        """The (fractional) pair that turns this often over the original context."""
+        return (
+            head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
+        )
+
+    low = pair_turning(parameters.get("beta_fast") or 32)
+    high = pair_turning(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low or 0.001
+    stretch = np.clip((np.arange(len(frequencies)) - low) / span, 0.0, 1.0)
+    return frequencies * (1 - stretch + stretch / factor), _yarn_magnitude(factor, parameters)
+
+
+def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
+    """An explicit ``attention_factor``, or the paper's, or DeepSeek's ratio of two when both are given."""
+
+    def recommended(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if parameters.get("attention_factor") is not None:
+        return parameters["attention_factor"]
+    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return recommended(above) / recommended(below) if above and below else recommended(1.0)
+
+
+_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

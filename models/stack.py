@@ -1,0 +1,153 @@
+"""The layer stack: unrolled, or scanned over the repeats of a pattern of layers.
+
+Scanning keeps the program's size and its number of arguments independent of depth; the paged cache is part of
+the scan's carry, so that it is updated in place. Unrolling suits XLA:CPU, which would copy each layer's
+weights out of the stack at every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jpaged.model_api import Attend, LayerRef, WeightSource
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """All that distinguishes a layer's program from another's; layers of one kind can share a scan.
+
+    Attributes:
+        group: the `LayerGroup` whose memory the layer uses; None if it keeps none.
+        variant: whatever else changes the layer's parameters or code, e.g. ``"experts"``.
+    """
+
+    group: str | None
+    variant: Hashable = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers ``start .. start + period * repeats``: a pattern of `period` layers, `repeats` times over."""
+
+    start: int
+    period: int
+    repeats: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.period * self.repeats
+
+
+def segments(kinds: Sequence[Hashable]) -> tuple[Segment, ...]:
+    """Cuts the layers into repeated patterns, each time taking the one that covers most, then the shortest.
+
+    >>> segments("LLLL")
+    (Segment(start=0, period=1, repeats=4),)
+    >>> segments("LGLGL")
+    (Segment(start=0, period=2, repeats=2), Segment(start=4, period=1, repeats=1))
+    >>> [(s.period, s.repeats) for s in segments("LLLLLG" * 4 + "LL")]
+    [(6, 4), (1, 2)]
+    """
+    found: list[Segment] = []
+    start = 0
+    while start < len(kinds):
+        best = Segment(start, 1, 1)
+        for period in range(1, (len(kinds) - start) // 2 + 1):
+            repeats = 1
+            pattern = kinds[start : start + period]
+            while kinds[start + repeats * period : start + (repeats + 1) * period] == pattern:
+                repeats += 1
+            if repeats > 1 and period * repeats > best.stop - start:
+                best = Segment(start, period, repeats)
+        found.append(best)
+        start = best.stop
+    return tuple(found)
+
+
+class LayerStack(nnx.Module):
+    """Layers called in order as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``.
+
+    `shared` is any pytree that is the same for all layers (rotary tables). `ref` is None for a layer without
+    a group.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[LayerKind],
+        make: Callable[[LayerKind, nnx.Rngs], nnx.Module],
+        *,
+        stacked: bool,
+        rngs: nnx.Rngs,
+    ):
+        """`make` builds one layer of a kind; a stack of them gets a leading axis on every parameter."""
+        self.kinds = tuple(kinds)
+        self.plan = segments(self.kinds) if stacked else (Segment(0, len(kinds), 1),)
+
+        def build(kind: LayerKind, repeats: int) -> nnx.Module:
+            if repeats == 1:
+                return make(kind, rngs)
+            stack = nnx.vmap(lambda r: make(kind, r), in_axes=0, out_axes=0)
+            return nnx.split_rngs(splits=repeats)(stack)(rngs)
+
+        self.segments = nnx.List(
+            nnx.List(build(kind, s.repeats) for kind in self.kinds[s.start : s.start + s.period])
+            for s in self.plan
+        )
+
+    def __call__(
+        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, attend: Attend
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        for segment, layers in zip(self.plan, self.segments, strict=True):
+            hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
+        return hidden, cache
+
+    def _run(
+        self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend
+    ):
+        before = Counter(kind.group for kind in self.kinds[: segment.start])
+        pattern = [kind.group for kind in self.kinds[segment.start : segment.start + segment.period]]
+
+        def repeat(layers: nnx.List, hidden: Array, cache: Any, number: int | Array):
+            for place, (group, layer) in enumerate(zip(pattern, layers, strict=True)):
+                index = before[group] + number * pattern.count(group) + pattern[:place].count(group)
+                ref = None if group is None else LayerRef(group, index)
+                hidden, cache = layer(hidden, shared, cache, ref, attend)
+            return hidden, cache
+
+        if segment.repeats == 1:
+            return repeat(layers, hidden, cache, 0)
+        graph, params = nnx.split(layers)
+
+        def body(carry, this):
+            number, params = this
+            return repeat(nnx.merge(graph, params), *carry, number), None
+
+        numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
+        return jax.lax.scan(body, (hidden, cache), (numbers, params))[0]
+
+    def layer(self, number: int) -> nnx.Module:
+        """The module that holds layer `number`'s parameters, alone or stacked with its like."""
+        segment, place, _ = self._find(number)
+        return self.segments[segment][place]
+
+    def locate(self, source: WeightSource, attribute: str) -> tuple[tuple[str | int, ...], int | None]:
+        """`CausalLM.locate` for a model that keeps this stack as `attribute`."""
+        if source.layer is None:
+            return source.path, None
+        segment, place, repeat = self._find(source.layer)
+        index = repeat if self.plan[segment].repeats > 1 else None
+        return (attribute, "segments", segment, place, *source.path), index
+
+    def _find(self, number: int) -> tuple[int, int, int]:
+        """(segment, place in its pattern, repeat) of a layer."""
+        which = next(i for i, s in enumerate(self.plan) if number < s.stop)
+        repeat, place = divmod(number - self.plan[which].start, self.plan[which].period)
+        return which, place, repeat

@@ -1,0 +1,89 @@
+"""From a checkpoint's tensors to parameters, in NumPy.
+
+PyTorch stores a linear layer as [out, in]; here the contracted dimension comes first. Each function below
+returns a converter for `WeightSource.convert`. Results may be transposed views of what went in: the copy to
+the device is the only one made. Padding (slots of a head layout, MLP columns, vocabulary rows) is zero, so it
+adds nothing to any dot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jpaged.model_api import HeadLayout
+
+Converter = Callable[..., np.ndarray]
+
+
+def as_stored(array: np.ndarray) -> np.ndarray:
+    """Norm scales, output biases and everything else that needs no change."""
+    return array
+
+
+def _resized(array: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """Zero-padded at the end of `axis`; the array itself when it has that size already."""
+    if array.shape[axis] == size:
+        return array
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, size - array.shape[axis])
+    return np.pad(array, widths)
+
+
+def pad_rows(rows: int) -> Converter:
+    """[n, ...] -> [rows, ...]: embedding tables and biases of padded columns."""
+    return lambda array: _resized(array, 0, rows)
+
+
+def linear(inputs: int, outputs: int) -> Converter:
+    """[out, in] -> [inputs, outputs], either padded."""
+    return lambda array: _resized(_resized(array.T, 0, inputs), 1, outputs)
+
+
+def fuse_gate_up(width: int) -> Converter:
+    """gate and up, [mlp, embed] each -> [embed, 2, width]; their biases, [mlp] each -> [2, width]."""
+
+    def convert(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        both = np.stack([_resized(gate, 0, width), _resized(up, 0, width)])
+        return np.moveaxis(both, -1, 0) if gate.ndim == 2 else both
+
+    return convert
+
+
+def fuse_qkv(layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: int) -> Converter:
+    """q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in one array of slots.
+
+    The result is [embed, kv_heads, q_per_kv + 2, head_dim]; a slot's last two rows are its K and V. Biases
+    come and go without the embed dimension.
+    """
+
+    def convert(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        embed = q.shape[1:]
+        q = q.reshape(num_heads, head_dim, *embed)
+        k = k.reshape(num_kv_heads, head_dim, *embed)
+        v = v.reshape(num_kv_heads, head_dim, *embed)
+        fused = np.zeros((layout.kv_heads, layout.q_per_kv + 2, head_dim, *embed), q.dtype)
+        for slot, (kv, heads) in enumerate(zip(layout.kv_of_slot, layout.q_of_slot, strict=True)):
+            for place, head in enumerate(heads):
+                if head >= 0:
+                    fused[slot, place] = q[head]
+            if kv >= 0:
+                fused[slot, -2] = k[kv]
+                fused[slot, -1] = v[kv]
+        return np.moveaxis(fused, -1, 0) if embed else fused
+
+    return convert
+
+
+def split_out(layout: HeadLayout, num_heads: int, head_dim: int) -> Converter:
+    """[embed, num_heads * head_dim] -> [kv_heads, q_per_kv, head_dim, embed]."""
+
+    def convert(out: np.ndarray) -> np.ndarray:
+        by_head = out.T.reshape(num_heads, head_dim, -1)
+        slots = np.array(layout.q_of_slot)
+        placed = by_head[slots]
+        placed[slots < 0] = 0
+        return placed
+
+    return convert

@@ -1,0 +1,91 @@
+"""What a family needs to run without the engine: a loader of a few lines and dense causal attention."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from jpaged.model_api import CausalLM, LayerGroup
+
+
+def family(model_type: str) -> type:
+    """The class registered for a Hugging Face model type."""
+    (point,) = entry_points(group="jpaged.models", name=model_type)
+    return point.load()
+
+
+def abstract(config, **options) -> CausalLM:
+    """A model of shapes only; `options` as the constructor takes them."""
+    options = {"dtype": jnp.float32, "tensor_parallel": 1, "stacked": False} | options
+    return nnx.eval_shape(lambda: family(config.model_type)(config, rngs=nnx.Rngs(0), **options))
+
+
+def load(path: Path | str, **options) -> CausalLM:
+    """The checkpoint saved under `path`, every parameter placed where `locate` says and none left out."""
+    model = abstract(AutoConfig.from_pretrained(path), **options)
+    graph, state = nnx.split(model)
+    flat = dict(nnx.to_flat_state(state))
+    filled = {key: np.full(var.shape, np.nan, np.float32) for key, var in flat.items()}
+    with safe_open(Path(path) / "model.safetensors", framework="np") as tensors:
+        for source in model.weights():
+            key, index = model.locate(source)
+            target = filled[key] if index is None else filled[key][index]
+            value = source.convert(*(tensors.get_tensor(name) for name in source.sources))
+            assert value.shape == target.shape, (source.path, value.shape, target.shape)
+            assert len(source.partition) == value.ndim, (source.path, source.partition)
+            target[...] = value
+    for key, value in filled.items():
+        assert not np.isnan(value).any(), f"{key} was not filled"
+        flat[key] = flat[key].replace(jnp.asarray(value, flat[key].dtype))
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable:
+    """An `Attend` for one sequence that starts at position 0; its cache counts calls, to show that it is threaded."""
+    windows = {group.name: group.sliding_window for group in groups}
+    ahead = positions[:, None] - positions[None, :]
+
+    def attend(cache, layer, q, k, v, *, scale, soft_cap=None):
+        scores = jnp.einsum("tkqd,skd->kqts", q, k, preferred_element_type=jnp.float32) * scale
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        seen = ahead >= 0
+        if windows[layer.group] is not None:
+            seen &= ahead < windows[layer.group]
+        share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        cache = cache | {layer.group: cache[layer.group].at[layer.index].add(1)}
+        return cache, jnp.einsum("kqts,skd->tkqd", share, v.astype(jnp.float32)).astype(q.dtype)
+
+    return attend
+
+
+def empty_cache(model: CausalLM) -> dict[str, jax.Array]:
+    """Calls of each layer of each group, zero so far."""
+    return {group.name: jnp.zeros(len(group.layers), jnp.int32) for group in model.layer_groups}
+
+
+def run(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
+    """Float32 logits of every position, [tokens, padded vocab], from one jitted call on the split model."""
+    graph, params = nnx.split(model)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def forward(graph, params, tokens):
+        model = nnx.merge(graph, params)
+        positions = jnp.arange(tokens.shape[0])
+        attend = dense_attend(model.layer_groups, positions)
+        hidden, calls = model(tokens, positions, empty_cache(model), attend)
+        return model.logits(hidden), calls
+
+    logits, calls = forward(graph, params, jnp.asarray(tokens))
+    for name, count in calls.items():
+        assert (count == 1).all(), f"layers of group {name} were called {count} times"
+    return np.asarray(logits)

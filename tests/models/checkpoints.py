@@ -82,17 +82,22 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**{**_QWEN, "head_dim": 64}, tie_word_embeddings=True),
     "opt": _opt(),
     "opt-projected": _opt(do_layer_norm_before=False, word_embed_proj_dim=40),
-    "opt-plain": _opt(enable_bias=False, layer_norm_elementwise_affine=False, activation_function="gelu"),
+    "opt-plain": _opt(
+        enable_bias=False,
+        layer_norm_elementwise_affine=False,
+        activation_function="gelu",
+        tie_word_embeddings=False,
+    ),
     "gemma2": Gemma2Config(**{**_SIZES, "num_hidden_layers": 5}, sliding_window=7, query_pre_attn_scalar=24),
 }
 """Name of a checkpoint -> its config."""
 
 
 def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedModel:
-    """Saves the random checkpoint `name` under `path`; returns the float32 model it was saved from, in eval mode.
+    """Saves the random checkpoint `name` under `path`; returns the float32 model it was saved from.
 
-    Weights are wider than transformers' initialization, and norms and biases are random too, so that logits differ
-    between tokens by about one and no parameter can be left out unnoticed.
+    Weights are wider than transformers' initialization, and norms and biases are random too, so that logits
+    differ between tokens by about one and no parameter can be left out unnoticed.
     """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
@@ -103,7 +108,7 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedMod
             if weight.ndim > 1:
                 weight.normal_(0.0, weight.shape[1] ** -0.5)
             else:
-                centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
+                centre = 1.0 if key.endswith("norm.weight") and name != "gemma2" else 0.0
                 weight.normal_(centre, 0.2)
     model.save_pretrained(path)
     return model.eval()

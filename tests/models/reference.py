@@ -50,7 +50,7 @@ def load(path: Path | str, **options) -> CausalLM:
 
 
 def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable:
-    """An `Attend` for one sequence that starts at position 0; its cache counts calls, to show that it is threaded."""
+    """An `Attend` for one whole sequence; its cache counts calls, to show that it is threaded through."""
     windows = {group.name: group.sliding_window for group in groups}
     ahead = positions[:, None] - positions[None, :]
 

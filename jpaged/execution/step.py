@@ -12,7 +12,9 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
-import pallas_kernels as kernels
+from pallas_block_copy import block_copy
+from pallas_kv_write import kv_write
+from pallas_paged_attention import paged_attention
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.sampler import sample
@@ -95,8 +97,8 @@ def _attend(
 
     def on_shard(pool, index, q, k, v, table, slots, query_starts, kv_lens):  # type: ignore[no-untyped-def]
         view = pool.reshape(spec.views[group])
-        view = kernels.kv_write(view, index, k, v, slots, impl=impl)
-        out = kernels.paged_attention(
+        view = kv_write(view, index, k, v, slots, impl=impl)
+        out = paged_attention(
             q,
             view,
             index,
@@ -138,7 +140,7 @@ def make_block_copy(
             shape = pool.shape
             for group, view_shape in enumerate(spec.views):
                 blocks = pool.reshape(view_shape)
-                pool = kernels.block_copy(blocks, src[group], dst[group], impl=kernel_impl).reshape(shape)
+                pool = block_copy(blocks, src[group], dst[group], impl=kernel_impl).reshape(shape)
             return pool
 
         sharded = jax.shard_map(

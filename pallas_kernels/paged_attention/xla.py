@@ -1,0 +1,258 @@
+"""paged_attention for any XLA backend: split-KV decode units and query tiles, dynamic trip counts.
+
+What CPUs and older GPUs run. Work follows the tokens there are, not the padded shapes: loops go over as many
+units as the batch needs, and a unit's gathered KV stays in the cache between its two matrix products.
+
+- Decodes: each sequence's context is cut into units of `_UNIT` tokens (flash-decoding); `_UNITS` units of any
+  sequences are computed at once, and a last pass joins a sequence's units by their softmax statistics.
+- Prefill chunks: `_TILE` queries of a sequence at a time against `_SPAN` tokens of its context, with the online
+  softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.layout import LANES, padded_head_dim
+
+_UNIT, _UNITS = 64, 32
+_TILE, _SPAN = 64, 128
+_NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay numbers
+
+
+class _Problem(NamedTuple):
+    """What both paths read."""
+
+    q: Float[Array, "rows kv_heads q_per_kv padded_dim"]
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"]
+    layer: Int[Array, ""]
+    tables: Int[Array, "seqs pages"]
+    kv_lens: Int[Array, " seqs"]
+    soft_cap: float | None
+    window: int | None
+
+
+def paged_attention(
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+    max_query_len: int | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`."""
+    tokens, _, _, head_dim = q.shape
+    width = padded_head_dim(head_dim)
+    queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
+    problem = _Problem(
+        queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, sliding_window
+    )
+    lengths = jnp.diff(query_starts)
+    last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
+    token = jnp.arange(tokens)
+    seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1), len(kv_lens) - 1)
+    decoded = _decode(problem, last, jnp.where(lengths == 1, kv_lens, 0))[seq]
+    if max_query_len == 1:
+        out = decoded
+    else:
+        prefilled = _prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0))
+        out = jnp.where((lengths[seq] == 1)[:, None, None, None], decoded, prefilled)
+    out = jnp.where((token < query_starts[-1])[:, None, None, None], out, 0)
+    return out[..., :head_dim].astype(q.dtype)
+
+
+# --------------------------------------------------------------------------- one token a sequence
+
+
+def _decode(
+    problem: _Problem, row: Int[Array, " seqs"], lens: Int[Array, " seqs"]
+) -> Float[Array, "seqs kv_heads q_per_kv padded_dim"]:
+    """Attention of query row `row[s]` over the first `lens[s]` tokens of sequence s; 0 where there are none."""
+    q, tables = problem.q, problem.tables
+    seqs, pages = tables.shape
+    _, kv_heads, q_per_kv, width = q.shape
+    block_size = problem.view.shape[4]
+    per_unit = max(1, _UNIT // block_size)
+    unit = per_unit * block_size
+    first = jnp.zeros_like(lens) if problem.window is None else jnp.maximum(lens - problem.window, 0) // unit
+    counts = (lens + unit - 1) // unit - first
+    ends = jnp.cumsum(counts)
+    starts = ends - counts
+    batch = min(_UNITS, seqs * -(-pages // per_unit))
+    most = -(-seqs * -(-pages // per_unit) // batch) * batch
+
+    def compute(i: Int[Array, ""], parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        index = i * batch + jnp.arange(batch)
+        seq = jnp.minimum((index[:, None] >= ends).sum(axis=1), seqs - 1)
+        chunk = first[seq] + index - starts[seq]
+        page = chunk[:, None] * per_unit + jnp.arange(per_unit)
+        position = chunk[:, None] * unit + jnp.arange(unit)
+        seen = position < lens[seq, None]
+        if problem.window is not None:
+            seen &= position >= lens[seq, None] - problem.window
+        blocks = tables[seq[:, None], jnp.minimum(page, pages - 1)]
+        k, v, seen = _gather(problem, blocks, seen)
+        mine = q[row[seq]]
+        scores = _cap(_scores(k, mine), problem.soft_cap)  # [units, kv_heads, unit, q_per_kv]
+        scores = jnp.where(seen[:, None, :, None], scores, _NEVER)
+        top = scores.max(axis=2)
+        weights = jnp.where(seen[:, None, :, None], jnp.exp(scores - top[:, :, None]), 0.0)
+        values = jnp.concatenate([jnp.einsum("uhkg,uhkd->uhgd", weights, tile) for tile in v], axis=-1)
+        return (
+            lax.dynamic_update_slice(parts[0], top, (i * batch, 0, 0)),
+            lax.dynamic_update_slice(parts[1], weights.sum(axis=2), (i * batch, 0, 0)),
+            lax.dynamic_update_slice(parts[2], values, (i * batch, 0, 0, 0)),
+        )
+
+    empty = (
+        jnp.zeros((most, kv_heads, q_per_kv), jnp.float32),
+        jnp.zeros((most, kv_heads, q_per_kv), jnp.float32),
+        jnp.zeros((most, kv_heads, q_per_kv, width), jnp.float32),
+    )
+    tops, sums, values = lax.fori_loop(0, (ends[-1] + batch - 1) // batch, compute, empty)
+
+    def join(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        at = jnp.minimum(starts + j, most - 1)
+        mine = (j < counts)[:, None, None]
+        return _merge(
+            state,
+            jnp.where(mine, tops[at], _NEVER),
+            jnp.where(mine, sums[at], 0.0),
+            jnp.where(mine[..., None], values[at], 0.0),
+        )
+
+    blank = (
+        jnp.full((seqs, kv_heads, q_per_kv), _NEVER),
+        jnp.zeros((seqs, kv_heads, q_per_kv)),
+        jnp.zeros((seqs, kv_heads, q_per_kv, width)),
+    )
+    _, total, out = lax.fori_loop(0, counts.max(), join, blank)
+    return out / jnp.where(total > 0, total, 1.0)[..., None]
+
+
+# --------------------------------------------------------------------------- chunks of tokens
+
+
+def _prefill(
+    problem: _Problem, query_starts: Int[Array, " seqs+1"], lengths: Int[Array, " seqs"]
+) -> Float[Array, "tokens kv_heads q_per_kv padded_dim"]:
+    """Causal attention of each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens."""
+    tokens, kv_heads, q_per_kv, width = problem.q.shape
+    seqs, pages = problem.tables.shape
+    block_size = problem.view.shape[4]
+    per_span = max(1, _SPAN // block_size)
+    span = per_span * block_size
+    tile = min(_TILE, tokens)
+    tile_ends = jnp.cumsum((lengths + tile - 1) // tile)
+    padded = jnp.pad(problem.q, ((0, tile), (0, 0), (0, 0), (0, 0)))
+
+    def one_tile(i: Int[Array, ""], out: Array) -> Array:
+        seq = jnp.minimum((i >= tile_ends).sum(), seqs - 1)
+        nth = i - jnp.where(seq > 0, tile_ends[seq - 1], 0)
+        start = query_starts[seq] + nth * tile
+        mine = lax.dynamic_slice(padded, (start, 0, 0, 0), (tile, kv_heads, q_per_kv, width))
+        mine = mine.transpose(1, 0, 2, 3).reshape(1, kv_heads, tile * q_per_kv, width)
+        begin = problem.kv_lens[seq] - lengths[seq] + nth * tile
+        query_pos = jnp.repeat(begin + jnp.arange(tile), q_per_kv)
+        stop = jnp.minimum(begin + tile, problem.kv_lens[seq])
+        first = 0 if problem.window is None else jnp.maximum(begin - problem.window + 1, 0) // span
+
+        def one_span(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            page = j * per_span + jnp.arange(per_span)
+            position = j * span + jnp.arange(span)
+            blocks = problem.tables[seq, jnp.minimum(page, pages - 1)]
+            k, v, known = _gather(problem, blocks[None], (position < stop)[None])
+            scores = _cap(_scores(k, mine), problem.soft_cap)[0]  # [kv_heads, span, rows]
+            seen = known[0, :, None] & (position[:, None] <= query_pos)
+            if problem.window is not None:
+                seen &= position[:, None] > query_pos - problem.window
+            scores = jnp.where(seen, scores, _NEVER)
+            top = scores.max(axis=1)
+            weights = jnp.where(seen, jnp.exp(scores - top[:, None]), 0.0)
+            parts = [jnp.einsum("hkr,hkd->hrd", weights, part[0]) for part in v]
+            return _merge(state, top, weights.sum(axis=1), jnp.concatenate(parts, axis=-1))
+
+        rows = tile * q_per_kv
+        blank = (
+            jnp.full((kv_heads, rows), _NEVER),
+            jnp.zeros((kv_heads, rows)),
+            jnp.zeros((kv_heads, rows, width)),
+        )
+        _, total, values = lax.fori_loop(first, (stop + span - 1) // span, one_span, blank)
+        values = values / jnp.where(total > 0, total, 1.0)[..., None]
+        values = values.reshape(kv_heads, tile, q_per_kv, width).transpose(1, 0, 2, 3)
+        # A tile's rows past its sequence's end are overwritten by the tiles after it, or are not a prefill's.
+        return lax.dynamic_update_slice(out, values, (start, 0, 0, 0))
+
+    return lax.fori_loop(0, tile_ends[-1], one_tile, jnp.zeros_like(padded))[:tokens]
+
+
+# --------------------------------------------------------------------------- shared pieces
+
+
+def _gather(
+    problem: _Problem, blocks: Int[Array, "units pages"], seen: Bool[Array, "units span"]
+) -> tuple[list[Array], list[Array], Bool[Array, "units span"]]:
+    """K and V of some blocks, a float32 ``[units, kv_heads, span, lanes]`` for each lane tile; V is 0 where not seen.
+
+    Out-of-range blocks are not seen.
+    """
+    view = problem.view
+    num_blocks, layers, kv_heads, tiles, block_size, _ = view.shape
+    units, pages = blocks.shape
+    known = (blocks >= 0) & (blocks < num_blocks)
+    seen = seen & jnp.repeat(known, block_size, axis=1)
+    head = jnp.arange(kv_heads)[:, None]
+    rows = (jnp.where(known, blocks, 0)[:, None] * layers + problem.layer) * kv_heads + head
+    flat = view.reshape(num_blocks * layers * kv_heads * tiles, block_size, LANES)
+
+    def read(tile: int, lanes: slice) -> Array:
+        picked = flat.at[rows * tiles + tile].get(mode="promise_in_bounds")[..., lanes]
+        return picked.reshape(units, kv_heads, pages * block_size, -1).astype(jnp.float32)
+
+    if tiles == 1:
+        half = LANES // 2
+        k, v = [read(0, slice(0, half))], [read(0, slice(half, LANES))]
+    else:
+        k = [read(t, slice(None)) for t in range(tiles // 2)]
+        v = [read(t, slice(None)) for t in range(tiles // 2, tiles)]
+    return k, [jnp.where(seen[:, None, :, None], part, 0.0) for part in v], seen
+
+
+def _scores(
+    k: list[Float[Array, "units kv_heads span lanes"]], q: Float[Array, "units kv_heads rows padded_dim"]
+) -> Float[Array, "units kv_heads span rows"]:
+    """Scores, keys before queries: with few queries a KV head, XLA:CPU's product is twice as fast that way."""
+    lanes = k[0].shape[-1]
+    parts = [
+        jnp.einsum("uhkd,uhrd->uhkr", tile, q[..., t * lanes : (t + 1) * lanes]) for t, tile in enumerate(k)
+    ]
+    return sum(parts[1:], parts[0])
+
+
+def _cap(scores: Array, soft_cap: float | None) -> Array:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def _merge(
+    state: tuple[Array, Array, Array], top: Array, total: Array, values: Array
+) -> tuple[Array, Array, Array]:
+    """Join two partial softmaxes (maximum, sum, weighted values) of the same queries."""
+    new_top = jnp.maximum(state[0], top)
+    old_scale, scale = jnp.exp(state[0] - new_top), jnp.exp(top - new_top)
+    return (
+        new_top,
+        state[1] * old_scale + total * scale,
+        state[2] * old_scale[..., None] + values * scale[..., None],
+    )
+
+

@@ -15,8 +15,8 @@ class EngineConfig:
     Attributes:
         model: alias, hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
         dtype: of weights, activations and KV. "auto": float32 on CPU, the checkpoint's elsewhere.
-        max_model_len: most tokens (prompt + output) of a sequence; None = what the model was trained for,
-            at most 2048 by default so that a laptop's pool holds it.
+        max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
+            for if that is less.
         block_size: tokens a block.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: token budget of a step.
@@ -30,7 +30,7 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
-    max_model_len: int | None = 2048
+    max_model_len: int | None = None
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512

@@ -49,9 +49,7 @@ class BatchBuilder:
         vocab_size: stands for "all" in top_k.
     """
 
-    def __init__(
-        self, layout: PoolLayout, *, max_num_seqs: int, max_model_len: int, vocab_size: int
-    ) -> None:
+    def __init__(self, layout: PoolLayout, *, max_num_seqs: int, max_model_len: int, vocab_size: int) -> None:
         self._sizes = [group.spec.block_size for group in layout.groups]
         self._num_blocks = [group.num_blocks for group in layout.groups]
         self._tables = [

@@ -18,6 +18,7 @@ from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec, make_pool
 from jpaged.execution.step import StepOutput, make_block_copy, make_step
+from jpaged.model_api import TENSOR_AXIS
 from jpaged.scheduling.step import ScheduledStep
 
 logger = logging.getLogger(__name__)
@@ -192,3 +193,23 @@ def empty_batch(bucket: Bucket, spec: PoolSpec, pages: list[int], vocab_size: in
     )
 
 
+def step_temporary_bytes(
+    graphdef: nnx.GraphDef,
+    params: Any,
+    spec: PoolSpec,
+    mesh: Mesh,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+) -> int:
+    """Bytes a device needs beside weights and pool in the largest step, by compiling it; nothing is run."""
+    buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    pages = [-(-max_model_len // group.spec.block_size) for group in spec.layout.groups]
+    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, TENSOR_AXIS))
+    last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=sharding(mesh))
+    step = make_step(graphdef, spec, mesh, max_num_seqs=max_num_seqs)
+    batch = empty_batch(buckets.mixed[-1], spec, pages, vocab_size)
+    compiled = step.lower(params, pool, batch, last, decode_only=False).compile()
+    return compiled.memory_analysis().temp_size_in_bytes

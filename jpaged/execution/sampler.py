@@ -50,9 +50,7 @@ def sample(
         lambda: logits,
     )
     greedy = _argmax(edited)
-    tokens = lax.cond(
-        jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy
-    )
+    tokens = lax.cond(jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
     return tokens, chosen - jax.nn.logsumexp(logits, axis=1)
 

@@ -1,0 +1,31 @@
+"""jpaged: a JAX-native engine that serves large language models with paged KV memory.
+
+Public names load lazily, so that ``import jpaged`` starts no backend.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jpaged.llm import LLM
+    from jpaged.memory import MemoryReport
+    from jpaged.outputs import CompletionOutput, RequestOutput
+    from jpaged.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "jpaged.llm",
+    "SamplingParams": "jpaged.sampling_params",
+    "RequestOutput": "jpaged.outputs",
+    "CompletionOutput": "jpaged.outputs",
+    "MemoryReport": "jpaged.memory",
+}
+
+__all__ = ["LLM", "CompletionOutput", "MemoryReport", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'jpaged' has no attribute {name!r}")

@@ -1,0 +1,154 @@
+"""The engine's loop: schedule, dispatch, read back, one step ahead of the host."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jpaged.detokenizer import StopWatcher
+from jpaged.execution import InFlight, Runner
+from jpaged.memory import MemoryManager
+from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Request, Scheduler, Sequence
+
+
+@dataclass
+class EngineStats:
+    """Counts since the engine was made."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+
+
+class Engine:
+    """Requests in, finished requests out; everything about text and files is left to its caller.
+
+    Args:
+        eos_token_ids: tokens that end a sequence unless it ignores them.
+        tokenizer: needed for stop strings only.
+        seed: draws the seeds of requests that bring none.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        tokenizer: Any = None,
+        seed: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.stats = EngineStats()
+        self._eos_ids = frozenset(eos_token_ids)
+        self._tokenizer = tokenizer
+        self._seeds = np.random.default_rng(seed)
+        self._request_ids = itertools.count()
+        self._seq_ids = itertools.count()
+        self._in_flight: InFlight | None = None
+        self._watchers: dict[int, StopWatcher] = {}
+
+    @property
+    def memory(self) -> MemoryManager:
+        return self.scheduler.memory
+
+    def make_request(
+        self, prompt_token_ids: list[int], params: SamplingParams, prompt: str | None = None
+    ) -> Request:
+        """A request, checked but not queued.
+
+        Raises:
+            ValueError: the prompt is empty, holds an id outside the vocabulary, or leaves no room for a token.
+        """
+        count = len(prompt_token_ids)
+        if count == 0:
+            raise ValueError("the prompt has 0 tokens; at least 1 is needed")
+        if count >= self.max_model_len:
+            raise ValueError(
+                f"the prompt has {count} tokens, which leaves no room for output within "
+                f"max_model_len={self.max_model_len}"
+            )
+        for token in (min(prompt_token_ids), max(prompt_token_ids), *params.stop_token_ids):
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token id {token} is outside the vocabulary [0, {self.vocab_size})")
+        if params.stop_strings and self._tokenizer is None:
+            raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
+        most = self.max_model_len - count
+        max_tokens = most if params.max_tokens is None else min(params.max_tokens, most)
+        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
+        eos = frozenset() if params.ignore_eos else self._eos_ids
+        return Request(
+            request_id=next(self._request_ids),
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            seed=seed,
+            max_total_tokens=count + max_tokens,
+            stop_ids=eos | frozenset(params.stop_token_ids),
+            eos_ids=eos,
+            sequences=[Sequence(next(self._seq_ids), 0, list(prompt_token_ids), count)],
+            prompt=prompt,
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it could never fit the pool.
+        """
+        self.scheduler.add(request)
+        if request.params.stop_strings:
+            for seq in request.sequences:
+                self._watchers[seq.seq_id] = StopWatcher(self._tokenizer, request.params)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self._in_flight is not None
+
+    def step(self) -> list[Request]:
+        """Dispatch the next step, then take in the one before; returns the requests that finished."""
+        scheduled = self.scheduler.schedule()
+        dispatched = None
+        if scheduled.chunks:
+            dispatched = self.runner.dispatch(scheduled)
+            self.stats.num_steps += 1
+            self.stats.num_tokens += scheduled.num_tokens
+        finished = self._read_back() if self._in_flight is not None else []
+        self._in_flight = dispatched
+        return finished
+
+    def _read_back(self) -> list[Request]:
+        assert self._in_flight is not None
+        step = self._in_flight.step
+        finished = self.scheduler.update(step, *self._in_flight.wait())
+        if self._watchers:
+            for request, seq, _ in step.samples:
+                watcher = self._watchers.get(seq.seq_id)
+                if watcher is None:
+                    continue
+                if (found := watcher.push(seq.output_token_ids)) is not None:
+                    if seq.finish_reason is None and self.scheduler.finish(request, seq, "stop", found):
+                        finished.append(request)
+                    seq.finish_reason, seq.stop_reason, seq.text = "stop", found, watcher.text
+                if seq.finish_reason is not None:
+                    del self._watchers[seq.seq_id]
+        return finished
+
+    def abort(self, request: Request) -> None:
+        """Drop a request; its blocks are free at once."""
+        for seq in request.sequences:
+            self._watchers.pop(seq.seq_id, None)
+        self.scheduler.abort(request)
+
+    def drain(self) -> None:
+        """Wait for the step in flight, whose requests were aborted."""
+        if self._in_flight is not None:
+            self._read_back()
+            self._in_flight = None

@@ -73,7 +73,7 @@ def empty_cache(model: CausalLM) -> dict[str, jax.Array]:
     return {group.name: jnp.zeros(len(group.layers), jnp.int32) for group in model.layer_groups}
 
 
-def run(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
+def run_dense(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
     """Float32 logits of every position, [tokens, padded vocab], from one jitted call on the split model."""
     graph, params = nnx.split(model)
 

@@ -1,0 +1,135 @@
+"""Published models have their published sizes; configs that ask for what is missing are refused by name."""
+
+import copy
+import math
+
+import pytest
+from checkpoints import CHECKPOINTS
+from dense_model import abstract
+from flax import nnx
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+
+from jpaged.model_api import LayerGroup
+
+PUBLISHED = {
+    "Llama-2-7B": (LlamaConfig(vocab_size=32000), 6_738_415_616),
+    "Llama-3.1-8B": (
+        LlamaConfig(vocab_size=128256, intermediate_size=14336, num_key_value_heads=8),
+        8_030_261_248,
+    ),
+    "SmolLM2-135M": (
+        LlamaConfig(
+            vocab_size=49152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            tie_word_embeddings=True,
+        ),
+        134_515_008,
+    ),
+    "Mistral-7B": (MistralConfig(), 7_241_732_096),
+    "Qwen2.5-0.5B": (
+        Qwen2Config(
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        ),
+        494_032_768,
+    ),
+    "Qwen3-0.6B": (
+        Qwen3Config(
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            tie_word_embeddings=True,
+        ),
+        596_049_920,
+    ),
+    "OPT-125M": (OPTConfig(), 125_239_296),
+    "OPT-350M": (
+        OPTConfig(
+            hidden_size=1024,
+            ffn_dim=4096,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            do_layer_norm_before=False,
+            word_embed_proj_dim=512,
+        ),
+        331_196_416,
+    ),
+    "Gemma-2-2B": (Gemma2Config(), 2_614_341_888),
+}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_published_number_of_parameters(name, stacked):
+    config, count = PUBLISHED[name]
+    state = nnx.state(abstract(config, stacked=stacked))
+    assert sum(math.prod(var.shape) for _, var in nnx.to_flat_state(state)) == count
+
+
+def test_layer_groups_follow_the_layer_types():
+    assert abstract(CHECKPOINTS["gemma2"]).layer_groups == (
+        LayerGroup("window", (0, 2, 4), 2, 48, 7),
+        LayerGroup("full", (1, 3), 2, 48),
+    )
+    assert abstract(CHECKPOINTS["qwen2-window"]).layer_groups == (
+        LayerGroup("window", (2, 3), 2, 16, 7),
+        LayerGroup("full", (0, 1), 2, 16),
+    )
+    assert abstract(CHECKPOINTS["mistral-window"]).layer_groups == (
+        LayerGroup("window", (0, 1, 2), 2, 48, 7),
+    )
+    assert abstract(CHECKPOINTS["qwen2"]).layer_groups == (LayerGroup("full", (0, 1, 2, 3), 2, 16),)
+
+
+def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
+    (group,) = abstract(CHECKPOINTS["llama"], tensor_parallel=4).layer_groups
+    assert group.kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("llama", "hidden_act", "mish"),
+        ("llama", "num_key_value_heads", 4),
+        ("llama", "rope_parameters", {"rope_type": "longrope", "rope_theta": 1e4}),
+        ("llama", "rope_parameters", {"partial_rotary_factor": 0.5, "rope_theta": 1e4}),
+        ("llama", "head_dim", 15),
+        ("mistral-window", "sliding_window", 0),
+        ("qwen2-window", "sliding_window", None),
+        ("qwen2", "layer_types", ["full_attention"]),
+        ("qwen3", "layer_types", ["chunked_attention"] * 4),
+        ("opt", "activation_function", "mish"),
+        ("opt", "num_attention_heads", 7),
+        ("gemma2", "hidden_activation", "mish"),
+        ("gemma2", "use_bidirectional_attention", True),
+    ],
+)
+def test_an_unsupported_field_is_named(name, field, value):
+    config = copy.deepcopy(CHECKPOINTS[name])
+    object.__setattr__(config, field, value)
+    named = {"num_key_value_heads": "num_kv_heads"}.get(field, field)
+    if field == "rope_parameters":
+        named = "rope_type='longrope'" if "rope_type" in value else "partial_rotary_factor=0.5"
+    with pytest.raises(ValueError, match=named):
+        abstract(config)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2"])
+def test_a_config_of_another_model_type_is_refused(name):
+    from dense_model import family
+
+    class Other:
+        model_type = "other"
+
+    with pytest.raises(ValueError, match="model_type='other'"):
+        family(name)(Other(), dtype=None, rngs=nnx.Rngs(0))

@@ -1,0 +1,28 @@
+"""Sharded over devices as `weights()` says, a model needs two all-reduces a layer and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+
+SCRIPT = Path(__file__).with_name("sharded_program.py")
+FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "layers"),
+    [("llama-tied-biased", "unrolled", 3), ("opt-projected", "unrolled", 3), ("gemma2", "stacked", 3)],
+)
+def test_only_all_reduces_cross_devices(name, layout, layers, tmp_path):
+    """One for the embedding and two for each layer in the program (a scan's body counts once)."""
+    make_checkpoint(name, tmp_path)
+    command = [sys.executable, str(SCRIPT), str(tmp_path), layout]
+    done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["collectives"] == {"all-reduce": 1 + 2 * layers}
+    assert result["error"] < 1e-5

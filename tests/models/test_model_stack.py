@@ -1,0 +1,109 @@
+"""Cutting layers into repeated patterns, and running them unrolled or scanned."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+from jpaged_models.stack import LayerKind, LayerStack, segments
+
+from jpaged.model_api import LayerRef, WeightSource
+
+PATTERNS = ["L", "LLLL", "LG", "LGLGL", "LLLLLG" * 3 + "LL", "DMMMM", "GGGLLL", "L-L-L-", "-LLG-LLG"]
+
+
+@given(st.text("LG-", max_size=14))
+def test_segments_spell_out_the_layers(kinds):
+    cut = segments(kinds)
+    assert "".join(kinds[s.start : s.start + s.period] * s.repeats for s in cut) == kinds
+
+
+def test_a_pattern_is_scanned_and_its_remainder_is_not():
+    assert [(s.period, s.repeats) for s in segments("LGLGL")] == [(2, 2), (1, 1)]
+    assert [(s.period, s.repeats) for s in segments("L" * 32)] == [(1, 32)]
+    assert [(s.period, s.repeats) for s in segments("LLLLLG" * 10 + "LL")] == [(6, 10), (1, 2)]
+    assert [(s.period, s.repeats) for s in segments("D" + "M" * 26)] == [(1, 1), (1, 26)]
+    assert [(s.period, s.repeats) for s in segments("FFFFSS")] == [(1, 4), (1, 2)]
+
+
+class Toy(nnx.Module):
+    """Marks its cache row with what came in; every layer's weight differs."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (3,)))
+
+    def __call__(self, hidden, shared, cache, ref: LayerRef | None, attend):
+        if ref is not None:
+            cache = attend(cache, ref, hidden)
+        return jnp.tanh(hidden * self.weight[...] + shared), cache
+
+
+def kinds_of(pattern):
+    return tuple(LayerKind(None if letter == "-" else letter) for letter in pattern)
+
+
+def run_toy(stack, pattern):
+    def mark(cache, ref, hidden):
+        return cache | {ref.group: cache[ref.group].at[ref.index].add(hidden)}
+
+    cache = {name: jnp.zeros((pattern.count(name), 3)) for name in set(pattern) - {"-"}}
+    graph, params = nnx.split(stack)
+    step = jax.jit(lambda params, x, cache: nnx.merge(graph, params)(x, jnp.float32(0.1), cache, mark))
+    return step(params, jnp.ones(3), cache)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_scanned_layers_use_the_same_cache_rows_as_unrolled_ones(pattern):
+    def make(kind, rngs):
+        return Toy(rngs)
+
+    unrolled = LayerStack(kinds_of(pattern), make, stacked=False, rngs=nnx.Rngs(0))
+    scanned = LayerStack(kinds_of(pattern), make, stacked=True, rngs=nnx.Rngs(1))
+    target = {key: np.array(var[...]) for key, var in nnx.to_flat_state(nnx.state(scanned))}
+    source = dict(nnx.to_flat_state(nnx.state(unrolled)))
+    for number in range(len(pattern)):
+        wanted = WeightSource(("weight",), (), np.asarray, jax.P(None), number)
+        (path, none), (scanned_path, index) = unrolled.locate(wanted, "it"), scanned.locate(wanted, "it")
+        assert none is None
+        target[scanned_path[1:]][() if index is None else index] = source[path[1:]][...]
+    state = nnx.state(scanned)
+    flat = {key: var.replace(jnp.asarray(target[key])) for key, var in nnx.to_flat_state(state)}
+    nnx.update(scanned, nnx.from_flat_state(flat))
+
+    hidden, cache = run_toy(scanned, pattern)
+    want_hidden, want_cache = run_toy(unrolled, pattern)
+    np.testing.assert_allclose(hidden, want_hidden, rtol=1e-6)
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), cache, want_cache)
+
+
+def test_stacked_layers_start_from_different_random_weights():
+    stack = LayerStack(kinds_of("LLL"), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
+    weight = stack.layer(2).weight[...]
+    assert weight.shape == (3, 3)
+    assert len({row.tobytes() for row in np.asarray(weight)}) == 3
+
+
+def test_a_parameter_outside_the_layers_is_where_its_path_says():
+    stack = LayerStack(kinds_of("LL"), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
+    source = WeightSource(("norm", "scale"), ("norm.weight",), np.asarray, jax.P(None))
+    assert stack.locate(source, "layers") == (("norm", "scale"), None)
+
+
+def test_a_scan_updates_its_cache_in_place():
+    """The compiled program's temporaries stay far below the donated cache it carries."""
+    stack = LayerStack(kinds_of("L" * 8), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(stack)
+    pool = jax.ShapeDtypeStruct((8, 4096, 3), jnp.float32)
+
+    def step(params, pool):
+        def write(pool, ref, hidden):
+            return pool.at[ref.index, 7].set(hidden)
+
+        return nnx.merge(graph, params)(jnp.ones(3), jnp.float32(0.1), pool, write)
+
+    compiled = jax.jit(step, donate_argnums=1).lower(params, pool).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= 8 * 4096 * 3 * 4
+    assert memory.temp_size_in_bytes < 8 * 4096 * 3 * 4 / 20

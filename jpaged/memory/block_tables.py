@@ -1,0 +1,54 @@
+"""The block tables of one sequence, one for every layer group."""
+
+from __future__ import annotations
+
+from jpaged.memory.hash_chain import HashChain
+from jpaged.memory.pages import Association
+
+NO_BLOCK = -1
+"""Table entry of a logical block that was released: nothing will read it."""
+
+
+class Request:
+    """What the sequences of one request have in common: where their blocks are placed, and how many they are."""
+
+    __slots__ = ("association", "num_seqs", "request_id")
+
+    def __init__(self, request_id: int, association: Association) -> None:
+        self.request_id = request_id
+        self.association = association
+        self.num_seqs = 0
+
+
+class BlockTables:
+    """Tables and progress of one sequence.
+
+    Attributes:
+        request: the request it belongs to.
+        tables: per group, logical block to physical block or `NO_BLOCK`.
+        behind: per group, logical blocks below it were released if they were inactive.
+        num_hashed: per group, blocks the prefix cache was told of.
+        chains: hash chain for each block size in tokens; groups of one size share it.
+        num_computed: tokens with KV as of the last commit or prefix hit.
+        version: changes with every change of a table.
+    """
+
+    __slots__ = ("behind", "chains", "num_computed", "num_hashed", "request", "tables", "version")
+
+    def __init__(self, request: Request, num_groups: int, chains: dict[int, HashChain], version: int) -> None:
+        self.request = request
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.behind = [0] * num_groups
+        self.num_hashed = [0] * num_groups
+        self.chains = chains
+        self.num_computed = 0
+        self.version = version
+
+    def fork(self, version: int) -> BlockTables:
+        """Equal tables for a new sequence; the caller counts the references."""
+        child = BlockTables(self.request, 0, {size: c.copy() for size, c in self.chains.items()}, version)
+        child.tables = [table.copy() for table in self.tables]
+        child.behind = self.behind.copy()
+        child.num_hashed = self.num_hashed.copy()
+        child.num_computed = self.num_computed
+        return child

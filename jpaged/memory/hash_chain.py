@@ -1,0 +1,50 @@
+"""The name of a full block's content: a hash over the block before it, its own tokens, and the salt at the root."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """One full block in a chain.
+
+    Attributes:
+        digest: 16 bytes that stand for the salt and all tokens up to the block's end.
+        tokens: the block's own token ids, to be compared on a hit.
+    """
+
+    digest: bytes
+    tokens: bytes
+
+
+class HashChain:
+    """Links of one sequence's full blocks of one block size; it grows with the tokens the host knows."""
+
+    __slots__ = ("_root", "block_size", "links")
+
+    def __init__(self, block_size: int, salt: Hashable = None) -> None:
+        self.block_size = block_size
+        self.links: list[Link] = []
+        self._root = blake2b(repr(salt).encode(), digest_size=16).digest()
+
+    def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
+        """Add links up to `num_blocks` blocks; `token_ids` are the sequence's tokens from position 0."""
+        size = self.block_size
+        digest = self.links[-1].digest if self.links else self._root
+        for start in range(len(self.links) * size, num_blocks * size, size):
+            tokens = array("q", token_ids[start : start + size]).tobytes()
+            digest = blake2b(digest + tokens, digest_size=16).digest()
+            self.links.append(Link(digest, tokens))
+
+    def truncate(self, num_blocks: int) -> None:
+        """Drop the links of blocks that are about to be rewritten."""
+        del self.links[num_blocks:]
+
+    def copy(self) -> HashChain:
+        """An independent chain with the same links (fork)."""
+        twin = HashChain.__new__(HashChain)
+        twin.block_size, twin.links, twin._root = self.block_size, self.links.copy(), self._root
+        return twin

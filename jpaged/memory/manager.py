@@ -1,0 +1,405 @@
+"""Who owns which block: the block tables of every sequence over the two-level allocator and the prefix cache.
+
+Decoding modes are built from three primitives (PagedAttention, section 5.2): fork, append (`allocate`) and free. Blocks
+are shared by reference count and copied on the first diverging write only (section 4.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from jpaged.memory import invariants
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request
+from jpaged.memory.hash_chain import HashChain
+from jpaged.memory.layout import PoolLayout
+from jpaged.memory.pages import Time
+from jpaged.memory.prefix_cache import GroupHits, PrefixCache, longest_prefix
+from jpaged.memory.report import MemoryReport, build_report
+
+
+class BlockCopy(NamedTuple):
+    """A copy-on-write: the device copies block `src` to `dst` in every layer of the group before the step writes.
+
+    The copies of one step touch distinct destinations and no destination is a source, provided that nothing is
+    freed between the first `allocate` of the step and the last except whole requests, whose copies are dropped.
+    """
+
+    group: int
+    src: int
+    dst: int
+
+
+class Fit(Enum):
+    """Verdict of `MemoryManager.can_admit`."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+class _Sequences(dict[int, BlockTables]):
+    def __missing__(self, seq_id: int) -> BlockTables:
+        raise KeyError(f"sequence {seq_id} has no block tables: it was never added or already freed")
+
+
+class MemoryManager:
+    """Block tables, reference counts, copy-on-write and prefix hits of all sequences on one pool.
+
+    Args:
+        layout: how the pool is cut.
+        watermark: share of the large pages kept free at admission, so that running sequences can still grow
+            (PagedAttention's system keeps 1 %).
+        prefix_caching: keep the content of full blocks for later requests.
+        max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
+            admission; without it a whole prompt is taken to be computed at once.
+
+    Raises:
+        ValueError: when the watermark is outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        layout: PoolLayout,
+        *,
+        watermark: float = 0.01,
+        prefix_caching: bool = False,
+        max_step_tokens: int | None = None,
+    ) -> None:
+        if not 0 <= watermark < 1:
+            raise ValueError(f"watermark={watermark} must be in [0, 1)")
+        self.layout = layout
+        self.prefix_caching = prefix_caching
+        self._cache = PrefixCache(len(layout.groups))
+        self._allocator = BlockAllocator(
+            [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
+        )
+        self._watermark_pages = int(watermark * layout.num_pages)
+        self._max_step_tokens = max_step_tokens
+        self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
+        self._sequences = _Sequences()
+        self._requests: dict[int, Request] = {}
+        self._clock = 0
+        self._version = 0
+
+    # Admission.
+
+    def can_admit(self, num_tokens: int, num_seqs: int = 1, *, cached_tokens: int = 0) -> Fit:
+        """Whether a new request's prompt of `num_tokens` fits, in large pages over all groups.
+
+        Args:
+            num_tokens: prompt length (or any longer length that must be possible).
+            num_seqs: sequences that will share the prompt; each but one costs a copied tail block a group.
+            cached_tokens: tokens that `match_prefix` already attached.
+
+        Returns:
+            NEVER when it could not fit an empty pool above the watermark; OK when it fits now; else LATER.
+        """
+        step = min(self._max_step_tokens or num_tokens, num_tokens)
+        all_blocks = [
+            policy.peak_blocks(num_tokens, step, size) + num_seqs - 1 for policy, size in self._groups
+        ]
+        pages = sum(
+            -(-blocks // group.blocks_per_page)
+            for blocks, group in zip(all_blocks, self.layout.groups, strict=True)
+        )
+        if pages > self.layout.num_pages - self._watermark_pages:
+            return Fit.NEVER
+        new_blocks = [
+            min(blocks, policy.num_blocks(num_tokens, size) - cached_tokens // size + num_seqs - 1)
+            for blocks, (policy, size) in zip(all_blocks, self._groups, strict=True)
+        ]
+        room = self._allocator.pages.num_available - self._watermark_pages
+        return Fit.OK if self._allocator.pages_needed(new_blocks) <= room else Fit.LATER
+
+    def free_blocks(self, group: int) -> int:
+        """Blocks that `group` could get if no other group took any."""
+        blocks = self._allocator.groups[group]
+        return blocks.spare + self._allocator.pages.num_available * blocks.blocks_per_page
+
+    # The life of a sequence.
+
+    def add(self, seq_id: int, request_id: int) -> None:
+        """A sequence with empty tables; its blocks are placed beside those of its request.
+
+        Raises:
+            ValueError: when the sequence exists.
+        """
+        self._new_id(seq_id)
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self._requests[request_id] = Request(request_id, self._allocator.associate())
+        request.num_seqs += 1
+        self._sequences[seq_id] = BlockTables(
+            request, len(self._groups), self._chains(None), self._next_version()
+        )
+
+    def match_prefix(
+        self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
+    ) -> int:
+        """Attach the cached blocks of the longest prefix of `token_ids` that is valid for every group.
+
+        Args:
+            seq_id: a sequence with empty tables.
+            token_ids: all tokens to be computed.
+            salt: anything with a stable repr that keeps tenants, adapters or images apart. It also marks what
+                this sequence will put into the cache, so give it even where no hit is wanted (``max_tokens=0``).
+            max_tokens: upper bound on the hit.
+
+        Returns:
+            Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1`` so that the last token
+            is computed and yields logits; 0 without prefix caching.
+
+        Raises:
+            RuntimeError: when the sequence already has blocks.
+        """
+        sequence = self._sequences[seq_id]
+        if any(sequence.tables):
+            raise RuntimeError(f"sequence {seq_id} has blocks already: match its prefix before allocating")
+        if not self.prefix_caching:
+            return 0
+        limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
+        sequence.chains = self._chains(salt)
+        hits = []
+        for g, (policy, size) in enumerate(self._groups):
+            chain = sequence.chains[size]
+            chain.extend(token_ids, max(limit, 0) // size)
+            hits.append(GroupHits(policy, size, [self._cache.find(g, link) for link in chain.links]))
+        length = longest_prefix(hits, limit)
+        if length:
+            self._attach(sequence, hits, length)
+        return length
+
+    def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
+        """Append: slots for token positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
+
+        A shared block that would be written is replaced by one of the sequence's own; if it holds earlier
+        tokens the device must copy it first (at most one such block a group: the partial tail). The last owner
+        writes in place.
+
+        Returns:
+            The copies to make before the step, or None when memory is short: then nothing has changed.
+
+        Raises:
+            ValueError: when positions before `first_write` have no slot, or a block to be written was released.
+        """
+        sequence = self._sequences[seq_id]
+        needs, replaced = [], []
+        for g, (policy, size) in enumerate(self._groups):
+            table = sequence.tables[g]
+            total = policy.num_blocks(num_tokens, size)
+            if first_write > policy.capacity(len(table), size):
+                raise ValueError(f"first_write={first_write} leaves a hole after {len(table) * size} tokens")
+            shared = []
+            if first_write < num_tokens:
+                ref_count = self._allocator.groups[g].ref_count
+                for i in range(first_write // size, min(len(table), total)):
+                    if table[i] == NO_BLOCK:
+                        raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
+                    if ref_count[table[i]] > 1:
+                        shared.append(i)
+            replaced.append(shared)
+            needs.append(max(0, total - len(table)) + len(shared))
+        if any(needs):
+            taken = self._allocator.take(needs, sequence.request.association)
+            if taken is None:
+                return None
+            copies = self._install(sequence, taken, replaced, first_write)
+        else:
+            copies = []
+        if self.prefix_caching and first_write < num_tokens:
+            self._forget_rewritten(sequence, first_write)
+        return copies
+
+    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
+        """The first `num_computed` tokens have KV once the step now scheduled has run.
+
+        Newly full blocks become known to the prefix cache and blocks that left every window are released. Call it
+        when the whole step is scheduled: a block released here is still read by this step, so it must not be
+        handed to another sequence of the same step.
+
+        Args:
+            token_ids: all tokens the host knows; may end before `num_computed` while one is in flight, then
+                only blocks known to the end are cached.
+        """
+        sequence = self._sequences[seq_id]
+        sequence.num_computed = num_computed
+        if self.prefix_caching:
+            self._hash_full_blocks(sequence, token_ids, min(num_computed, len(token_ids)))
+        self._release_inactive(sequence, num_computed)
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """A new sequence of the same request that shares every block of its parent.
+
+        Raises:
+            ValueError: when the child exists.
+        """
+        parent = self._sequences[parent_id]
+        self._new_id(child_id)
+        child = parent.fork(self._next_version())
+        for g, table in enumerate(child.tables):
+            for block in table:
+                if block != NO_BLOCK:
+                    self._allocator.share(g, block)
+        child.request.num_seqs += 1
+        self._sequences[child_id] = child
+
+    def free(self, seq_id: int) -> None:
+        """The sequence gives up its blocks, tails before heads; those in the prefix cache stay, evictable."""
+        sequence = self._sequences[seq_id]
+        self._clock += 1
+        for g in range(len(self._groups)):
+            self._release(sequence, g, range(len(sequence.tables[g])))
+        del self._sequences[seq_id]
+        request = sequence.request
+        request.num_seqs -= 1
+        if request.num_seqs == 0:
+            del self._requests[request.request_id]
+
+    # What the scheduler and the executor ask.
+
+    def capacity(self, seq_id: int) -> int:
+        """Tokens the sequence's tables can hold without a new block, the least over groups."""
+        tables = self._sequences[seq_id].tables
+        return min(
+            policy.capacity(len(table), size)
+            for (policy, size), table in zip(self._groups, tables, strict=True)
+        )
+
+    def tail_shared(self, seq_id: int) -> bool:
+        """Whether another sequence shares the last block of any group: a write may need `allocate` to copy it."""
+        tables = self._sequences[seq_id].tables
+        return any(
+            table and table[-1] != NO_BLOCK and self._allocator.groups[g].ref_count[table[-1]] > 1
+            for g, table in enumerate(tables)
+        )
+
+    def block_table(self, seq_id: int, group: int) -> list[int]:
+        """Logical block to physical block (`NO_BLOCK` where released). Owned by the manager: read, do not write."""
+        return self._sequences[seq_id].tables[group]
+
+    def table_version(self, seq_id: int) -> int:
+        """A number that changes whenever an entry of the sequence's tables changes; never reused."""
+        return self._sequences[seq_id].version
+
+    def report(self, lengths: Mapping[int, int] | None = None) -> MemoryReport:
+        """The state of the pool. O(blocks in use).
+
+        Args:
+            lengths: tokens with KV by sequence id, where the caller knows better than the last `commit`.
+        """
+        return build_report(self.layout, self._allocator, self._sequences, lengths or {})
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; refused (False) while any block is in use."""
+        if any(group.num_used for group in self._allocator.groups):
+            return False
+        self._allocator.drop_evictable()
+        return True
+
+    def check_invariants(self) -> None:
+        """Recompute every count from the tables. O(pool); for tests.
+
+        Raises:
+            AssertionError: naming the group, page or block that is wrong.
+        """
+        invariants.check(self._allocator, self._cache, self._sequences.values())
+
+    # Steps of the above.
+
+    def _new_id(self, seq_id: int) -> None:
+        if seq_id in self._sequences:
+            raise ValueError(f"sequence {seq_id} exists already")
+
+    def _next_version(self) -> int:
+        self._version += 1
+        return self._version
+
+    def _chains(self, salt: Hashable) -> dict[int, HashChain]:
+        if not self.prefix_caching:
+            return {}
+        return {size: HashChain(size, salt) for _, size in self._groups}
+
+    def _attach(self, sequence: BlockTables, hits: list[GroupHits], length: int) -> None:
+        for g, (policy, size, blocks) in enumerate(hits):
+            num_blocks = length // size
+            table = [NO_BLOCK] * num_blocks
+            runs = policy.active_blocks(length, size)
+            for run in runs:
+                for i in run:
+                    block = blocks[i]
+                    assert block is not None, "longest_prefix promised an active block that is not cached"
+                    self._allocator.share(g, block)
+                    table[i] = block
+            sequence.tables[g] = table
+            sequence.behind[g] = runs[-1].start
+            sequence.num_hashed[g] = num_blocks
+        sequence.num_computed = length
+        sequence.version = self._next_version()
+
+    def _install(
+        self, sequence: BlockTables, taken: list[list[int]], replaced: list[list[int]], first_write: int
+    ) -> list[BlockCopy]:
+        copies = []
+        now = Time(self._clock, 0)  # never used: these blocks have other owners left
+        for g, new_blocks in enumerate(taken):
+            table = sequence.tables[g]
+            for i in replaced[g]:
+                old, table[i] = table[i], new_blocks.pop()
+                if i * self._groups[g][1] < first_write:
+                    copies.append(BlockCopy(g, old, table[i]))
+                self._allocator.release(g, old, now, keep=False)
+            table += new_blocks
+        sequence.version = self._next_version()
+        return copies
+
+    def _forget_rewritten(self, sequence: BlockTables, first_write: int) -> None:
+        """Cached content that the sequence alone owns and now overwrites (after a rewind) is no content any more."""
+        for g, (_, size) in enumerate(self._groups):
+            start = first_write // size
+            if start < sequence.num_hashed[g]:
+                for block in sequence.tables[g][start : sequence.num_hashed[g]]:
+                    self._cache.forget(g, block)
+                sequence.num_hashed[g] = start
+                sequence.chains[size].truncate(start)
+
+    def _hash_full_blocks(self, sequence: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
+        for g, (_, size) in enumerate(self._groups):
+            full = num_known // size
+            if full > sequence.num_hashed[g]:
+                chain = sequence.chains[size]
+                chain.extend(token_ids, full)
+                table = sequence.tables[g]
+                for i in range(sequence.num_hashed[g], full):
+                    if table[i] != NO_BLOCK:
+                        self._cache.insert(g, table[i], chain.links[i])
+                sequence.num_hashed[g] = full
+
+    def _release_inactive(self, sequence: BlockTables, length: int) -> None:
+        ticked = False
+        for g, (policy, size) in enumerate(self._groups):
+            runs = policy.active_blocks(length, size)
+            behind = sequence.behind[g]
+            if runs[-1].start <= behind:
+                continue
+            if not ticked:
+                self._clock += 1
+                ticked = True
+            stops = [run.start for run in runs]
+            starts = [0, *(run.stop for run in runs[:-1])]
+            for start, stop in zip(reversed(starts), reversed(stops), strict=True):
+                self._release(sequence, g, range(max(start, behind), stop))
+            sequence.behind[g] = runs[-1].start
+            sequence.version = self._next_version()
+
+    def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
+        """Give up the blocks of a table in `logical`, the longest prefix first."""
+        table, size = sequence.tables[g], self._groups[g][1]
+        for i in reversed(logical):
+            block = table[i]
+            if block != NO_BLOCK:
+                table[i] = NO_BLOCK
+                keep = self._cache.holds(g, block)
+                self._allocator.release(g, block, Time(self._clock, -(i + 1) * size), keep)

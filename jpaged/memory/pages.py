@@ -1,0 +1,89 @@
+"""The upper level of the allocator: large pages, each empty or carved into the blocks of one group (Jenga, section 4.2).
+
+A block is used (reference count > 0), evictable (count 0, content cached) or empty. A large page is
+
+    free    all its blocks empty; it belongs to no group
+    idle    no block used, at least one evictable: it can be evicted as a whole
+    mixed   at least one block used
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+NO_GROUP = -1
+
+
+class Time(NamedTuple):
+    """When a block was last needed, on one logical clock for all groups; the least is evicted first.
+
+    Attributes:
+        tick: blocks released together share a tick.
+        minus_end: minus the last token position the block's prefix covers, so that among equal ticks the
+            longest prefix goes first and all groups lose the same tokens (Jenga's aligned eviction).
+    """
+
+    tick: int
+    minus_end: int
+
+
+class Association:
+    """The pages carved for one request that still have empty blocks, by group (request-aware placement).
+
+    It needs no dissolving: when its request is gone nobody asks it for blocks any more.
+    """
+
+    __slots__ = ("open_pages",)
+
+    def __init__(self, num_groups: int) -> None:
+        # OrderedDict as a stack with O(1) removal anywhere; a plain dict scans over deleted entries.
+        self.open_pages: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_groups)]
+
+
+class LargePages:
+    """Owner and block counts of every large page, the free ones in order, the idle ones by time."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.free: deque[int] = deque(range(num_pages))  # never used first, then the longest free
+        self.group = [NO_GROUP] * num_pages
+        self.owner: list[Association | None] = [None] * num_pages
+        self.empty: list[list[int]] = [[] for _ in range(num_pages)]  # stacks of block ids
+        self.num_used = [0] * num_pages
+        self.num_evictable = [0] * num_pages
+        self.newest: list[Time] = [Time(0, 0)] * num_pages
+        self.is_idle = bytearray(num_pages)
+        self.num_idle = 0
+        self._idle_heap: list[tuple[Time, int]] = []
+
+    @property
+    def num_available(self) -> int:
+        """Pages that steps 2 and 3 of an allocation can hand out: free or idle."""
+        return len(self.free) + self.num_idle
+
+    def make_idle(self, page: int) -> None:
+        """Enter `page`, whose `newest` is set, among those that can be evicted whole."""
+        self.is_idle[page] = True
+        self.num_idle += 1
+        heap = self._idle_heap
+        heappush(heap, (self.newest[page], page))
+        if len(heap) > 2 * self.num_pages + 64:  # pages that left the state are still in it: drop them
+            heap[:] = [(self.newest[p], p) for p in range(self.num_pages) if self.is_idle[p]]
+            heapify(heap)
+
+    def leave_idle(self, page: int) -> None:
+        """A block of `page` is used again; its heap entry goes stale and is skipped later."""
+        self.is_idle[page] = False
+        self.num_idle -= 1
+
+    def oldest_idle(self) -> int | None:
+        """The idle page whose newest block is the oldest, or None. O(log n)."""
+        heap = self._idle_heap
+        while heap:
+            time, page = heap[0]
+            if self.is_idle[page] and self.newest[page] == time:
+                return page
+            heappop(heap)
+        return None

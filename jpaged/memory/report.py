@@ -1,0 +1,157 @@
+"""What the pool holds right now: blocks by state, bytes reserved, bytes holding tokens, waste, and what sharing saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.layout import GroupLayout, PoolLayout
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """State of one layer group; bytes are those of one device.
+
+    Attributes:
+        name: of the group.
+        block_bytes: size of a block, phantom layers included.
+        used: blocks with an owner.
+        evictable: cached blocks without an owner.
+        empty: blocks without content in large pages of this group.
+        reserved_bytes: used and empty blocks, what no other group can have; cached ones count as free.
+        token_bytes: KV of real layers for tokens that exist, each shared token once.
+        padding_bytes: phantom layers in the used blocks.
+        table_entries: blocks that the sequences would own if nothing were shared.
+    """
+
+    name: str
+    block_bytes: int
+    used: int
+    evictable: int
+    empty: int
+    reserved_bytes: int
+    token_bytes: int
+    padding_bytes: int
+    table_entries: int
+
+    @property
+    def waste(self) -> float:
+        """Share of the reserved bytes that holds no token."""
+        return 1 - self.token_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+    @property
+    def blocks_saved(self) -> int:
+        """Blocks that sharing saves."""
+        return self.table_entries - self.used
+
+    @property
+    def saving(self) -> float:
+        """(blocks without sharing - blocks) / blocks without sharing (PagedAttention, section 6.3)."""
+        return self.blocks_saved / self.table_entries if self.table_entries else 0.0
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """State of the pool; ``str()`` is a table.
+
+    Attributes:
+        groups: one report a layer group.
+        page_bytes: bytes of a large page.
+        num_pages: large pages in the pool.
+        free_pages: large pages that belong to no group.
+        idle_pages: large pages that hold only cached and empty blocks.
+    """
+
+    groups: tuple[GroupReport, ...]
+    page_bytes: int
+    num_pages: int
+    free_pages: int
+    idle_pages: int
+
+    def __str__(self) -> str:
+        head = ("group", "used", "evictable", "empty", "reserved", "tokens", "waste", "padding", "saved")
+        rows = [head]
+        for g in self.groups:
+            rows.append(
+                (
+                    g.name,
+                    str(g.used),
+                    str(g.evictable),
+                    str(g.empty),
+                    _size(g.reserved_bytes),
+                    _size(g.token_bytes),
+                    f"{g.waste:.1%}",
+                    _size(g.padding_bytes),
+                    f"{g.blocks_saved} ({g.saving:.1%})",
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(
+                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            )
+            for row in rows
+        ]
+        lines.append(
+            f"{self.num_pages} large pages of {_size(self.page_bytes)}: "
+            f"{self.free_pages} free, {self.idle_pages} only cached"
+        )
+        return "\n".join(lines)
+
+
+def build_report(
+    layout: PoolLayout,
+    allocator: BlockAllocator,
+    tables: Mapping[int, BlockTables],
+    lengths: Mapping[int, int],
+) -> MemoryReport:
+    """Collect the report; `lengths` overrides the committed length of a sequence. O(blocks in use)."""
+    groups = []
+    for g, group in enumerate(layout.groups):
+        state = allocator.groups[g]
+        filled, entries = _filled_tokens(g, group, tables, lengths)
+        real_bytes = group.spec.real_bytes
+        groups.append(
+            GroupReport(
+                name=group.spec.name,
+                block_bytes=group.block_bytes,
+                used=state.num_used,
+                evictable=len(state.evictable),
+                empty=state.num_empty,
+                reserved_bytes=(state.num_used + state.num_empty) * group.block_bytes,
+                token_bytes=filled * real_bytes // group.spec.block_size,
+                padding_bytes=state.num_used * (group.block_bytes - real_bytes),
+                table_entries=entries,
+            )
+        )
+    pages = allocator.pages
+    return MemoryReport(tuple(groups), layout.page_bytes, layout.num_pages, len(pages.free), pages.num_idle)
+
+
+def _filled_tokens(
+    g: int, group: GroupLayout, tables: Mapping[int, BlockTables], lengths: Mapping[int, int]
+) -> tuple[int, int]:
+    """(tokens held by the used blocks of a group, each shared one once; table entries)."""
+    size = group.spec.block_size
+    filled: dict[int, int] = {}
+    entries = 0
+    for seq_id, sequence in tables.items():
+        length = lengths.get(seq_id, sequence.num_computed)
+        for i, block in enumerate(sequence.tables[g]):
+            if block != NO_BLOCK:
+                entries += 1
+                tokens = min(size, max(0, length - i * size))
+                filled[block] = max(tokens, filled.get(block, 0))
+    return sum(filled.values()), entries
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes for people: ``3.5 MiB``."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

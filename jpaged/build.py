@@ -83,7 +83,7 @@ def build_engine(config: EngineConfig) -> Built:
         vocab_size=vocab_size,
         **shapes,
     )
-    memory = MemoryManager(spec.layout, watermark=config.watermark)
+    memory = MemoryManager(spec.layout, watermark=config.watermark, max_step_tokens=config.max_num_batched_tokens)
     engine = Engine(
         Scheduler(memory, **shapes),
         runner,

@@ -45,9 +45,7 @@ class EngineConfig:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.preemption_mode not in PREEMPTION_MODES:
-            raise ValueError(
-                f"preemption_mode={self.preemption_mode!r} is not one of {', '.join(PREEMPTION_MODES)}"
-            )
+            raise ValueError(f"preemption_mode={self.preemption_mode!r} is not one of {', '.join(PREEMPTION_MODES)}")
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_memory_bytes"):

@@ -60,9 +60,7 @@ class Engine:
     def memory(self) -> MemoryManager:
         return self.scheduler.memory
 
-    def make_request(
-        self, prompt_token_ids: list[int], params: SamplingParams, prompt: str | None = None
-    ) -> Request:
+    def make_request(self, prompt_token_ids: list[int], params: SamplingParams, prompt: str | None = None) -> Request:
         """A request, checked but not queued.
 
         Raises:

@@ -135,9 +135,7 @@ class LLM:
         elif isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}
             if unknown or not prompt:
-                raise ValueError(
-                    f"a prompt has 'prompt' or 'prompt_token_ids', not {sorted(unknown) or 'nothing'}"
-                )
+                raise ValueError(f"a prompt has 'prompt' or 'prompt_token_ids', not {sorted(unknown) or 'nothing'}")
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         else:
             ids = prompt
@@ -164,9 +162,7 @@ class LLM:
         if text is None and self.tokenizer is not None:
             shown = ids[:-1] if seq.finish_reason == "stop" else ids  # the token that stopped it is no text
             text = self.tokenizer.decode(shown, skip_special_tokens=request.params.skip_special_tokens)
-        return CompletionOutput(
-            seq.index, text or "", ids, seq.cumulative_logprob, seq.finish_reason, seq.stop_reason
-        )
+        return CompletionOutput(seq.index, text or "", ids, seq.cumulative_logprob, seq.finish_reason, seq.stop_reason)
 
     # ------------------------------------------------------------------ the engine's state
 
@@ -210,9 +206,7 @@ class LLM:
         return self._engine.memory.report()
 
 
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:

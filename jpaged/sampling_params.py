@@ -66,9 +66,7 @@ class SamplingParams:
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
 
 
-def _number(
-    name: str, value: float, *, low: float, high: float = float("inf"), open_low: bool = False
-) -> None:
+def _number(name: str, value: float, *, low: float, high: float = float("inf"), open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ValueError(f"{name}={value!r} must be a finite number")
     if value < low or value > high or (open_low and value == low):

@@ -52,9 +52,7 @@ class BatchBuilder:
     def __init__(self, layout: PoolLayout, *, max_num_seqs: int, max_model_len: int, vocab_size: int) -> None:
         self._sizes = [group.spec.block_size for group in layout.groups]
         self._num_blocks = [group.num_blocks for group in layout.groups]
-        self._tables = [
-            np.full((max_num_seqs, -(-max_model_len // size)), -1, np.int32) for size in self._sizes
-        ]
+        self._tables = [np.full((max_num_seqs, -(-max_model_len // size)), -1, np.int32) for size in self._sizes]
         self._vocab_size = vocab_size
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
@@ -114,9 +112,7 @@ class BatchBuilder:
             self._tables[group][chunk.seq.slot, : row.size] = row
             self._tables[group][chunk.seq.slot, row.size :] = -1
 
-    def _tokens(
-        self, chunks: list[Chunk], query_starts: np.ndarray, width: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _tokens(self, chunks: list[Chunk], query_starts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.zeros(width, np.int32)
         source_rows = np.full(width, -1, np.int32)
         for index, (seq, start, length, source_row, _) in enumerate(chunks):

@@ -45,18 +45,12 @@ class PoolSpec:
         return self.layout.page_bytes * self.layout.num_pages
 
 
-def group_specs(
-    groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int
-) -> list[GroupSpec]:
+def group_specs(groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int) -> list[GroupSpec]:
     """The model's layer groups in the host's terms: bytes on one device."""
     specs = []
     for group in groups:
-        _, _, heads, tiles, size, lanes = view_shape(
-            1, 1, group.kv_heads // shards, group.head_dim, block_size
-        )
-        policy: Policy = (
-            FullAttention() if group.sliding_window is None else SlidingWindow(group.sliding_window)
-        )
+        _, _, heads, tiles, size, lanes = view_shape(1, 1, group.kv_heads // shards, group.head_dim, block_size)
+        policy: Policy = FullAttention() if group.sliding_window is None else SlidingWindow(group.sliding_window)
         layer_bytes = heads * tiles * size * lanes * jnp.dtype(dtype).itemsize
         specs.append(GroupSpec(group.name, layer_bytes, len(group.layers), block_size, policy))
     return specs

@@ -103,9 +103,7 @@ class Runner:
         return output
 
     def _dispatch_copies(self, step: ScheduledStep) -> None:
-        per_group = [
-            [copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))
-        ]
+        per_group = [[copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))]
         most = max(len(copies) for copies in per_group)
         size = next((s for s in self.copy_sizes if s >= most), 1 << (most - 1).bit_length())
         pairs = np.full((2, len(per_group), size), -1, np.int32)
@@ -185,9 +183,7 @@ def empty_batch(bucket: Bucket, spec: PoolSpec, pages: list[int], vocab_size: in
         query_starts=zeros(bucket.seqs + 1),
         kv_lens=zeros(bucket.seqs),
         tables=tuple(zeros(bucket.seqs, width) - 1 for width in pages),
-        slots=tuple(
-            zeros(bucket.tokens) + group.num_blocks * group.spec.block_size for group in spec.layout.groups
-        ),
+        slots=tuple(zeros(bucket.tokens) + group.num_blocks * group.spec.block_size for group in spec.layout.groups),
         sample_at=zeros(bucket.seqs),
         sampling=greedy_rows(bucket.seqs, vocab_size),
     )

@@ -62,9 +62,7 @@ def _argmax(x: Float[Array, "seqs vocab"]) -> Int[Array, " seqs"]:
     return jnp.where(x == top, ids, x.shape[1] - 1).min(axis=1)
 
 
-def _draw(
-    logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[Array, " seqs"]
-) -> Int[Array, " seqs"]:
+def _draw(logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[Array, " seqs"]) -> Int[Array, " seqs"]:
     temperature = jnp.where(args.temperature > 0, args.temperature, 1.0)[:, None]
     scaled = (logits - logits.max(axis=1, keepdims=True)) / temperature
     weights = jnp.exp(scaled)  # the most likely token weighs 1

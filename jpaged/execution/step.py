@@ -12,13 +12,13 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
-from pallas_block_copy import block_copy
-from pallas_kv_write import kv_write
-from pallas_paged_attention import paged_attention
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.sampler import sample
 from jpaged.model_api import TENSOR_AXIS, LayerRef
+from pallas_kernels.block_copy import block_copy
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.paged_attention import paged_attention
 
 Pool = Shaped[Array, "shards pages rows 128"]
 
@@ -58,9 +58,7 @@ def make_step(
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
-        attend = partial(
-            _attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl
-        )
+        attend = partial(_attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
         hidden, pool = model(tokens, batch.positions, pool, attend)
         logits = model.logits(hidden[batch.sample_at])
         drawn, logprobs = sample(logits, batch.sampling)
@@ -122,9 +120,7 @@ def _attend(
         check_vma=False,
     )
     index = jnp.asarray(layer.index, jnp.int32)
-    return sharded(
-        pool, index, q, k, v, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens
-    )
+    return sharded(pool, index, q, k, v, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens)
 
 
 def make_block_copy(

@@ -27,9 +27,7 @@ class Scheduler:
 
     def __init__(self, memory: MemoryManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}"
-            )
+            raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
         self.memory = memory
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
@@ -155,7 +153,7 @@ class Scheduler:
 
     def _tables(self, seq: Sequence) -> list[list[int]]:
         memory = self.memory
-        return [memory.block_table(seq.seq_id, group) for group in range(memory.num_groups)]
+        return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
 
     # ------------------------------------------------------------------ giving memory back
 
@@ -203,9 +201,7 @@ class Scheduler:
                 finished.append(request)
         return finished
 
-    def finish(
-        self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None
-    ) -> bool:
+    def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:
         """End one sequence and free its memory; True when it was the request's last."""
         seq.finish_reason, seq.stop_reason = reason, stop_reason
         self._release(seq)

@@ -1,0 +1,206 @@
+"""The command line: ``jpaged generate|chat|convert|bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Serve large language models from JAX with paged KV memory.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+bench = typer.Typer(help="Measure the engine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Model = Annotated[
+    str,
+    typer.Option(help="Alias (smollm2-135m), hub id, Hugging Face folder, .gguf file or saved checkpoint."),
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a sequence; default 2048 or the model's limit.")
+]
+BlockSize = Annotated[int, typer.Option(min=8, help="Tokens a KV block.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, help="Token budget of a step.")]
+KVBytes = Annotated[int | None, typer.Option(min=1, help="Bytes of the KV pool on each device; default: what is free.")]
+TensorParallel = Annotated[int, typer.Option(min=1, help="Devices to shard heads, MLP and vocabulary over.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
+TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this fraction as likely as the best.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the samples; default: drawn from the engine's.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
+    file: Annotated[Path | None, typer.Option(exists=True, help="A file with one prompt a line.")] = None,
+    model: Model = "smollm2-135m",
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    block_size: BlockSize = 16,
+    max_num_seqs: MaxNumSeqs = 64,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    kv_cache_memory_bytes: KVBytes = None,
+    tensor_parallel_size: TensorParallel = 1,
+    memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
+) -> None:
+    """Complete one or many prompts in one batch and print the texts."""
+    texts = list(prompts or [])
+    if file is not None:
+        texts += [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    if not texts:
+        raise typer.BadParameter("give prompts, or --file with one a line")
+    params = _sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+    )
+    llm = _llm(
+        model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    outputs = llm.generate(texts, params, on_error="return")
+    console = Console(highlight=False)
+    for output in outputs:
+        console.rule(style="dim")
+        console.print(output.prompt, style="bold", end="", markup=False)
+        if output.error is not None:
+            console.print(f"\nrefused: {output.error}", style="red", markup=False)
+        else:
+            console.print(output.outputs[0].text, markup=False)
+    if memory:
+        console.print(str(llm.memory_report()), markup=False)
+    if any(output.error is not None for output in outputs):
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    model: Model = "smollm2-135m",
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    tensor_parallel_size: TensorParallel = 1,
+) -> None:
+    """Talk to a model, one turn at a time; an empty line or end of input ends the conversation."""
+    params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    llm = _llm(
+        model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=1, tensor_parallel_size=tensor_parallel_size
+    )
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            break
+        if not line.strip():
+            break
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = llm.chat(messages, params, use_tqdm=False)[0].outputs[0]
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        typer.echo(answer.text)
+        messages.append({"role": "assistant", "content": answer.text})
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
+    dtype: Dtype = "auto",
+) -> None:
+    """Write a model as an Orbax checkpoint, which loads faster than its source."""
+    from jpaged.loading import convert_checkpoint
+
+    try:
+        convert_checkpoint(source, target, dtype=dtype)
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(f"wrote {target}")
+
+
+@bench.command()
+def throughput(
+    model: Model = "smollm2-135m",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all sent at once.")] = 64,
+    mean_input: Annotated[float, typer.Option(min=1, help="Mean prompt tokens (lognormal).")] = 160,
+    mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
+    sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and prompts.")] = 0,
+    dtype: Dtype = "float32",
+    max_num_seqs: MaxNumSeqs = 64,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    block_size: BlockSize = 16,
+    kv_cache_memory_bytes: KVBytes = None,
+    tensor_parallel_size: TensorParallel = 1,
+) -> None:
+    """Output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
+    from jpaged.benchmarks import throughput as measure
+
+    llm = _llm(
+        model,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    llm.warmup()
+    lengths = measure.Lengths(num_prompts, mean_input, mean_output, sigma, seed)
+    typer.echo(str(measure.run(llm, lengths)))
+
+
+def _llm(model: str, **settings: Any) -> Any:
+    from jpaged.llm import LLM
+
+    try:
+        return LLM(model, **settings)
+    except (ValueError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _sampling(**values: Any) -> Any:
+    from jpaged.sampling_params import SamplingParams
+
+    try:
+        return SamplingParams(**values)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+if __name__ == "__main__":
+    app()

@@ -1,7 +1,7 @@
-"""The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4.2 and Figure 8).
+"""The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4).
 
-`BlockAllocator` knows blocks, groups and requests; it knows no sequence, no token and no hash. All operations are
-O(1) or O(log pages), apart from carving and evicting a page, which visit its blocks once.
+`BlockAllocator` knows blocks, groups and requests, but no sequence, no token and no hash. All operations are O(1)
+or O(log pages), apart from carving and evicting a page, which visit its blocks once.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class BlockAllocator:
         on_evict: called with (group, block) when a cached block loses its content.
     """
 
-    def __init__(
-        self, blocks_per_page: Sequence[int], num_pages: int, on_evict: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, blocks_per_page: Sequence[int], num_pages: int, on_evict: Callable[[int, int], None]) -> None:
         self.pages = LargePages(num_pages)
         self.groups = [GroupBlocks(num_pages, n) for n in blocks_per_page]
         self._on_evict = on_evict
@@ -80,7 +78,7 @@ class BlockAllocator:
         return pages
 
     def take(self, needs: Sequence[int], request: Association) -> list[list[int]] | None:
-        """Blocks of each group with count 1 for `request`; None, with nothing changed, when they cannot all be had.
+        """Blocks of each group for `request`, with count 1; None, with nothing changed, if some cannot be had.
 
         Each block is found by the five steps. Groups that must get a large page take theirs before any group
         takes one by preference only, hence what `pages_needed` promises is always delivered.
@@ -209,7 +207,7 @@ class BlockAllocator:
             self._free_page(g, page)
             return
         if pages.empty[page]:
-            # The newest block may have been hit and emptied since: look again. Rare, as tails are released first.
+            # The newest block may have been hit and emptied since: look again. Rare, as tails go first.
             first = page * group.blocks_per_page
             mine = range(first, first + group.blocks_per_page)
             pages.newest[page] = max(group.evictable[b] for b in mine if b in group.evictable)

@@ -10,7 +10,7 @@ NO_BLOCK = -1
 
 
 class Request:
-    """What the sequences of one request have in common: where their blocks are placed, and how many they are."""
+    """What the sequences of one request share: where their blocks are placed, and how many they are."""
 
     __slots__ = ("association", "num_seqs", "request_id")
 

@@ -1,4 +1,4 @@
-"""The name of a full block's content: a hash over the block before it, its own tokens, and the salt at the root."""
+"""The name of a full block's content: a hash over the block before it and its own tokens, salted at the root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that must hold between tables, counts and pages at any moment, recomputed from scratch for tests."""
+"""What must hold between tables, counts and pages at any moment, recomputed from scratch for tests."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache, owners: 
     for block, count in enumerate(group.ref_count):
         assert count == owners[block], f"group {g}: block {block} counts {count}, {owners[block]} own it"
         page = block // group.blocks_per_page
-        states = (
-            (count > 0) + (block in group.evictable) + (pages.group[page] == g and block in pages.empty[page])
-        )
+        states = (count > 0) + (block in group.evictable) + (pages.group[page] == g and block in pages.empty[page])
         expected = 1 if pages.group[page] == g else 0
         assert states == expected, f"group {g}: block {block} is in {states} states, not {expected}"
         if cache.holds(g, block):

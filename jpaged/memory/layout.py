@@ -1,8 +1,8 @@
-"""How one pool of bytes is cut: large pages over all layer groups, blocks of each group inside them (Jenga, section 4.1).
+"""How one pool is cut: large pages for all layer groups, blocks of one group inside each (Jenga, section 4).
 
-The large page is the least common multiple of the groups' block bytes, so every group sees the whole pool as a pure
-reshape ``[num_blocks, padded_layers, ...]`` and any page can serve any group. Where the exact multiple would be too
-large, blocks are padded by whole phantom layers, by the combination that wastes least.
+The large page is the least common multiple of the groups' block bytes, so every group sees the whole pool as a
+pure reshape ``[num_blocks, padded_layers, ...]`` and any page can serve any group. Where the exact multiple would
+be too large, blocks are padded by whole phantom layers, by the combination that wastes least.
 """
 
 from __future__ import annotations
@@ -84,17 +84,15 @@ class PoolLayout:
     num_pages: int
 
     @classmethod
-    def plan(
-        cls, groups: Sequence[GroupSpec], pool_bytes: int, *, max_page_bytes: int | None = None
-    ) -> PoolLayout:
+    def plan(cls, groups: Sequence[GroupSpec], pool_bytes: int, *, max_page_bytes: int | None = None) -> PoolLayout:
         """Lay out `pool_bytes` (one device's share) for `groups`.
 
         Args:
             groups: at least one, with distinct names.
             pool_bytes: what may be used; the part that fills no whole large page is left over.
             max_page_bytes: pad blocks when the exact large page exceeds it (default: the larger of 128 blocks
-                of the smallest group and 4 MiB). A model is never refused: where no padding reaches the bound,
-                the bound is doubled until one does.
+                of the smallest group and 4 MiB). A model is never refused: where no padding stays within the
+                bound, it is doubled until one does.
 
         Raises:
             ValueError: when there are no groups, names repeat, or `pool_bytes` holds no large page.
@@ -134,11 +132,11 @@ class PoolLayout:
 
 
 def _padded_layers(groups: Sequence[GroupSpec], bound: int, pool_bytes: int) -> list[int] | None:
-    """Layers for each group so that the large page stays within `bound`, wasting least; None when nothing fits the pool.
+    """Layers for each group that keep the page within `bound` and waste least; None when nothing fits the pool.
 
-    A page of P bytes serves a group with every layer count that divides ``P / layer_bytes``, so the page sizes
-    are what is enumerated: multiples of the least common multiple of the layer sizes. Waste is counted in bytes a
-    token over all groups; among equals the smallest page wins.
+    A page of P bytes serves a group with every layer count that divides ``P / layer_bytes``, so page sizes are
+    enumerated: multiples of the least common multiple of the layer sizes. Waste is counted in bytes a token over
+    all groups; among equals the smallest page wins.
     """
     unit = math.lcm(*(spec.layer_bytes for spec in groups))
     while True:

@@ -1,43 +1,34 @@
 """Who owns which block: the block tables of every sequence over the two-level allocator and the prefix cache.
 
-Decoding modes are built from three primitives (PagedAttention, section 5.2): fork, append (`allocate`) and free. Blocks
-are shared by reference count and copied on the first diverging write only (section 4.4).
+Decoding modes are built from three primitives (PagedAttention, section 5.2): fork, append (`allocate`) and
+free. Blocks are shared by reference count and copied on the first diverging write only (section 4.4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from jpaged.memory import invariants
+from jpaged.memory.admission import Admission, Fit
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request
-from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pages import Time
-from jpaged.memory.prefix_cache import GroupHits, PrefixCache, longest_prefix
+from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
 
 
 class BlockCopy(NamedTuple):
-    """A copy-on-write: the device copies block `src` to `dst` in every layer of the group before the step writes.
+    """A copy-on-write: the device copies `src` to `dst` in every layer of the group before the step writes.
 
-    The copies of one step touch distinct destinations and no destination is a source, provided that nothing is
-    freed between the first `allocate` of the step and the last except whole requests, whose copies are dropped.
+    The copies of one step can be made in any order, as no destination is another's source or destination. When
+    a request is freed while the step is planned, its copies must be dropped: their blocks go to others.
     """
 
     group: int
     src: int
     dst: int
-
-
-class Fit(Enum):
-    """Verdict of `MemoryManager.can_admit`."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
 
 
 class _Sequences(dict[int, BlockTables]):
@@ -68,17 +59,14 @@ class MemoryManager:
         prefix_caching: bool = False,
         max_step_tokens: int | None = None,
     ) -> None:
-        if not 0 <= watermark < 1:
-            raise ValueError(f"watermark={watermark} must be in [0, 1)")
         self.layout = layout
         self.prefix_caching = prefix_caching
-        self._cache = PrefixCache(len(layout.groups))
+        self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
+        self._cache = PrefixCache(self._groups)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
         )
-        self._watermark_pages = int(watermark * layout.num_pages)
-        self._max_step_tokens = max_step_tokens
-        self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
+        self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
         self._sequences = _Sequences()
         self._requests: dict[int, Request] = {}
         self._clock = 0
@@ -97,22 +85,7 @@ class MemoryManager:
         Returns:
             NEVER when it could not fit an empty pool above the watermark; OK when it fits now; else LATER.
         """
-        step = min(self._max_step_tokens or num_tokens, num_tokens)
-        all_blocks = [
-            policy.peak_blocks(num_tokens, step, size) + num_seqs - 1 for policy, size in self._groups
-        ]
-        pages = sum(
-            -(-blocks // group.blocks_per_page)
-            for blocks, group in zip(all_blocks, self.layout.groups, strict=True)
-        )
-        if pages > self.layout.num_pages - self._watermark_pages:
-            return Fit.NEVER
-        new_blocks = [
-            min(blocks, policy.num_blocks(num_tokens, size) - cached_tokens // size + num_seqs - 1)
-            for blocks, (policy, size) in zip(all_blocks, self._groups, strict=True)
-        ]
-        room = self._allocator.pages.num_available - self._watermark_pages
-        return Fit.OK if self._allocator.pages_needed(new_blocks) <= room else Fit.LATER
+        return self._admission.verdict(num_tokens, num_seqs, cached_tokens)
 
     def free_blocks(self, group: int) -> int:
         """Blocks that `group` could get if no other group took any."""
@@ -132,9 +105,7 @@ class MemoryManager:
         if request is None:
             request = self._requests[request_id] = Request(request_id, self._allocator.associate())
         request.num_seqs += 1
-        self._sequences[seq_id] = BlockTables(
-            request, len(self._groups), self._chains(None), self._next_version()
-        )
+        self._sequences[seq_id] = BlockTables(request, len(self._groups), self._cache.chains(), self._next_version())
 
     def match_prefix(
         self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
@@ -145,12 +116,12 @@ class MemoryManager:
             seq_id: a sequence with empty tables.
             token_ids: all tokens to be computed.
             salt: anything with a stable repr that keeps tenants, adapters or images apart. It also marks what
-                this sequence will put into the cache, so give it even where no hit is wanted (``max_tokens=0``).
+                this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
             max_tokens: upper bound on the hit.
 
         Returns:
-            Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1`` so that the last token
-            is computed and yields logits; 0 without prefix caching.
+            Cached tokens: a multiple of every block size and at most ``len(token_ids) - 1``, so that the last
+            token is computed and yields logits; 0 without prefix caching.
 
         Raises:
             RuntimeError: when the sequence already has blocks.
@@ -161,29 +132,24 @@ class MemoryManager:
         if not self.prefix_caching:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
-        sequence.chains = self._chains(salt)
-        hits = []
-        for g, (policy, size) in enumerate(self._groups):
-            chain = sequence.chains[size]
-            chain.extend(token_ids, max(limit, 0) // size)
-            hits.append(GroupHits(policy, size, [self._cache.find(g, link) for link in chain.links]))
-        length = longest_prefix(hits, limit)
+        sequence.chains = self._cache.chains(salt)
+        length, tables = self._cache.match(sequence.chains, token_ids, max(limit, 0))
         if length:
-            self._attach(sequence, hits, length)
+            self._attach(sequence, tables, length)
         return length
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
-        """Append: slots for token positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
+        """Append: slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
 
         A shared block that would be written is replaced by one of the sequence's own; if it holds earlier
-        tokens the device must copy it first (at most one such block a group: the partial tail). The last owner
-        writes in place.
+        tokens the device must copy it first: at most one block a group, the partial tail. The last owner writes
+        in place.
 
         Returns:
             The copies to make before the step, or None when memory is short: then nothing has changed.
 
         Raises:
-            ValueError: when positions before `first_write` have no slot, or a block to be written was released.
+            ValueError: when positions before `first_write` have no slot, or one to be written was released.
         """
         sequence = self._sequences[seq_id]
         needs, replaced = [], []
@@ -210,15 +176,15 @@ class MemoryManager:
         else:
             copies = []
         if self.prefix_caching and first_write < num_tokens:
-            self._forget_rewritten(sequence, first_write)
+            self._cache.rewind(sequence, first_write)
         return copies
 
     def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
         """The first `num_computed` tokens have KV once the step now scheduled has run.
 
-        Newly full blocks become known to the prefix cache and blocks that left every window are released. Call it
-        when the whole step is scheduled: a block released here is still read by this step, so it must not be
-        handed to another sequence of the same step.
+        Newly full blocks become known to the prefix cache, blocks that left every window are released. Do not
+        commit tokens of a step that is still being planned: what is released here may be handed to another
+        sequence at once, and that step would both read and overwrite it.
 
         Args:
             token_ids: all tokens the host knows; may end before `num_computed` while one is in flight, then
@@ -227,7 +193,7 @@ class MemoryManager:
         sequence = self._sequences[seq_id]
         sequence.num_computed = num_computed
         if self.prefix_caching:
-            self._hash_full_blocks(sequence, token_ids, min(num_computed, len(token_ids)))
+            self._cache.record(sequence, token_ids, min(num_computed, len(token_ids)))
         self._release_inactive(sequence, num_computed)
 
     def fork(self, parent_id: int, child_id: int) -> None:
@@ -250,8 +216,8 @@ class MemoryManager:
         """The sequence gives up its blocks, tails before heads; those in the prefix cache stay, evictable."""
         sequence = self._sequences[seq_id]
         self._clock += 1
-        for g in range(len(self._groups)):
-            self._release(sequence, g, range(len(sequence.tables[g])))
+        for g, table in enumerate(sequence.tables):
+            self._release(g, table, range(len(table)))
         del self._sequences[seq_id]
         request = sequence.request
         request.num_seqs -= 1
@@ -264,12 +230,11 @@ class MemoryManager:
         """Tokens the sequence's tables can hold without a new block, the least over groups."""
         tables = self._sequences[seq_id].tables
         return min(
-            policy.capacity(len(table), size)
-            for (policy, size), table in zip(self._groups, tables, strict=True)
+            policy.capacity(len(table), size) for (policy, size), table in zip(self._groups, tables, strict=True)
         )
 
     def tail_shared(self, seq_id: int) -> bool:
-        """Whether another sequence shares the last block of any group: a write may need `allocate` to copy it."""
+        """Whether another sequence shares the last block of any group, so that a write may have to copy it."""
         tables = self._sequences[seq_id].tables
         return any(
             table and table[-1] != NO_BLOCK and self._allocator.groups[g].ref_count[table[-1]] > 1
@@ -277,7 +242,7 @@ class MemoryManager:
         )
 
     def block_table(self, seq_id: int, group: int) -> list[int]:
-        """Logical block to physical block (`NO_BLOCK` where released). Owned by the manager: read, do not write."""
+        """Logical to physical block, `NO_BLOCK` where released. It is the manager's own list: do not write."""
         return self._sequences[seq_id].tables[group]
 
     def table_version(self, seq_id: int) -> int:
@@ -317,25 +282,14 @@ class MemoryManager:
         self._version += 1
         return self._version
 
-    def _chains(self, salt: Hashable) -> dict[int, HashChain]:
-        if not self.prefix_caching:
-            return {}
-        return {size: HashChain(size, salt) for _, size in self._groups}
-
-    def _attach(self, sequence: BlockTables, hits: list[GroupHits], length: int) -> None:
-        for g, (policy, size, blocks) in enumerate(hits):
-            num_blocks = length // size
-            table = [NO_BLOCK] * num_blocks
-            runs = policy.active_blocks(length, size)
-            for run in runs:
-                for i in run:
-                    block = blocks[i]
-                    assert block is not None, "longest_prefix promised an active block that is not cached"
+    def _attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
+        for g, (policy, size) in enumerate(self._groups):
+            for block in tables[g]:
+                if block != NO_BLOCK:
                     self._allocator.share(g, block)
-                    table[i] = block
-            sequence.tables[g] = table
-            sequence.behind[g] = runs[-1].start
-            sequence.num_hashed[g] = num_blocks
+            sequence.behind[g] = policy.active_blocks(length, size)[-1].start
+            sequence.num_hashed[g] = len(tables[g])
+        sequence.tables = tables
         sequence.num_computed = length
         sequence.version = self._next_version()
 
@@ -355,51 +309,28 @@ class MemoryManager:
         sequence.version = self._next_version()
         return copies
 
-    def _forget_rewritten(self, sequence: BlockTables, first_write: int) -> None:
-        """Cached content that the sequence alone owns and now overwrites (after a rewind) is no content any more."""
-        for g, (_, size) in enumerate(self._groups):
-            start = first_write // size
-            if start < sequence.num_hashed[g]:
-                for block in sequence.tables[g][start : sequence.num_hashed[g]]:
-                    self._cache.forget(g, block)
-                sequence.num_hashed[g] = start
-                sequence.chains[size].truncate(start)
-
-    def _hash_full_blocks(self, sequence: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
-        for g, (_, size) in enumerate(self._groups):
-            full = num_known // size
-            if full > sequence.num_hashed[g]:
-                chain = sequence.chains[size]
-                chain.extend(token_ids, full)
-                table = sequence.tables[g]
-                for i in range(sequence.num_hashed[g], full):
-                    if table[i] != NO_BLOCK:
-                        self._cache.insert(g, table[i], chain.links[i])
-                sequence.num_hashed[g] = full
-
     def _release_inactive(self, sequence: BlockTables, length: int) -> None:
-        ticked = False
+        self._clock += 1
         for g, (policy, size) in enumerate(self._groups):
             runs = policy.active_blocks(length, size)
-            behind = sequence.behind[g]
-            if runs[-1].start <= behind:
+            behind, first_active = sequence.behind[g], runs[-1].start
+            if first_active <= behind:
                 continue
-            if not ticked:
-                self._clock += 1
-                ticked = True
-            stops = [run.start for run in runs]
-            starts = [0, *(run.stop for run in runs[:-1])]
-            for start, stop in zip(reversed(starts), reversed(stops), strict=True):
-                self._release(sequence, g, range(max(start, behind), stop))
-            sequence.behind[g] = runs[-1].start
+            table = sequence.tables[g]
+            # The gaps before and between the runs, the last first.
+            gap_starts = [0, *(run.stop for run in runs[:-1])]
+            for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
+                gap = range(max(start, behind), run.start)
+                self._release(g, table, gap)
+                for i in gap:
+                    table[i] = NO_BLOCK
+            sequence.behind[g] = first_active
             sequence.version = self._next_version()
 
-    def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
-        """Give up the blocks of a table in `logical`, the longest prefix first."""
-        table, size = sequence.tables[g], self._groups[g][1]
+    def _release(self, g: int, table: list[int], logical: range) -> None:
+        """Give up the blocks of `table` in `logical`, the longest prefix first."""
+        allocator, cache, tick, size = self._allocator, self._cache, self._clock, self._groups[g][1]
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
-                table[i] = NO_BLOCK
-                keep = self._cache.holds(g, block)
-                self._allocator.release(g, block, Time(self._clock, -(i + 1) * size), keep)
+                allocator.release(g, block, Time(tick, -(i + 1) * size), cache.holds(g, block))

@@ -1,4 +1,4 @@
-"""The upper level of the allocator: large pages, each empty or carved into the blocks of one group (Jenga, section 4.2).
+"""The upper level of the allocator: large pages, each free or carved into the blocks of one group (Jenga, section 4).
 
 A block is used (reference count > 0), evictable (count 0, content cached) or empty. A large page is
 

@@ -1,7 +1,7 @@
 """What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5.2).
 
-A policy answers in logical blocks of its group; logical block ``i`` covers tokens ``[i * block_size, (i + 1) * block_size)``.
-Policies hold no state of a sequence: whatever depends on it comes in through ``length`` or ``is_hit``.
+A policy answers in logical blocks of its group: block ``i`` covers tokens ``[i * size, (i + 1) * size)``. It holds
+no state of a sequence: whatever depends on one comes in through ``length`` or ``is_hit``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Policy(ABC):
         return -(-length // block_size)
 
     def capacity(self, num_blocks: int, block_size: int) -> int:
-        """The longest sequence, in tokens, that a table of `num_blocks` entries serves; inverse of `num_blocks`."""
+        """The longest sequence, in tokens, that a table of `num_blocks` entries serves."""
         return num_blocks * block_size
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Policy(ABC):
 
     @abstractmethod
     def possible_prefix(self, is_hit: Sequence[bool], block_size: int) -> Collection[int]:
-        """Prefix lengths, in blocks and with 0 among them, that the cached blocks marked in `is_hit` can serve."""
+        """Prefix lengths in blocks, 0 among them, that can be served when the blocks in `is_hit` are cached."""
 
     @abstractmethod
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
@@ -45,7 +45,7 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class FullAttention(Policy):
-    """Every token reads all tokens before it: nothing is ever released, a prefix is valid up to the first miss."""
+    """Every token reads all before it: nothing is ever released, a prefix is valid up to the first miss."""
 
     def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
         return (range(-(-length // block_size)),)

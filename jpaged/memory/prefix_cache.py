@@ -1,42 +1,35 @@
-"""Which physical block holds which content, per group, and the longest prefix that all groups can serve together.
+"""The prefix cache: which physical block holds which content, and the longest prefix all groups can serve together.
 
-The cache holds no block: one that somebody uses is found here just as one that waits, evictable, in the allocator. The
-allocator says when content is lost (`PrefixCache.forget`).
+It owns no block: one that somebody uses is found here just as one that waits, evictable, in the allocator,
+which says when content is lost (`PrefixCache.forget`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
 
-from jpaged.memory.hash_chain import Link
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.hash_chain import HashChain, Link
 from jpaged.memory.policies import Policy
 
 
-class GroupHits(NamedTuple):
-    """Cached blocks of one group along a prompt.
+class PrefixCache:
+    """Content to block and back, for every group.
 
-    Attributes:
-        policy: of the group.
-        block_size: tokens a block.
-        blocks: physical block of every logical one, None where it is not cached.
+    Args:
+        groups: policy and block size (tokens) of each group.
     """
 
-    policy: Policy
-    block_size: int
-    blocks: list[int | None]
+    def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
+        self._groups = groups
+        self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
+        self._link_of: list[dict[int, Link]] = [{} for _ in groups]
 
-
-class PrefixCache:
-    """Content to block and back, for every group."""
-
-    def __init__(self, num_groups: int) -> None:
-        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
-        self._link_of: list[dict[int, Link]] = [{} for _ in range(num_groups)]
+    # One block.
 
     def find(self, g: int, link: Link) -> int | None:
-        """The block of group `g` with this content; the tokens themselves are compared, not only the digest."""
+        """The block of group `g` with this content; the tokens are compared too, not only the digest."""
         block = self._block_of[g].get(link.digest)
         if block is None or self._link_of[g][block].tokens != link.tokens:
             return None
@@ -58,19 +51,69 @@ class PrefixCache:
         if link is not None:
             del self._block_of[g][link.digest]
 
-    def num_cached(self, g: int) -> int:
-        """Blocks of group `g` whose content can be found."""
-        return len(self._link_of[g])
+    # One sequence.
+
+    def chains(self, salt: Hashable = None) -> dict[int, HashChain]:
+        """Empty hash chains of a new sequence, by block size."""
+        return {size: HashChain(size, salt) for _, size in self._groups}
+
+    def match(self, chains: dict[int, HashChain], token_ids: Sequence[int], limit: int) -> tuple[int, list[list[int]]]:
+        """The longest cached prefix of at most `limit` tokens, and each group's table for it.
+
+        A table has `NO_BLOCK` where its policy needs nothing; the blocks are not yet owned.
+        """
+        found: list[list[int | None]] = []
+        for g, (_, size) in enumerate(self._groups):
+            chains[size].extend(token_ids, limit // size)
+            found.append([self.find(g, link) for link in chains[size].links])
+        hits = [[block is not None for block in blocks] for blocks in found]
+        length = longest_prefix(self._groups, hits, limit)
+        tables = []
+        for (policy, size), blocks in zip(self._groups, found, strict=True):
+            table = [NO_BLOCK] * (length // size)
+            for run in policy.active_blocks(length, size):
+                for i in run:
+                    block = blocks[i]
+                    assert block is not None, "an active block of a possible prefix is cached"
+                    table[i] = block
+            tables.append(table)
+        return length, tables
+
+    def record(self, tables: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
+        """Remember the blocks that the first `num_known` tokens have filled since the last call."""
+        for g, (_, size) in enumerate(self._groups):
+            full = num_known // size
+            if full > tables.num_hashed[g]:
+                chain, table = tables.chains[size], tables.tables[g]
+                chain.extend(token_ids, full)
+                for i in range(tables.num_hashed[g], full):
+                    if table[i] != NO_BLOCK:
+                        self.insert(g, table[i], chain.links[i])
+                tables.num_hashed[g] = full
+
+    def rewind(self, tables: BlockTables, first_write: int) -> None:
+        """Forget what the sequence is about to overwrite from position `first_write` on."""
+        for g, (_, size) in enumerate(self._groups):
+            start = first_write // size
+            if start < tables.num_hashed[g]:
+                for block in tables.tables[g][start : tables.num_hashed[g]]:
+                    self.forget(g, block)
+                tables.num_hashed[g] = start
+                tables.chains[size].truncate(start)
 
 
-def longest_prefix(groups: Sequence[GroupHits], limit: int) -> int:
-    """The longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5.3).
+def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence[bool]], limit: int) -> int:
+    """The longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5.2).
 
     Its length divides by every group's block size, as a group can only attach whole blocks.
+
+    Args:
+        groups: policy and block size (tokens) of each group.
+        hits: for each group, whether each of its logical blocks is cached.
+        limit: upper bound in tokens.
     """
     possible = [
-        (size, policy.possible_prefix([block is not None for block in blocks], size))
-        for policy, size, blocks in groups
+        (size, policy.possible_prefix(is_hit, size)) for (policy, size), is_hit in zip(groups, hits, strict=True)
     ]
     bound = min(limit, *(max(lengths) * size for size, lengths in possible))
     step = math.lcm(*(size for size, _ in possible))

@@ -1,4 +1,4 @@
-"""What the pool holds right now: blocks by state, bytes reserved, bytes holding tokens, waste, and what sharing saves."""
+"""What the pool holds right now: blocks by state, bytes reserved and used, waste, and what sharing saves."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ class MemoryReport:
             )
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = [
-            "  ".join(
-                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-            )
+            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
             for row in rows
         ]
         lines.append(

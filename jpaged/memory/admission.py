@@ -1,0 +1,56 @@
+"""Whether a new request fits: now, later, or never (PagedAttention, section 4.5), in large pages over all groups."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.layout import PoolLayout
+
+
+class Fit(Enum):
+    """Verdict on a request that waits."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+class Admission:
+    """Keeps a watermark of large pages free, so that running sequences can still grow.
+
+    Args:
+        layout: of the pool.
+        allocator: its state.
+        watermark: share of the large pages kept free.
+        max_step_tokens: most tokens a sequence computes in one step; None: a whole prompt.
+
+    Raises:
+        ValueError: when the watermark is outside [0, 1).
+    """
+
+    def __init__(
+        self, layout: PoolLayout, allocator: BlockAllocator, watermark: float, max_step_tokens: int | None
+    ) -> None:
+        if not 0 <= watermark < 1:
+            raise ValueError(f"watermark={watermark} must be in [0, 1)")
+        self._layout = layout
+        self._allocator = allocator
+        self._watermark_pages = int(watermark * layout.num_pages)
+        self._max_step_tokens = max_step_tokens
+
+    def verdict(self, num_tokens: int, num_seqs: int, cached_tokens: int) -> Fit:
+        """See `MemoryManager.can_admit`."""
+        step = min(self._max_step_tokens or num_tokens, num_tokens)
+        missing, pages = [], 0
+        for group in self._layout.groups:
+            policy, size = group.spec.policy, group.spec.block_size
+            copied_tails = num_seqs - 1
+            blocks = policy.peak_blocks(num_tokens, step, size) + copied_tails
+            uncached = policy.num_blocks(num_tokens, size) - cached_tokens // size + copied_tails
+            missing.append(min(blocks, uncached))
+            pages += -(-blocks // group.blocks_per_page)
+        if pages > self._layout.num_pages - self._watermark_pages:
+            return Fit.NEVER
+        room = self._allocator.pages.num_available - self._watermark_pages
+        return Fit.OK if self._allocator.pages_needed(missing) <= room else Fit.LATER

@@ -97,9 +97,7 @@ class Gemma2(nnx.Module):
             raise ValueError(f"model_type={config.model_type!r} is not 'gemma2'")
         if config.use_bidirectional_attention:
             raise ValueError("use_bidirectional_attention=True is not supported: attention is causal")
-        heads = Heads.of(
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim, tensor_parallel
-        )
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, tensor_parallel)
         kinds = kinds_from_types(config)
         self.layer_groups = layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window)
         self.vocab_size = config.vocab_size

@@ -22,9 +22,7 @@ def kinds_from_types(config: Any) -> tuple[LayerKind, ...]:
         if layer_type not in _GROUP_OF_TYPE:
             raise ValueError(f"layer_types names {layer_type!r}; known: {', '.join(_GROUP_OF_TYPE)}")
     if len(config.layer_types) != config.num_hidden_layers:
-        raise ValueError(
-            f"layer_types has {len(config.layer_types)} entries for {config.num_hidden_layers} layers"
-        )
+        raise ValueError(f"layer_types has {len(config.layer_types)} entries for {config.num_hidden_layers} layers")
     return tuple(LayerKind(_GROUP_OF_TYPE[t]) for t in config.layer_types)
 
 
@@ -42,8 +40,6 @@ def layer_groups(
         if not layers:
             continue
         if name == "window" and (window is None or window < 1):
-            raise ValueError(
-                f"sliding_window={window} must be a positive number of tokens: some layers slide"
-            )
+            raise ValueError(f"sliding_window={window} must be a positive number of tokens: some layers slide")
         groups.append(LayerGroup(name, layers, kv_heads, head_dim, window))
     return tuple(groups)

@@ -1,7 +1,9 @@
 """Dots, norms, MLPs and the vocabulary, shared by every family.
 
 Dimension names beyond those of `jpaged.model_api`: ``mlp`` is the MLP's width padded to a multiple of the
-shards. Norms are computed in float32; everything else in the parameters' dtype, float32 parameters with
+shards. Weights of dots are matrices, and fused ones are fused
+along their columns: with a further dimension of 2 or 6, a TPU would tile them so that every step copies them.
+Norms are computed in float32; everything else in the parameters' dtype, float32 parameters with
 float32 products on every platform. Parameters are held unsharded here; `weights` methods say how each is
 split over the mesh.
 """
@@ -52,18 +54,13 @@ def zeros_param(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
     return nnx.Param(jnp.zeros(shape, dtype))
 
 
-def dot(x: Array, weight: Array, contract: int = 1, out_dtype: jnp.dtype | None = None) -> Array:
-    """Contracts the last `contract` dimensions of `x` with the first of `weight`, as one dot.
-
-    The contracted and the free dimensions are adjacent, so XLA flattens them without a copy; unlike a reshape
-    in the program, the dot itself may be sharded along any of them.
-    """
-    axes = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
+def dot(
+    x: Float[Array, "tokens inputs"], weight: Float[Array, "inputs outputs"], out_dtype: jnp.dtype | None = None
+) -> Float[Array, "tokens outputs"]:
+    """``x @ weight``, in `out_dtype` or that of `x`."""
     # Accelerators multiply float32 in fewer bits unless told not to.
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    return jax.lax.dot_general(
-        x, weight, (axes, ((), ())), precision=precision, preferred_element_type=out_dtype or x.dtype
-    )
+    return jnp.dot(x, weight, precision=precision, preferred_element_type=out_dtype or x.dtype)
 
 
 def embed(table: Float[Array, "vocab embed"], tokens: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
@@ -122,7 +119,7 @@ class LayerNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.scale is not None:
+        if self.scale is not None and self.bias is not None:
             wide = wide * self.scale[...].astype(jnp.float32) + self.bias[...].astype(jnp.float32)
         return wide.astype(x.dtype)
 
@@ -136,7 +133,8 @@ class LayerNorm(nnx.Module):
 class GatedMLP(nnx.Module):
     """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), gate and up fused into one dot.
 
-    gate_up [embed, 2, mlp], down [mlp, embed]; columns beyond the checkpoint's width are zero.
+    gate_up [embed, 2 * mlp] holds each shard's gate columns and then its up columns, so that a shard finds both in
+    its own part; down [mlp, embed]. Columns beyond the checkpoint's width are zero.
     """
 
     def __init__(
@@ -151,31 +149,33 @@ class GatedMLP(nnx.Module):
         rngs: nnx.Rngs,
     ):
         mlp = padded(width, tensor_parallel)
-        self.gate_up = random_param(rngs, (embed, 2, mlp), dtype)
+        self.gate_up = random_param(rngs, (embed, 2 * mlp), dtype)
         self.down = random_param(rngs, (mlp, embed), dtype)
-        self.gate_up_bias = zeros_param((2, mlp), dtype) if bias else None
+        self.gate_up_bias = zeros_param((2 * mlp,), dtype) if bias else None
         self.down_bias = zeros_param((embed,), dtype) if bias else None
         self.activation = activation
+        self.shards = tensor_parallel
 
     def __call__(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
         both = dot(x, self.gate_up[...])
         if self.gate_up_bias is not None:
             both = both + self.gate_up_bias[...]
-        out = dot(ACTIVATIONS[self.activation](both[:, 0]) * both[:, 1], self.down[...])
+        gate, up = jnp.split(both.reshape(x.shape[0], self.shards, -1), 2, axis=-1)
+        inner = ACTIVATIONS[self.activation](gate) * up
+        out = dot(inner.reshape(x.shape[0], -1), self.down[...])
         return out if self.down_bias is None else out + self.down_bias[...]
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Tensors ``{name}.gate_proj``, ``.up_proj`` and ``.down_proj``."""
         mlp, embed = self.down.shape[-2:]
+        fuse = convert.fuse_gate_up(mlp, self.shards)
         gate_up = f"{name}.gate_proj", f"{name}.up_proj"
         sources = [
-            ("gate_up", gate_up, "weight", convert.fuse_gate_up(mlp), P(None, None, TENSOR_AXIS)),
-            ("gate_up_bias", gate_up, "bias", convert.fuse_gate_up(mlp), P(None, TENSOR_AXIS)),
+            ("gate_up", gate_up, "weight", fuse, P(None, TENSOR_AXIS)),
+            ("gate_up_bias", gate_up, "bias", fuse, P(TENSOR_AXIS)),
             ("down", (f"{name}.down_proj",), "weight", convert.linear(mlp, embed), P(TENSOR_AXIS, None)),
             ("down_bias", (f"{name}.down_proj",), "bias", convert.as_stored, P(None)),
         ]
         for param, tensors, kind, how, partition in sources:
             if getattr(self, param) is not None:
-                yield WeightSource(
-                    (*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer
-                )
+                yield WeightSource((*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
@@ -175,11 +174,12 @@ class OPT(nnx.Module):
     def weights(self) -> Iterator[WeightSource]:
         rows = convert.pad_rows(self.embed_tokens.shape[0])
         by_rows, whole = P(TENSOR_AXIS, None), P(None, None)
+        word_size, size = self.embed_tokens.shape[1], self.embed_positions.shape[1]
         sources = [
             ("embed_tokens", "model.decoder.embed_tokens.weight", rows, by_rows),
             ("embed_positions", "model.decoder.embed_positions.weight", convert.as_stored, whole),
-            ("project_in", "model.decoder.project_in.weight", np.transpose, whole),
-            ("project_out", "model.decoder.project_out.weight", np.transpose, whole),
+            ("project_in", "model.decoder.project_in.weight", convert.linear(word_size, size), whole),
+            ("project_out", "model.decoder.project_out.weight", convert.linear(size, word_size), whole),
             ("lm_head", "lm_head.weight", rows, by_rows),
         ]
         for param, tensor, how, partition in sources:

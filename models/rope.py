@@ -58,9 +58,7 @@ def rotary_from_config(config: Any, head_dim: int) -> Rotary:
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join(_SCALINGS)}")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            f"partial_rotary_factor={parameters['partial_rotary_factor']} is not supported; only 1.0"
-        )
+        raise ValueError(f"partial_rotary_factor={parameters['partial_rotary_factor']} is not supported; only 1.0")
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} is odd; rotary embedding turns pairs")
     frequencies = parameters["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
@@ -92,9 +90,7 @@ def _yarn(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) ->
 
     def pair_turning(turns: float) -> float:
         """The (fractional) pair that turns this often over the original context."""
-        return (
-            head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
-        )
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
 
     low = pair_turning(parameters.get("beta_fast") or 32)
     high = pair_turning(parameters.get("beta_slow") or 1)

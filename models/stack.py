@@ -98,8 +98,7 @@ class LayerStack(nnx.Module):
             return nnx.split_rngs(splits=repeats)(stack)(rngs)
 
         self.segments = nnx.List(
-            nnx.List(build(kind, s.repeats) for kind in self.kinds[s.start : s.start + s.period])
-            for s in self.plan
+            nnx.List(build(kind, s.repeats) for kind in self.kinds[s.start : s.start + s.period]) for s in self.plan
         )
 
     def __call__(
@@ -109,9 +108,7 @@ class LayerStack(nnx.Module):
             hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
         return hidden, cache
 
-    def _run(
-        self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend
-    ):
+    def _run(self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend):
         before = Counter(kind.group for kind in self.kinds[: segment.start])
         pattern = [kind.group for kind in self.kinds[segment.start : segment.start + segment.period]]
 
@@ -128,12 +125,13 @@ class LayerStack(nnx.Module):
 
         def body(carry, this):
             number, params = this
-            return repeat(nnx.merge(graph, params), *carry, number), None
+            hidden, cache = carry
+            return repeat(nnx.merge(graph, params), hidden, cache, number), None
 
         numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
         return jax.lax.scan(body, (hidden, cache), (numbers, params))[0]
 
-    def layer(self, number: int) -> nnx.Module:
+    def layer(self, number: int) -> Any:
         """The module that holds layer `number`'s parameters, alone or stacked with its like."""
         segment, place, _ = self._find(number)
         return self.segments[segment][place]

@@ -41,20 +41,23 @@ def linear(inputs: int, outputs: int) -> Converter:
     return lambda array: _resized(_resized(array.T, 0, inputs), 1, outputs)
 
 
-def fuse_gate_up(width: int) -> Converter:
-    """gate and up, [mlp, embed] each -> [embed, 2, width]; their biases, [mlp] each -> [2, width]."""
+def fuse_gate_up(width: int, shards: int) -> Converter:
+    """gate and up, [mlp, embed] each -> [embed, 2 * width], padded; each shard's gate columns, then its up's.
+
+    Biases, [mlp] each, -> [2 * width].
+    """
 
     def convert(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        both = np.stack([_resized(gate, 0, width), _resized(up, 0, width)])
-        return np.moveaxis(both, -1, 0) if gate.ndim == 2 else both
+        parts = [_resized(a, 0, width).reshape(shards, width // shards, *a.shape[1:]) for a in (gate, up)]
+        return np.concatenate(parts, axis=1).reshape(2 * width, *gate.shape[1:]).T
 
     return convert
 
 
 def fuse_qkv(layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: int) -> Converter:
-    """q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in one array of slots.
+    """q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in the columns of one matrix.
 
-    The result is [embed, kv_heads, q_per_kv + 2, head_dim]; a slot's last two rows are its K and V. Biases
+    The result is [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V. Biases
     come and go without the embed dimension.
     """
 
@@ -71,19 +74,19 @@ def fuse_qkv(layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: in
             if kv >= 0:
                 fused[slot, -2] = k[kv]
                 fused[slot, -1] = v[kv]
-        return np.moveaxis(fused, -1, 0) if embed else fused
+        return fused.reshape(-1, *embed).T
 
     return convert
 
 
 def split_out(layout: HeadLayout, num_heads: int, head_dim: int) -> Converter:
-    """[embed, num_heads * head_dim] -> [kv_heads, q_per_kv, head_dim, embed]."""
+    """[embed, num_heads * head_dim] -> [kv_heads * q_per_kv * head_dim, embed], zero for padding heads."""
 
     def convert(out: np.ndarray) -> np.ndarray:
         by_head = out.T.reshape(num_heads, head_dim, -1)
-        slots = np.array(layout.q_of_slot)
-        placed = by_head[slots]
-        placed[slots < 0] = 0
-        return placed
+        heads = np.array(layout.q_of_slot).reshape(-1)
+        placed = by_head[heads]
+        placed[heads < 0] = 0
+        return placed.reshape(-1, out.shape[0])
 
     return convert

@@ -88,7 +88,13 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         activation_function="gelu",
         tie_word_embeddings=False,
     ),
-    "gemma2": Gemma2Config(**{**_SIZES, "num_hidden_layers": 5}, sliding_window=7, query_pre_attn_scalar=24),
+    "gemma2": Gemma2Config(
+        **{**_SIZES, "num_hidden_layers": 5},
+        sliding_window=7,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
 }
 """Name of a checkpoint -> its config."""
 
@@ -100,9 +106,7 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedMod
     differ between tokens by about one and no parameter can be left out unnoticed.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        CHECKPOINTS[name], attn_implementation="eager", dtype=torch.float32
-    )
+    model = AutoModelForCausalLM.from_config(CHECKPOINTS[name], attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if weight.ndim > 1:

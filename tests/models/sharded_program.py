@@ -41,9 +41,7 @@ def main(path: str, stacked: bool) -> dict:
     by_vocab = NamedSharding(mesh, P(None, TENSOR_AXIS))
     compiled = jax.jit(forward, out_shardings=by_vocab).lower(params, tokens).compile()
     names = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-    error = np.abs(np.asarray(compiled(params, tokens)) - run_dense(model, tokens))[
-        :, : model.vocab_size
-    ].max()
+    error = np.abs(np.asarray(compiled(params, tokens)) - run_dense(model, tokens))[:, : model.vocab_size].max()
     return {"collectives": Counter(re.findall(names, compiled.as_text())), "error": float(error)}
 
 

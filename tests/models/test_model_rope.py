@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jpaged_models.rope import rotary_from_config, rotate
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from jpaged_models.rope import rotary_from_config, rotate
 
 LLAMA3 = {
     "factor": 8.0,

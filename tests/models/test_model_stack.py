@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
-from jpaged_models.stack import LayerKind, LayerStack, segments
 
 from jpaged.model_api import LayerRef, WeightSource
+from jpaged_models.stack import LayerKind, LayerStack, segments
 
 PATTERNS = ["L", "LLLL", "LG", "LGLGL", "LLLLLG" * 3 + "LL", "DMMMM", "GGGLLL", "L-L-L-", "-LLG-LLG"]
 

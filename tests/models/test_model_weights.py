@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jpaged_models import weights as convert
 
 from jpaged.model_api import head_layout
+from jpaged_models import weights as convert
 
 EMBED, WIDTH = 5, 4
 
@@ -16,13 +16,17 @@ def tensors(num_heads, num_kv_heads):
     return tuple(draw((heads * WIDTH, EMBED)) for heads in (num_heads, num_kv_heads, num_kv_heads))
 
 
+def by_slot(layout, fused):
+    """The fused matrix as [embed, kv_heads, q_per_kv + 2, head_dim]."""
+    return fused.reshape(EMBED, layout.kv_heads, layout.q_per_kv + 2, WIDTH)
+
+
 @given(st.integers(1, 6), st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 8, 16]))
 def test_qkv_slots_hold_the_heads_the_layout_names(num_kv_heads, share, shards):
     num_heads = num_kv_heads * share
     layout = head_layout(num_heads, num_kv_heads, shards)
     q, k, v = tensors(num_heads, num_kv_heads)
-    fused = convert.fuse_qkv(layout, num_heads, num_kv_heads, WIDTH)(q, k, v)
-    assert fused.shape == (EMBED, layout.kv_heads, layout.q_per_kv + 2, WIDTH)
+    fused = by_slot(layout, convert.fuse_qkv(layout, num_heads, num_kv_heads, WIDTH)(q, k, v))
     served = []
     for slot, (kv, heads) in enumerate(zip(layout.kv_of_slot, layout.q_of_slot, strict=True)):
         for place, head in enumerate(heads):
@@ -43,9 +47,9 @@ def test_the_output_projection_matches_the_query_slots(num_kv_heads, share, shar
     q, k, v = tensors(num_heads, num_kv_heads)
     out = np.random.default_rng(1).standard_normal((EMBED, num_heads * WIDTH))
     x = np.random.default_rng(2).standard_normal((3, EMBED))
-    fused = convert.fuse_qkv(layout, num_heads, num_kv_heads, WIDTH)(q, k, v)
+    fused = by_slot(layout, convert.fuse_qkv(layout, num_heads, num_kv_heads, WIDTH)(q, k, v))
     slots = np.einsum("te,ekqd->tkqd", x, fused)[:, :, :-2]
-    back = np.einsum("tkqd,kqde->te", slots, convert.split_out(layout, num_heads, WIDTH)(out))
+    back = slots.reshape(3, -1) @ convert.split_out(layout, num_heads, WIDTH)(out)
     np.testing.assert_allclose(back, x @ q.T @ out.T, atol=1e-12)
 
 
@@ -56,12 +60,13 @@ def test_biases_follow_their_heads():
     np.testing.assert_array_equal(whole(q, k, v), whole(*tensors(6, 2))[0])
 
 
-def test_gate_and_up_stay_apart_when_padded():
-    gate, up = np.ones((7, EMBED)), np.full((7, EMBED), 2.0)
-    both = convert.fuse_gate_up(8)(gate, up)
-    assert both.shape == (EMBED, 2, 8)
-    np.testing.assert_array_equal(both[0], [[1] * 7 + [0], [2] * 7 + [0]])
-    np.testing.assert_array_equal(convert.fuse_gate_up(8)(gate[:, 0], up[:, 0]), both[0])
+def test_each_shard_holds_its_gate_columns_then_its_up_columns():
+    gate = np.arange(1, 8)[:, None] * np.ones(EMBED)
+    fused = convert.fuse_gate_up(8, 2)(gate, 10 * gate)
+    assert fused.shape == (EMBED, 16)
+    columns = [1, 2, 3, 4, 10, 20, 30, 40, 5, 6, 7, 0, 50, 60, 70, 0]
+    np.testing.assert_array_equal(fused, np.broadcast_to(columns, (EMBED, 16)))
+    np.testing.assert_array_equal(convert.fuse_gate_up(8, 2)(gate[:, 0], 10 * gate[:, 0]), columns)
 
 
 def test_linear_is_transposed_and_padded_on_either_side():

@@ -1,0 +1,116 @@
+"""A transformers tokenizer built from GGUF metadata: byte-level BPE, as llama.cpp's ``gpt2`` tokenizer model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from jpaged.loading.gguf_reader import GGUFFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Values of ``tokenizer.ggml.token_type`` that mark tokens matched whole rather than merged."""
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _by_regex(pattern: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _gpt2,
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
+    "llama-bpe": lambda: _by_regex(_WORDS % r"\p{N}{1,3}"),
+    "qwen2": lambda: _by_regex(_WORDS % r"\p{N}"),
+}
+"""How text is cut before merging, by ``tokenizer.ggml.pre``: the same cuts as llama.cpp's tables."""
+
+
+def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
+    """The tokenizer the file's metadata describes, with its special tokens and chat template.
+
+    Raises:
+        ValueError: for a tokenizer model or pre-tokenizer that is not known; names it.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    metadata = file.metadata
+    tokens: list[str] = _required(file, "tokens")
+    specials = {
+        role: tokens[metadata[key]]
+        for role, key in {
+            "bos_token": "tokenizer.ggml.bos_token_id",
+            "eos_token": "tokenizer.ggml.eos_token_id",
+            "unk_token": "tokenizer.ggml.unknown_token_id",
+            "pad_token": "tokenizer.ggml.padding_token_id",
+        }.items()
+        if key in metadata
+    }
+    tokenizer = _bpe(file, tokens)
+    if metadata.get("tokenizer.ggml.add_bos_token", False):
+        bos = metadata["tokenizer.ggml.bos_token_id"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A", pair=f"{tokens[bos]} $A $B", special_tokens=[(tokens[bos], bos)]
+        )
+    else:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],
+        **specials,
+    )
+    fast.chat_template = metadata.get("tokenizer.chat_template")
+    return fast
+
+
+def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
+    """Ids that end a generation: end of sequence, of turn and of message, those the file has."""
+    names = ("eos", "eot", "eom")
+    found = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return tuple(dict.fromkeys(id for id in found if id is not None))
+
+
+def _required(file: GGUFFile, key: str) -> Any:
+    full = f"tokenizer.ggml.{key}"
+    if full not in file.metadata:
+        raise ValueError(f"{file.path}: GGUF metadata has no {full}, so there is no tokenizer to build")
+    return file.metadata[full]
+
+
+def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    kind, pre = _required(file, "model"), file.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2":
+        raise ValueError(f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; 'gpt2' is")
+    if pre not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported; known: {', '.join(_PRE_TOKENIZERS)}"
+        )
+    pairs = [tuple(merge.split(" ", 1)) for merge in _required(file, "merges")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    # Llama 3 keeps words that are tokens whole even where merges would not lead to them.
+    bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe")
+    tokenizer = Tokenizer(bpe)
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    types = file.metadata.get("tokenizer.ggml.token_type", [])
+    whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, _ in whole])
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in defined])
+    return tokenizer

@@ -1,0 +1,36 @@
+"""Puts host arrays into their place on the mesh, whole parameters or one layer's slice of a stack."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool) -> NamedSharding:
+    """The sharding of a parameter, or of a stack of them: never split over layers, for the scan walks them."""
+    return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
+
+
+def place(array: np.ndarray, dtype: np.dtype, sharding: NamedSharding) -> jax.Array:
+    """A host array as a sharded device array of `dtype`.
+
+    Only this process's shards are cut out, cast and copied, so a file view is read no further than needed.
+    """
+    return jax.make_array_from_callback(
+        array.shape, sharding, lambda index: np.ascontiguousarray(array[index]).astype(dtype, copy=False)
+    )
+
+
+def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> jax.Array:
+    """A zeroed stack of parameters, each device allocating its own shard only."""
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
+
+
+@partial(jax.jit, donate_argnums=0)
+def set_layer(stack: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
+    """`stack` with layer `index` set to `value`, in place: the stack is donated."""
+    return jax.lax.dynamic_update_index_in_dim(stack, value, index, 0)

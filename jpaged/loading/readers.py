@@ -1,0 +1,33 @@
+"""What every checkpoint format offers to the weight loader: tensors by Hugging Face name, read when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+
+class TensorReader(Protocol):
+    """Lazily reads one checkpoint. `read` is called from several threads at once."""
+
+    location: str
+    """Where the tensors come from, for messages."""
+
+    stored_dtype: np.dtype
+    """Floating type holding most of the weights; float32 when they are quantised."""
+
+    quantised: bool
+    """Whether reading dequantises."""
+
+    def names(self) -> Iterable[str]:
+        """Hugging Face names of all tensors, in file order."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor as stored (or dequantised to float32); may be a read-only view of the file.
+
+        Raises:
+            KeyError: when the checkpoint has no such tensor.
+        """
+        ...

@@ -1,0 +1,41 @@
+"""Finds the model class of a family through the entry-point group ``jpaged.models``."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+GROUP = "jpaged.models"
+
+
+def model_types() -> tuple[str, ...]:
+    """Hugging Face ``model_type`` of every family that is installed, sorted."""
+    return tuple(sorted(_families()))
+
+
+def model_class(model_type: str) -> type[Any]:
+    """The `CausalLM` class registered for a Hugging Face ``model_type``.
+
+    Raises:
+        ValueError: when no installed package registers the type, or what it registered cannot be imported.
+    """
+    families = _families()
+    if model_type not in families:
+        known = ", ".join(sorted(families)) or "none; is jpaged installed (pip install jpaged)?"
+        raise ValueError(
+            f"no model family is registered for model_type {model_type!r}. Known: {known}. "
+            f"A package adds a family with an entry point in the group {GROUP!r}."
+        )
+    entry = families[model_type]
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        package = entry.dist.name if entry.dist else "an unknown package"
+        raise ValueError(
+            f"model_type {model_type!r} is registered by {package} as {entry.value!r}, "
+            f"but that family is not installed: {error}"
+        ) from error
+
+
+def _families() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}

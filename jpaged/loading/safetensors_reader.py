@@ -1,0 +1,106 @@
+"""The tensors of a Hugging Face folder: one `model.safetensors`, or shards with an index."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+_DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsWeights:
+    """A `TensorReader` over the `*.safetensors` of a folder; see there for the methods' contract.
+
+    Tensors are read-only views of the memory-mapped files, so nothing is read before it is used and a
+    tensor-parallel host reads only its own part. (The format is a JSON header and raw bytes. The `safetensors`
+    package would copy each tensor, and its NumPy framework has no bfloat16 in older versions.)
+
+    Raises:
+        ValueError: no safetensors in the folder, a damaged file, or an index naming an absent shard.
+    """
+
+    quantised = False
+
+    def __init__(self, folder: str | Path):
+        self.location = str(folder)
+        self._entries: dict[str, _Entry] = {}
+        for file in _shards(Path(folder)):
+            self._entries |= _header(file)
+        floats: Counter[str] = Counter()
+        for entry in self._entries.values():
+            if entry.dtype in _DTYPES:
+                floats[entry.dtype] += entry.end - entry.begin
+        if not floats:
+            raise ValueError(f"{folder} holds no floating-point tensors (known types: {', '.join(_DTYPES)})")
+        self.stored_dtype = _DTYPES[floats.most_common(1)[0][0]]
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def read(self, name: str) -> np.ndarray:
+        entry = self._entries[name]
+        if entry.dtype not in _DTYPES:
+            raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(_DTYPES)}")
+        # A map a tensor: its pages leave memory with the last view of it.
+        raw = np.memmap(entry.file, np.uint8, "r", entry.begin, entry.end - entry.begin)
+        return raw.view(np.ndarray).view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        absent = [file.name for file in files if not file.exists()]
+        if absent:
+            raise ValueError(f"{folder} lacks {len(absent)} of {len(files)} shards, first: {absent[0]}")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        others = [p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)]
+        hint = f" ({others[0]} is a PyTorch file: save the model as safetensors)" if others else ""
+        raise ValueError(f"{folder} holds no *.safetensors{hint}")
+    return files
+
+
+def _header(file: Path) -> dict[str, _Entry]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > size - 8:
+            raise ValueError(f"{file} is damaged: its {size} bytes do not hold its header")
+        header = json.loads(stream.read(length))
+    base = 8 + length
+    entries = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = (base + offset for offset in info["data_offsets"])
+        entry = _Entry(file, info["dtype"], tuple(info["shape"]), begin, end)
+        wanted = _DTYPES[entry.dtype].itemsize * math.prod(entry.shape) if entry.dtype in _DTYPES else end - begin
+        if end > size or end - begin != wanted:
+            raise ValueError(f"{file} is damaged: tensor {name} does not fit its {size} bytes")
+        entries[name] = entry
+    return entries

@@ -1,0 +1,179 @@
+"""Fills a model's parameters from a checkpoint, tensor by tensor, each straight into its sharded place."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jpaged.loading.placement import empty_stack, place, set_layer, sharding_of
+from jpaged.loading.readers import TensorReader
+from jpaged.model_api import CausalLM, WeightSource
+
+logger = logging.getLogger(__name__)
+
+_READERS = 2
+_IN_FLIGHT = 4
+"""Converted tensors that may wait on the host, the one being placed included."""
+
+StatePath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place for one weight source: a parameter, or layer `index` of a stacked one."""
+
+    source: WeightSource
+    path: StatePath
+    index: int | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def name(self) -> str:
+        """The parameter's name for messages, e.g. ``layers.attention.qkv[3]``."""
+        return ".".join(map(str, self.path)) + ("" if self.index is None else f"[{self.index}]")
+
+
+def abstract_model(model_cls: type[Any], config: Any, *, dtype: Any, tensor_parallel: int, stacked: bool) -> CausalLM:
+    """The model with shapes instead of arrays.
+
+    Raises:
+        ValueError: from the model's constructor, when the config asks for what it does not implement.
+    """
+    return nnx.eval_shape(
+        lambda: model_cls(config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked, rngs=nnx.Rngs(0))
+    )
+
+
+def targets(model: CausalLM) -> list[Target]:
+    """Where every weight source of an abstract model goes, each place exactly once.
+
+    Raises:
+        ValueError: a source names no parameter, two name the same place, or a parameter has none.
+    """
+    shapes = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model))}
+    found: dict[tuple[StatePath, int | None], Target] = {}
+    for source in model.weights():
+        path, index = model.locate(source)
+        if path not in shapes:
+            raise ValueError(f"{source.path} of layer {source.layer} is placed at {path}: no such parameter")
+        shape = shapes[path].shape if index is None else shapes[path].shape[1:]
+        target = Target(source, path, index, shape, np.dtype(shapes[path].dtype))
+        if (path, index) in found:
+            raise ValueError(f"parameter {target.name} has two sources")
+        found[path, index] = target
+    for path, shape in shapes.items():
+        wanted = range(shape.shape[0]) if any(p == path and i is not None for p, i in found) else [None]
+        missing = [index for index in wanted if (path, index) not in found]
+        if missing:
+            raise ValueError(f"parameter {'.'.join(map(str, path))} has no source (layers {missing})")
+    return list(found.values())
+
+
+def load_params(
+    model_cls: type[Any],
+    config: Any,
+    reader: TensorReader,
+    *,
+    dtype: Any,
+    mesh: jax.sharding.Mesh,
+    stacked: bool,
+    tensor_parallel: int,
+) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
+    """Build a model's parameters from a checkpoint: (abstract model, its graph definition, its parameters).
+
+    The host holds a few converted tensors at a time, never the model.
+
+    Args:
+        dtype: of the parameters, unless the model fixes another for some of them.
+        mesh: has the axis `TENSOR_AXIS`, of size `tensor_parallel`.
+        stacked: stack the layers for a scan.
+
+    Raises:
+        ValueError: a tensor is missing or of the wrong shape (names parameter, tensor and both shapes), or
+            the config asks for what the model does not implement.
+    """
+    model = abstract_model(model_cls, config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked)
+    graphdef, abstract = nnx.split(model)
+    places = targets(model)
+    values: dict[StatePath, jax.Array] = {}
+    for target, array in _converted(places, reader):
+        _store(values, target, array, abstract, mesh)
+    _warn_of_unread(reader, places)
+    return model, graphdef, fill(abstract, values)
+
+
+def fill(abstract: nnx.State, values: dict[StatePath, jax.Array]) -> nnx.State:
+    """The abstract state with each parameter's value put in."""
+    return nnx.from_flat_state([(path, leaf.replace(values[path])) for path, leaf in nnx.to_flat_state(abstract)])
+
+
+def _store(
+    values: dict[StatePath, jax.Array],
+    target: Target,
+    array: np.ndarray,
+    abstract: nnx.State,
+    mesh: jax.sharding.Mesh,
+) -> None:
+    placed = place(array, target.dtype, sharding_of(mesh, target.source.partition, stacked=False))
+    if target.index is None:
+        values[target.path] = placed
+        return
+    if target.path not in values:
+        layers = dict(nnx.to_flat_state(abstract))[target.path].get_value().shape[0]
+        stack = sharding_of(mesh, target.source.partition, stacked=True)
+        values[target.path] = empty_stack((layers, *target.shape), target.dtype, stack)
+    values[target.path] = set_layer(values[target.path], placed, target.index)
+
+
+def _converted(places: Iterable[Target], reader: TensorReader) -> Iterator[tuple[Target, np.ndarray]]:
+    """Targets with their host arrays, in order, read and converted a few ahead by worker threads."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="jpaged-weights") as pool:
+        waiting: deque[Any] = deque()
+        for target in places:
+            waiting.append((target, pool.submit(_convert, target, reader)))
+            if len(waiting) == _IN_FLIGHT:
+                done, future = waiting.popleft()
+                yield done, future.result()
+                del future
+        while waiting:
+            done, future = waiting.popleft()
+            yield done, future.result()
+            del future
+
+
+def _convert(target: Target, reader: TensorReader) -> np.ndarray:
+    tensors = []
+    for name in target.source.sources:
+        try:
+            tensors.append(reader.read(name))
+        except KeyError as error:
+            raise ValueError(f"{reader.location} has no tensor {name}, needed for parameter {target.name}") from error
+    described = ", ".join(f"{n} {t.shape}" for n, t in zip(target.source.sources, tensors, strict=True))
+    try:
+        array = target.source.convert(*tensors)
+    except ValueError as error:
+        raise ValueError(
+            f"parameter {target.name} of shape {target.shape} cannot be made from {described}: {error}"
+        ) from error
+    if array.shape != target.shape:
+        raise ValueError(f"parameter {target.name} has shape {target.shape}, but {described} gives {array.shape}")
+    return array
+
+
+def _warn_of_unread(reader: TensorReader, places: list[Target]) -> None:
+    """Tensors nobody read are reported, except what other parameters or the config already say."""
+    used = {name for target in places for name in target.source.sources}
+    computed = ("rotary_emb.inv_freq", "attn.masked_bias", "lm_head.weight" if "lm_head.weight" in used else "")
+    unread = [name for name in reader.names() if name not in used]
+    unread = [name for name in unread if not name.endswith(tuple(c for c in computed if c))]
+    if unread:
+        logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unread), ", ".join(unread[:5]))

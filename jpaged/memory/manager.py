@@ -114,7 +114,7 @@ class MemoryManager:
 
         Args:
             seq_id: a sequence with empty tables.
-            token_ids: all tokens to be computed.
+            token_ids: all tokens to be computed; the sequence keeps to them.
             salt: anything with a stable repr that keeps tenants, adapters or images apart. It also marks what
                 this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
             max_tokens: upper bound on the hit.
@@ -176,7 +176,7 @@ class MemoryManager:
         else:
             copies = []
         if self.prefix_caching and first_write < num_tokens:
-            self._cache.rewind(sequence, first_write)
+            self._cache.overwrite(sequence, first_write, num_tokens)
         return copies
 
     def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:

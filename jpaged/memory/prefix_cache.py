@@ -91,13 +91,18 @@ class PrefixCache:
                         self.insert(g, table[i], chain.links[i])
                 tables.num_hashed[g] = full
 
-    def rewind(self, tables: BlockTables, first_write: int) -> None:
-        """Forget what the sequence is about to overwrite from position `first_write` on."""
+    def overwrite(self, tables: BlockTables, first_write: int, num_tokens: int) -> None:
+        """The sequence writes [`first_write`, `num_tokens`): forget what these blocks, its own, held before.
+
+        They hold something after a rewind, as of rejected speculative tokens. A sequence that shared them may
+        have told the cache, so every block is looked up.
+        """
         for g, (_, size) in enumerate(self._groups):
-            start = first_write // size
-            if start < tables.num_hashed[g]:
-                for block in tables.tables[g][start : tables.num_hashed[g]]:
+            start, link_of = first_write // size, self._link_of[g]
+            for block in tables.tables[g][start : -(-num_tokens // size)]:
+                if block in link_of:
                     self.forget(g, block)
+            if start < tables.num_hashed[g]:
                 tables.num_hashed[g] = start
                 tables.chains[size].truncate(start)
 

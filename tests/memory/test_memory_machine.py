@@ -1,0 +1,248 @@
+"""Random lives of sequences: after every operation all invariants hold and every sequence reads its own tokens."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from memory_shadow import ShadowPool, prefix_names
+
+from jpaged.memory import NO_BLOCK, Fit, FullAttention, GroupSpec, MemoryManager, PoolLayout, SlidingWindow
+
+MAX_SEQS = 8
+DOCUMENT = [p // 3 % 3 for p in range(25)]
+"""Prompts share its beginnings, so that many of them hit."""
+
+
+@dataclass
+class Life:
+    """What the machine knows of a sequence: `tokens` may be longer than what is computed."""
+
+    request: int
+    tokens: list[int]
+    salt: str | None
+    prompt: int
+    computed: int = 0
+
+
+class Machine(RuleBasedStateMachine):
+    """Drives a manager the way a scheduler does; subclasses choose the pool."""
+
+    groups: tuple[GroupSpec, ...]
+    pool_bytes: int
+    caching = True
+
+    @initialize()
+    def build(self) -> None:
+        layout = PoolLayout.plan(self.groups, self.pool_bytes)
+        self.manager = MemoryManager(layout, prefix_caching=self.caching)
+        self.shadow = ShadowPool(layout)
+        self.lives: dict[int, Life] = {}
+        self.next_id = 0
+        self.reset_at = 0
+
+    def names(self, seq_id: int, length: int) -> list[object]:
+        life = self.lives[seq_id]
+        return prefix_names(life.salt, life.tokens[:length])
+
+    def pick(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.lives)))
+
+    def state(self) -> object:
+        """A copy of all of the manager's state, to be compared."""
+        m = self.manager
+        pages = {name: value for name, value in vars(m._allocator.pages).items() if name not in ("owner",)}
+        groups = [
+            (list(g.ref_count), list(g.evictable.items()), list(g.open_pages), g.num_used, g.num_empty)
+            for g in m._allocator.groups
+        ]
+        tables = {s: (t.tables, t.behind, t.num_hashed, t.num_computed, t.version) for s, t in m._sequences.items()}
+        return copy.deepcopy((pages, groups, m._cache._block_of, m._cache._link_of, tables))
+
+    @precondition(lambda self: len(self.lives) < MAX_SEQS)
+    @rule(
+        shared=st.sampled_from([0, 4, 7, 9, 13, 13, 17, 17, 25]),
+        own=st.lists(st.integers(0, 2), max_size=4),
+        salt=st.sampled_from([None, None, None, None, "tenant"]),
+        cap=st.sampled_from([None, None, None, None, 0, 5]),
+    )
+    def add(self, shared: int, own: list[int], salt: str | None, cap: int | None) -> None:
+        tokens = DOCUMENT[:shared] + own or [0]
+        seq_id = self.next_id
+        self.next_id += 1
+        self.manager.add(seq_id, seq_id)
+        life = self.lives[seq_id] = Life(seq_id, tokens, salt, len(tokens))
+        free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
+        hit = self.manager.match_prefix(seq_id, tokens, salt=salt, max_tokens=cap)
+        assert hit <= len(tokens) - 1 and (cap is None or hit <= cap)
+        assert self.caching or hit == 0
+        assert all(hit % spec.block_size == 0 for spec in self.groups)
+        assert all(self.manager.free_blocks(g) <= n for g, n in enumerate(free)), "a hit frees nothing"
+        life.computed = hit
+        self.check_next_query(seq_id)
+
+    @precondition(lambda self: self.lives)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Plan some sequences, copy, write, read, and later or never tell the manager."""
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.lives)), min_size=1, max_size=4, unique=True))
+        copies, planned = [], []
+        for seq_id in chosen:
+            life = self.lives[seq_id]
+            grow = data.draw(st.sampled_from([1, 1, 1, 2, 3, 7, 20]))
+            end = life.computed + grow
+            if data.draw(st.booleans()):  # as the scheduler does: what earlier steps computed
+                self.manager.commit(seq_id, life.tokens, life.computed)
+            before = self.state()
+            made = self.manager.allocate(seq_id, end, first_write=life.computed)
+            if made is None:
+                assert self.state() == before, "a failed allocation changed something"
+                continue
+            assert self.manager.capacity(seq_id) >= end
+            assert len({c.group for c in made}) == len(made), "more than one copy in a group"
+            while len(life.tokens) < end:
+                # Mostly what others generated too, so that generated blocks hit as well.
+                likely = DOCUMENT[len(life.tokens) % len(DOCUMENT)]
+                life.tokens.append(data.draw(st.sampled_from([likely] * 6 + [0, 1, 2])))
+            copies += made
+            planned.append((seq_id, end))
+        self.shadow.copy(copies)
+        for seq_id, end in planned:
+            self.shadow.write(self.manager, seq_id, self.names(seq_id, end), self.lives[seq_id].computed)
+        for seq_id, end in planned:
+            names = self.names(seq_id, end)
+            for position in range(self.lives[seq_id].computed, end):
+                self.shadow.check_reads(self.manager, seq_id, names, position)
+            self.lives[seq_id].computed = end
+        for seq_id, end in planned:
+            known = self.lives[seq_id].tokens[: end - data.draw(st.integers(0, 1))]  # one may be in flight
+            if data.draw(st.booleans()):
+                self.manager.commit(seq_id, known, end)
+
+    @precondition(lambda self: 0 < len(self.lives) < MAX_SEQS)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent, child = self.pick(data), self.next_id
+        self.next_id += 1
+        free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
+        self.manager.fork(parent, child)
+        assert free == [self.manager.free_blocks(g) for g in range(len(self.groups))]
+        self.lives[child] = copy.deepcopy(self.lives[parent])
+        has_blocks = any(self.manager.block_table(child, g)[-1:] for g in range(len(self.groups)))
+        assert self.manager.tail_shared(parent) == self.manager.tail_shared(child)
+        assert self.manager.tail_shared(child) or not has_blocks or not self.only_full()
+
+    @precondition(lambda self: self.lives)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        seq_id = self.pick(data)
+        if data.draw(st.sampled_from([True, True, True, False])):
+            life = self.lives[seq_id]
+            self.manager.commit(seq_id, life.tokens, life.computed)
+        self.manager.free(seq_id)
+        del self.lives[seq_id]
+
+    def only_full(self) -> bool:
+        return all(isinstance(spec.policy, FullAttention) for spec in self.groups)
+
+    @precondition(lambda self: self.lives and self.only_full())
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        """The next write goes back, as after rejected speculative tokens."""
+        life = self.lives[self.pick(data)]
+        life.computed = data.draw(st.integers(0, life.computed))
+        life.tokens = life.tokens[: max(life.computed, life.prompt)]
+
+    @precondition(lambda self: self.next_id - self.reset_at > 6)
+    @rule()
+    def reset(self) -> None:
+        self.reset_at = self.next_id
+        entries = [b for s in self.lives for g in range(len(self.groups)) for b in self.manager.block_table(s, g)]
+        in_use = any(block != NO_BLOCK for block in entries)
+        done = self.manager.reset_prefix_cache()
+        assert done != in_use
+        if done:
+            report = self.manager.report()
+            assert report.free_pages == report.num_pages
+            assert self.manager._cache._link_of == [{} for _ in self.groups]
+
+    @rule(num_tokens=st.sampled_from([1, 2, 5, 9, 60]), num_seqs=st.integers(1, 3))
+    def admit(self, num_tokens: int, num_seqs: int) -> None:
+        """OK means that the allocation is possible at once."""
+        if self.manager.can_admit(num_tokens, num_seqs) is Fit.OK:
+            self.manager.add(-1, -1)
+            assert self.manager.allocate(-1, num_tokens, first_write=0) == []
+            self.manager.free(-1)
+
+    def check_next_query(self, seq_id: int) -> None:
+        computed = self.lives[seq_id].computed
+        self.shadow.check_reads(self.manager, seq_id, self.names(seq_id, computed), computed)
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check_invariants()
+        for seq_id in self.lives:
+            self.check_next_query(seq_id)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for seq_id in list(self.lives):
+            self.manager.free(seq_id)
+        self.manager.check_invariants()
+        report = self.manager.report()
+        assert report.free_pages + report.idle_pages == report.num_pages, "something leaked"
+        assert self.caching or report.free_pages == report.num_pages
+        assert not self.manager._requests
+        assert self.manager.reset_prefix_cache()
+
+
+FULL_3 = GroupSpec("full", layer_bytes=2, num_layers=3, block_size=3, policy=FullAttention())
+FULL_4 = GroupSpec("wide", layer_bytes=1, num_layers=4, block_size=4, policy=FullAttention())
+WINDOW_4 = GroupSpec("window", layer_bytes=2, num_layers=2, block_size=2, policy=SlidingWindow(4))
+WINDOW_7 = GroupSpec("far", layer_bytes=1, num_layers=5, block_size=3, policy=SlidingWindow(7))
+WINDOW_1 = GroupSpec("near", layer_bytes=1, num_layers=2, block_size=4, policy=SlidingWindow(1))
+
+
+class OneGroup(Machine):
+    groups = (FULL_3,)
+    pool_bytes = 6 * 20
+
+
+class OneGroupUncached(OneGroup):
+    caching = False
+
+
+class TwoGroups(Machine):
+    groups = (FULL_3, WINDOW_4)
+    pool_bytes = 12 * 14
+
+
+class TwoGroupsUncached(TwoGroups):
+    caching = False
+
+
+class TwoFullGroups(Machine):
+    groups = (FULL_4, FULL_3)
+    pool_bytes = 12 * 15
+
+
+class ThreeGroups(Machine):
+    groups = (WINDOW_7, FULL_4, WINDOW_1)
+    pool_bytes = 20 * 16
+
+
+COMMON = settings(max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFullGroups, ThreeGroups):
+    machine.TestCase.settings = COMMON
+TestOneGroup = OneGroup.TestCase
+TestOneGroupUncached = OneGroupUncached.TestCase
+TestTwoGroups = TwoGroups.TestCase
+TestTwoGroupsUncached = TwoGroupsUncached.TestCase
+TestTwoFullGroups = TwoFullGroups.TestCase
+TestThreeGroups = ThreeGroups.TestCase

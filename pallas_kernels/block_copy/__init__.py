@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Int, Shaped
 
-from pallas_kernels.block_copy import reference
+from pallas_kernels.block_copy import reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["block_copy"]
@@ -34,9 +34,5 @@ def block_copy(
     if chosen == "reference":
         return reference.block_copy(blocks, src, dst)
     if chosen == "xla":
-        from pallas_kernels.block_copy import xla
-
         return xla.block_copy(blocks, src, dst)
-    from pallas_kernels.block_copy import tpu
-
     return tpu.block_copy(blocks, src, dst, interpret=chosen == "tpu_interpret")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.kv_write import reference
+from pallas_kernels.kv_write import reference, tpu, xla
 from pallas_kernels.layout import check_view
 from pallas_kernels.platform import Impl, resolve_impl
 
@@ -41,9 +41,5 @@ def kv_write(
     if chosen == "reference":
         return reference.kv_write(view, layer, k, v, slots)
     if chosen == "xla":
-        from pallas_kernels.kv_write import xla
-
         return xla.kv_write(view, layer, k, v, slots)
-    from pallas_kernels.kv_write import tpu
-
     return tpu.kv_write(view, layer, k, v, slots, interpret=chosen == "tpu_interpret")

@@ -11,7 +11,7 @@ from functools import partial
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layout import check_view
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["paged_attention"]
@@ -59,13 +59,7 @@ def paged_attention(
     if chosen == "reference":
         run = reference.paged_attention
     elif chosen == "xla":
-        from pallas_kernels.paged_attention import xla
-
         run = xla.paged_attention
     else:
-        from pallas_kernels.paged_attention import tpu
-
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
-    return run(
-        *args, scale=scale, soft_cap=soft_cap, sliding_window=sliding_window, max_query_len=max_query_len
-    )
+    return run(*args, scale=scale, soft_cap=soft_cap, sliding_window=sliding_window, max_query_len=max_query_len)

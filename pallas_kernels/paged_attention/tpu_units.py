@@ -1,0 +1,86 @@
+"""The TPU kernel's work list: which queries and which pages each grid step takes.
+
+A *unit* is up to `tile` consecutive queries of one sequence. All of a unit's keys lie in one range of logical
+pages, so it needs no others: pages behind its sliding window or past its last query are never touched.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+class Units(NamedTuple):
+    """Live units first; `num_units` of them are live. Positions are token positions within the sequence."""
+
+    num_units: Int[Array, " 1"]
+    seq: Int[Array, " units"]
+    query_pos: Int[Array, " units"]
+    """Position of the first query."""
+    key_start: Int[Array, " units"]
+    """First key any query sees."""
+    key_stop: Int[Array, " units"]
+    """One past the last key any query sees."""
+
+
+def max_units(tokens: int, seqs: int, tile: int, max_query_len: int | None) -> int:
+    """The most units a batch of this shape can need."""
+    bound = min(tokens, seqs + tokens // tile)
+    return bound if max_query_len is None else min(bound, seqs * -(-max_query_len // tile))
+
+
+def cut_into_units(
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    tile: int,
+    units: int,
+    sliding_window: int | None,
+) -> tuple[Units, Int[Array, " units"]]:
+    """The work list, and the batch row of each unit's first query."""
+    lengths = jnp.diff(query_starts)
+    tiles = (lengths + tile - 1) // tile
+    ends = jnp.cumsum(tiles)
+    unit = jnp.arange(units, dtype=jnp.int32)
+    seq = jnp.minimum(jnp.sum(unit[:, None] >= ends, axis=1), len(kv_lens) - 1)
+    offset = (unit - (ends - tiles)[seq]) * tile
+    query_pos = (kv_lens - lengths)[seq] + offset
+    key_stop = jnp.minimum(query_pos + tile, kv_lens[seq])
+    key_start = jnp.zeros_like(key_stop)
+    if sliding_window is not None:
+        key_start = jnp.maximum(query_pos - sliding_window + 1, 0)
+    fields = (ends[-1:], seq, query_pos, key_start, key_stop)
+    return Units(*(x.astype(jnp.int32) for x in fields)), query_starts[seq] + offset
+
+
+def unit_of_token(
+    query_starts: Int[Array, " seqs+1"], tokens: int, tile: int
+) -> tuple[Int[Array, " tokens"], Int[Array, " tokens"]]:
+    """(unit, place in it) of each batch row; rows from ``query_starts[-1]`` on get some unit."""
+    lengths = jnp.diff(query_starts)
+    first = jnp.cumsum((lengths + tile - 1) // tile) - (lengths + tile - 1) // tile
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    seq = jnp.minimum(jnp.sum(token[:, None] >= query_starts[1:], axis=1), lengths.shape[0] - 1)
+    offset = jnp.maximum(token - query_starts[seq], 0)
+    return first[seq] + offset // tile, offset % tile
+
+
+def check_tables(
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    blocks: int,
+    block_size: int,
+    sliding_window: int | None,
+) -> tuple[Int[Array, "seqs pages"], Int[Array, " seqs"]]:
+    """The tables with -1 for ids out of range, and whether a page that some query of the sequence sees has one."""
+    known = (block_tables >= 0) & (block_tables < blocks)
+    page = jnp.arange(block_tables.shape[1])
+    first_key = jnp.zeros_like(kv_lens)
+    if sliding_window is not None:
+        first_key = jnp.maximum(kv_lens - jnp.diff(query_starts) - sliding_window + 1, 0)
+    needed = (page >= (first_key // block_size)[:, None]) & (page * block_size < kv_lens[:, None])
+    tables = jnp.where(known, block_tables, -1).astype(jnp.int32)
+    return tables, jnp.any(needed & ~known, axis=1).astype(jnp.int32)

@@ -1,11 +1,12 @@
 """Weights and tokenizers: from a model's name to a model on the mesh.
 
 `load_model` does it all. Beneath it: where the files are (`source`, `demo_model`), what they hold
-(`gguf_*`, `safetensors_reader`, `tokenizer`), which family they are (`registry`), and how tensors become
-sharded parameters (`weights`, `placement`).
+(`gguf_*`, `safetensors_reader`, `tokenizer`), which family they are (`registry`), how tensors become sharded
+parameters (`weights`, `placement`), and checkpoints of ours, which load faster (`orbax`, `relayout`).
 """
 
-from jpaged.loading.load import LoadedModel, load_model
+from jpaged.loading.load import LoadedModel, convert_checkpoint, load_model
+from jpaged.loading.orbax import save_checkpoint
 from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.source import Source, resolve_source
 from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
@@ -14,6 +15,7 @@ from jpaged.loading.weights import load_params
 __all__ = [
     "LoadedModel",
     "Source",
+    "convert_checkpoint",
     "eos_token_ids",
     "load_model",
     "load_params",
@@ -21,4 +23,5 @@ __all__ = [
     "model_class",
     "model_types",
     "resolve_source",
+    "save_checkpoint",
 ]

@@ -81,9 +81,10 @@ def _rope(file: GGUFFile, head_dim: int) -> dict[str, Any]:
 def _llama3_rope(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     """Llama 3.1 files hold only the resulting divisors of the frequencies; find the parameters that give them."""
     divisors = np.asarray(file.stored_rows("rope_freqs.weight"), np.float32)
+    factor = float(divisors.max())
     rope = {
         "rope_type": "llama3",
-        "factor": float(divisors.max()),
+        "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
@@ -91,7 +92,7 @@ def _llama3_rope(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     inverse = theta ** (np.arange(0, head_dim, 2) / head_dim)
     turns = 8192 / (2 * np.pi * inverse)
     smooth = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
-    expected = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    expected = 1 / ((1 - smooth) / factor + smooth)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
         raise ValueError(f"{file.path}: rope_freqs.weight is not Llama 3's rope scaling; not supported")
     return rope

@@ -67,7 +67,7 @@ class GGUFFile:
         size = self.path.stat().st_size
         if size < 24:
             raise ValueError(f"{self.path} is not a GGUF file: {size} bytes are less than a header")
-        data = memoryview(np.memmap(self.path, mode="r", dtype=np.uint8))
+        data = np.memmap(self.path, np.uint8, "r").data
         magic, version, tensors, keys = struct.unpack_from("<4sIQQ", data, 0)
         if magic != b"GGUF":
             raise ValueError(f"{self.path} is not a GGUF file: it starts with {magic!r}")

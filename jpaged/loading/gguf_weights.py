@@ -65,6 +65,9 @@ class GGUFWeights:
     def names(self) -> Iterable[str]:
         return self._gguf_names.keys()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[self._gguf_names[name]].shape
+
     def read(self, name: str) -> np.ndarray:
         source = self._gguf_names[name]
         rows = self._file.stored_rows(source)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +13,15 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.loading.gguf_config import config_from_gguf
-from jpaged.loading.gguf_reader import GGUFFile
-from jpaged.loading.gguf_weights import GGUFWeights
+from jpaged.loading.opened import OpenedModel, open_model
+from jpaged.loading.orbax import OrbaxWeights, restore_params, save_checkpoint
 from jpaged.loading.readers import TensorReader
-from jpaged.loading.registry import model_class
-from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.source import Source, resolve_source
 from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
 from jpaged.loading.weights import load_params
 from jpaged.model_api import TENSOR_AXIS, CausalLM
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-DType = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,7 @@ class LoadedModel:
         name: what the user called the model.
         mesh: has `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan.
+        tensor_shapes: of the checkpoint's tensors that the parameters were made from, by Hugging Face name.
     """
 
     graphdef: nnx.GraphDef
@@ -54,12 +48,18 @@ class LoadedModel:
     dtype: np.dtype
     mesh: Mesh
     stacked: bool
+    tensor_shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Shards of the heads, MLP and vocabulary."""
+        return self.mesh.shape[TENSOR_AXIS]
 
 
 def load_model(
     name: str | Path,
     *,
-    dtype: DType = "auto",
+    dtype: str = "auto",
     mesh: Mesh | None = None,
     tensor_parallel_size: int | None = None,
     stacked: bool | None = None,
@@ -67,8 +67,8 @@ def load_model(
     """Load a model by alias, path or hub id; see `resolve_source`.
 
     Args:
-        dtype: "auto" is float32 on CPU, where bfloat16 is several times slower. On accelerators it is the
-            checkpoint's: float32 if that is what it holds, bfloat16 if bfloat16, float16 or quantised.
+        dtype: "float32", "bfloat16" or "auto": float32 on CPU, where bfloat16 is several times slower; on
+            accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         stacked: stack the layers for a scan; by default on accelerators only.
@@ -78,32 +78,57 @@ def load_model(
     """
     mesh = _mesh(mesh, tensor_parallel_size)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise ValueError(f"dtype={dtype!r} is not one of 'auto', 'float32', 'bfloat16'")
-    source = resolve_source(name)
-    gguf = GGUFFile(source.path) if source.kind == "gguf" else None
-    config = config_from_gguf(gguf) if gguf else _config(source)
-    family = model_class(config.model_type)
-    reader: TensorReader = GGUFWeights(gguf) if gguf else SafetensorsWeights(source.path)
-    held = _dtype(dtype, reader, on_cpu)
-    stacked = not on_cpu if stacked is None else stacked
-    model, graphdef, params = load_params(
-        family,
-        config,
-        reader,
-        dtype=held,
+    _check_dtype(dtype)
+    opened = open_model(name)
+    held = _runtime_dtype(opened.reader, on_cpu) if dtype == "auto" else dtype
+    return _load(opened, np.dtype(jnp.dtype(held)), mesh, not on_cpu if stacked is None else stacked)
+
+
+def convert_checkpoint(source: str | Path, target: str | Path, *, dtype: str = "auto") -> None:
+    """Write any model `load_model` accepts as an Orbax checkpoint for one shard; see `save_checkpoint`.
+
+    Args:
+        dtype: "float32", "bfloat16" or "auto", which loses nothing: bfloat16 stays, all else becomes float32.
+
+    Raises:
+        ValueError: see `load_model`.
+        FileExistsError: when the target exists.
+    """
+    _check_dtype(dtype)
+    if Path(target).exists():
+        raise FileExistsError(f"{target} exists; a checkpoint is written to a new folder")
+    opened = open_model(source)
+    if dtype == "auto":
+        dtype = "bfloat16" if opened.reader.stored_dtype == jnp.bfloat16 else "float32"
+    save_checkpoint(target, _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), stacked=False))
+
+
+def _load(opened: OpenedModel, dtype: np.dtype, mesh: Mesh, stacked: bool) -> LoadedModel:
+    family, config, reader = opened.family, opened.config, opened.reader
+    shards = mesh.shape[TENSOR_AXIS]
+    layout: dict[str, Any] = {"dtype": dtype, "mesh": mesh, "stacked": stacked, "tensor_parallel": shards}
+    if isinstance(reader, OrbaxWeights) and reader.tensor_parallel == shards:
+        model, graphdef, params = restore_params(family, config, reader, **layout)
+    else:
+        model, graphdef, params = load_params(family, config, reader, **layout)
+    return LoadedModel(
+        graphdef=graphdef,
+        params=params,
+        config=config,
+        tokenizer=load_tokenizer(opened.source, opened.gguf),
+        eos_token_ids=eos_token_ids(opened.source, opened.gguf),
+        name=opened.source.name,
+        model=model,
+        dtype=dtype,
         mesh=mesh,
         stacked=stacked,
-        tensor_parallel=mesh.shape[TENSOR_AXIS],
+        tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )
-    tokenizer = load_tokenizer(source, gguf)
-    eos = eos_token_ids(source, gguf)
-    return LoadedModel(graphdef, params, config, tokenizer, eos, str(name), model, held, mesh, stacked)
 
 
 def _mesh(mesh: Mesh | None, tensor_parallel_size: int | None) -> Mesh:
     if mesh is None:
-        size, devices = tensor_parallel_size or 1, jax.devices()
+        size, devices = 1 if tensor_parallel_size is None else tensor_parallel_size, jax.devices()
         if not 1 <= size <= len(devices):
             raise ValueError(f"tensor_parallel_size={size}, but there are {len(devices)} devices")
         return Mesh(np.array(devices[:size]), (TENSOR_AXIS,))
@@ -116,19 +141,11 @@ def _mesh(mesh: Mesh | None, tensor_parallel_size: int | None) -> Mesh:
     return mesh
 
 
-def _config(source: Source) -> PretrainedConfig:
-    """The folder's config; its model_type is looked up first, for a clearer error than transformers'."""
-    from transformers import AutoConfig
-
-    described: Mapping[str, Any] = json.loads((source.path / "config.json").read_text())
-    if "model_type" not in described:
-        raise ValueError(f"{source.path / 'config.json'} names no model_type")
-    model_class(described["model_type"])
-    return AutoConfig.from_pretrained(source.path)
+def _check_dtype(dtype: str) -> None:
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise ValueError(f"dtype={dtype!r} is not one of 'auto', 'float32', 'bfloat16'")
 
 
-def _dtype(dtype: DType, reader: TensorReader, on_cpu: bool) -> np.dtype:
-    if dtype == "auto":
-        wide = on_cpu or (reader.stored_dtype.itemsize >= 4 and not reader.quantised)
-        dtype = "float32" if wide else "bfloat16"
-    return np.dtype(jnp.dtype(dtype))
+def _runtime_dtype(reader: TensorReader, on_cpu: bool) -> str:
+    wide = reader.stored_dtype.itemsize >= 4 and not reader.quantised
+    return "float32" if on_cpu or wide else "bfloat16"

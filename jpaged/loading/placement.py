@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool) -> NamedSharding:
+def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool = False) -> NamedSharding:
     """The sharding of a parameter, or of a stack of them: never split over layers, for the scan walks them."""
     return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
 
@@ -31,6 +31,6 @@ def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
 
 
 @partial(jax.jit, donate_argnums=0)
-def set_layer(stack: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
+def set_layer(stack: jax.Array, value: jax.Array, index: int | jax.Array | None) -> jax.Array:
     """`stack` with layer `index` set to `value`, in place: the stack is donated."""
     return jax.lax.dynamic_update_index_in_dim(stack, value, index, 0)

@@ -24,6 +24,10 @@ class TensorReader(Protocol):
         """Hugging Face names of all tensors, in file order."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it. Raises KeyError like `read`."""
+        ...
+
     def read(self, name: str) -> np.ndarray:
         """One tensor as stored (or dequantised to float32); may be a read-only view of the file.
 

@@ -59,6 +59,9 @@ class SafetensorsWeights:
     def names(self) -> Iterable[str]:
         return self._entries.keys()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
         if entry.dtype not in _DTYPES:

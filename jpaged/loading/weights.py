@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,15 @@ StatePath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Target:
-    """A place for one weight source: a parameter, or layer `index` of a stacked one."""
+    """A place for one weight source: a parameter, or layer `index` of a stack of `layers`.
+
+    `shape` is that of what the source's `convert` returns, without the stack's axis.
+    """
 
     source: WeightSource
     path: StatePath
     index: int | None
+    layers: int | None
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -59,14 +63,17 @@ def targets(model: CausalLM) -> list[Target]:
     Raises:
         ValueError: a source names no parameter, two name the same place, or a parameter has none.
     """
-    shapes = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model))}
+    shapes = flat_values(nnx.state(model))
     found: dict[tuple[StatePath, int | None], Target] = {}
     for source in model.weights():
         path, index = model.locate(source)
         if path not in shapes:
             raise ValueError(f"{source.path} of layer {source.layer} is placed at {path}: no such parameter")
-        shape = shapes[path].shape if index is None else shapes[path].shape[1:]
-        target = Target(source, path, index, shape, np.dtype(shapes[path].dtype))
+        shape, dtype = shapes[path].shape, np.dtype(shapes[path].dtype)
+        if index is None:
+            target = Target(source, path, None, None, shape, dtype)
+        else:
+            target = Target(source, path, index, shape[0], shape[1:], dtype)
         if (path, index) in found:
             raise ValueError(f"parameter {target.name} has two sources")
         found[path, index] = target
@@ -106,32 +113,37 @@ def load_params(
     places = targets(model)
     values: dict[StatePath, jax.Array] = {}
     for target, array in _converted(places, reader):
-        _store(values, target, array, abstract, mesh)
+        value = place(array, target.dtype, sharding_of(mesh, target.source.partition))
+        store(values, target, value, mesh)
     _warn_of_unread(reader, places)
     return model, graphdef, fill(abstract, values)
 
 
+def flat_values(state: nnx.State) -> dict[StatePath, Any]:
+    """A state's arrays, or their shapes, by path."""
+    return {_path(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+
+
 def fill(abstract: nnx.State, values: dict[StatePath, jax.Array]) -> nnx.State:
     """The abstract state with each parameter's value put in."""
-    return nnx.from_flat_state([(path, leaf.replace(values[path])) for path, leaf in nnx.to_flat_state(abstract)])
+    flat = nnx.to_flat_state(abstract)
+    return nnx.from_flat_state([(path, leaf.replace(values[_path(path)])) for path, leaf in flat])
 
 
-def _store(
-    values: dict[StatePath, jax.Array],
-    target: Target,
-    array: np.ndarray,
-    abstract: nnx.State,
-    mesh: jax.sharding.Mesh,
-) -> None:
-    placed = place(array, target.dtype, sharding_of(mesh, target.source.partition, stacked=False))
-    if target.index is None:
-        values[target.path] = placed
+def _path(path: Any) -> StatePath:
+    """Flax types the keys of its paths more widely than what it puts there."""
+    return path
+
+
+def store(values: dict[StatePath, jax.Array], target: Target, value: jax.Array, mesh: jax.sharding.Mesh) -> None:
+    """Enter a value into `values`: as it is, or in place into its stack, which the first layer allocates."""
+    if target.layers is None:
+        values[target.path] = value
         return
     if target.path not in values:
-        layers = dict(nnx.to_flat_state(abstract))[target.path].get_value().shape[0]
-        stack = sharding_of(mesh, target.source.partition, stacked=True)
-        values[target.path] = empty_stack((layers, *target.shape), target.dtype, stack)
-    values[target.path] = set_layer(values[target.path], placed, target.index)
+        sharding = sharding_of(mesh, target.source.partition, stacked=True)
+        values[target.path] = empty_stack((target.layers, *target.shape), target.dtype, sharding)
+    values[target.path] = set_layer(values[target.path], value, target.index)
 
 
 def _converted(places: Iterable[Target], reader: TensorReader) -> Iterator[tuple[Target, np.ndarray]]:
@@ -141,13 +153,14 @@ def _converted(places: Iterable[Target], reader: TensorReader) -> Iterator[tuple
         for target in places:
             waiting.append((target, pool.submit(_convert, target, reader)))
             if len(waiting) == _IN_FLIGHT:
-                done, future = waiting.popleft()
-                yield done, future.result()
-                del future
+                yield _wait(*waiting.popleft())
         while waiting:
-            done, future = waiting.popleft()
-            yield done, future.result()
-            del future
+            yield _wait(*waiting.popleft())
+
+
+def _wait(target: Target, future: Future[np.ndarray]) -> tuple[Target, np.ndarray]:
+    """In a function of its own, so that nothing holds on to the future, which holds on to the array."""
+    return target, future.result()
 
 
 def _convert(target: Target, reader: TensorReader) -> np.ndarray:

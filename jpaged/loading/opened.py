@@ -1,0 +1,59 @@
+"""A model's files opened: what it is, and a reader of its tensors, before anything is put on a device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jpaged.loading.gguf_config import config_from_gguf
+from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.gguf_weights import GGUFWeights
+from jpaged.loading.orbax import OrbaxWeights
+from jpaged.loading.readers import TensorReader
+from jpaged.loading.registry import model_class
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.source import Source, resolve_source
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A source with its config, its family's class and its tensors; `gguf` is the file when it is one."""
+
+    source: Source
+    config: PretrainedConfig
+    family: type[Any]
+    reader: TensorReader
+    gguf: GGUFFile | None = None
+
+
+def open_model(name: str | Path) -> OpenedModel:
+    """Find a model, download it if need be, and read its description.
+
+    Raises:
+        ValueError: nothing of that name, a family that is not installed, or damaged files.
+    """
+    source = resolve_source(name)
+    if source.kind == "gguf":
+        gguf = GGUFFile(source.path)
+        config = config_from_gguf(gguf)
+        return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
+    config, family = _described(source.path)
+    if source.kind == "orbax":
+        return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
+    return OpenedModel(source, config, family, SafetensorsWeights(source.path))
+
+
+def _described(folder: Path) -> tuple[PretrainedConfig, type[Any]]:
+    """A folder's config and family, which is looked up first, for a clearer error than transformers'."""
+    from transformers import AutoConfig
+
+    described = json.loads((folder / "config.json").read_text())
+    if "model_type" not in described:
+        raise ValueError(f"{folder / 'config.json'} names no model_type")
+    family = model_class(described["model_type"])
+    return AutoConfig.from_pretrained(folder), family

@@ -1,0 +1,198 @@
+"""Checkpoints in Orbax format: parameters as the model holds them, so loading converts nothing.
+
+A checkpoint is a folder: `params` (Orbax, one array a layer whether or not the model stacked them), config.json,
+the tokenizer's files, generation_config.json, and jpaged.json, written last, which says what the others hold.
+Parameters are laid out for one number of tensor shards; a mesh of the same number loads them straight into
+their shards, any other through `OrbaxWeights`, which undoes the layout on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jpaged.loading.placement import sharding_of
+from jpaged.loading.relayout import unconvert
+from jpaged.loading.source import CHECKPOINT_MARKER
+from jpaged.loading.weights import StatePath, Target, abstract_model, fill, flat_values, store, targets
+from jpaged.model_api import CausalLM
+
+if TYPE_CHECKING:
+    from jpaged.loading.load import LoadedModel
+
+FORMAT = 1
+_BATCH_BYTES = 512 << 20
+"""Parameters restored at a time; those that go into stacks exist twice for that long."""
+
+
+def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
+    """Write a model as an Orbax checkpoint; ``dataclasses.replace(loaded, params=...)`` saves trained parameters.
+
+    With several processes, all must call this, with the same path on a shared file system.
+
+    Raises:
+        FileExistsError: when the path exists.
+    """
+    import orbax.checkpoint as ocp
+
+    path = Path(path).absolute()
+    if path.exists():
+        raise FileExistsError(f"{path} exists; a checkpoint is written to a new folder")
+    values = flat_values(loaded.params)
+    params = {}
+    for target in targets(loaded.model):
+        value = values[target.path]
+        params[_key(target)] = value if target.index is None else value[target.index]
+    # Weights hardly compress, and decompressing takes longer than reading from a disk.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
+    if jax.process_index() == 0:
+        loaded.config.save_pretrained(path)
+        loaded.tokenizer.save_pretrained(path)
+        eos = {"eos_token_id": list(loaded.eos_token_ids)}
+        (path / "generation_config.json").write_text(json.dumps(eos))
+        about = {
+            "format": FORMAT,
+            "dtype": str(loaded.dtype),
+            "tensor_parallel": loaded.tensor_parallel_size,
+            "tensor_shapes": loaded.tensor_shapes,
+        }
+        (path / CHECKPOINT_MARKER).write_text(json.dumps(about))
+
+
+class OrbaxWeights:
+    """A checkpoint opened: a `TensorReader` of the Hugging Face tensors its parameters were made from.
+
+    Args:
+        model_cls: the family that `config` belongs to.
+
+    Raises:
+        ValueError: written by a version of jpaged with another format.
+    """
+
+    quantised = False
+
+    def __init__(self, folder: Path, model_cls: type[Any], config: Any):
+        import orbax.checkpoint as ocp
+
+        about = json.loads((folder / CHECKPOINT_MARKER).read_text())
+        if about["format"] != FORMAT:
+            raise ValueError(f"{folder} has checkpoint format {about['format']}; this version reads {FORMAT}")
+        self.location = str(folder)
+        self.tensor_parallel: int = about["tensor_parallel"]
+        self.stored_dtype = np.dtype(jnp.dtype(about["dtype"]))
+        self._shapes = {name: tuple(shape) for name, shape in about["tensor_shapes"].items()}
+        self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        self._model_cls, self._config = model_cls, config
+        self._makers: dict[str, Target] | None = None
+        self._last: tuple[Target, dict[str, np.ndarray]] | None = None
+        self._lock = threading.Lock()
+
+    def names(self) -> Iterable[str]:
+        return self._shapes.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> np.ndarray:
+        shape = self._shapes[name]
+        with self._lock:
+            target = self._maker_of(name)
+            if self._last is None or self._last[0] is not target:
+                sources = target.source.sources
+                array = self.restore({_key(target): np.ndarray})[_key(target)]
+                tensors = unconvert(target.source.convert, [self._shapes[s] for s in sources], array)
+                self._last = target, dict(zip(sources, tensors, strict=True))
+            tensor = self._last[1][name]
+        assert tensor.shape == shape
+        return tensor
+
+    def restore(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Parameters by key: NumPy where `np.ndarray` is wanted, else like the `jax.ShapeDtypeStruct` given."""
+        import orbax.checkpoint as ocp
+
+        args = {
+            key: ocp.RestoreArgs(restore_type=np.ndarray)
+            if like is np.ndarray
+            else ocp.ArrayRestoreArgs(dtype=like.dtype, sharding=like.sharding, global_shape=like.shape)
+            for key, like in wanted.items()
+        }
+        item = {key: 0 if like is np.ndarray else like for key, like in wanted.items()}
+        return self._checkpointer.restore(
+            Path(self.location).absolute() / "params",
+            args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True),
+        )
+
+    def _maker_of(self, name: str) -> Target:
+        """The saved parameter that holds a tensor's values."""
+        if self._makers is None:
+            saved = abstract_model(
+                self._model_cls,
+                self._config,
+                dtype=self.stored_dtype,
+                tensor_parallel=self.tensor_parallel,
+                stacked=False,
+            )
+            self._makers = {source: target for target in targets(saved) for source in target.source.sources}
+        return self._makers[name]
+
+
+def restore_params(
+    model_cls: type[Any],
+    config: Any,
+    reader: OrbaxWeights,
+    *,
+    dtype: Any,
+    mesh: jax.sharding.Mesh,
+    stacked: bool,
+    tensor_parallel: int,
+) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
+    """`load_params` for a checkpoint of the same number of shards: each device reads its own part.
+
+    Raises:
+        ValueError: when the numbers of shards differ.
+    """
+    if tensor_parallel != reader.tensor_parallel:
+        raise ValueError(
+            f"{reader.location} is laid out for tensor_parallel={reader.tensor_parallel}, not {tensor_parallel}"
+        )
+    model = abstract_model(model_cls, config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked)
+    graphdef, abstract = nnx.split(model)
+    values: dict[StatePath, jax.Array] = {}
+    for batch in _batches(targets(model)):
+        wanted = {}
+        for target in batch:
+            sharding = sharding_of(mesh, target.source.partition)
+            wanted[_key(target)] = jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=sharding)
+        restored = reader.restore(wanted)
+        for target in batch:
+            store(values, target, restored.pop(_key(target)), mesh)
+    return model, graphdef, fill(abstract, values)
+
+
+def _key(target: Target) -> str:
+    """A parameter's name in a checkpoint: by layer number, so the same stacked or not."""
+    layer = target.source.layer
+    return ".".join(target.source.path if layer is None else ("layers", str(layer), *target.source.path))
+
+
+def _batches(places: list[Target]) -> Iterator[list[Target]]:
+    batch: list[Target] = []
+    size = 0
+    for target in places:
+        batch.append(target)
+        size += target.dtype.itemsize * int(np.prod(target.shape))
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,4 +1,4 @@
-"""What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5.2).
+"""What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
 
 A policy answers in logical blocks of its group: block ``i`` covers tokens ``[i * size, (i + 1) * size)``. It holds
 no state of a sequence: whatever depends on one comes in through ``length`` or ``is_hit``.

@@ -108,7 +108,7 @@ class PrefixCache:
 
 
 def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence[bool]], limit: int) -> int:
-    """The longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5.2).
+    """The longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5).
 
     Its length divides by every group's block size, as a group can only attach whole blocks.
 

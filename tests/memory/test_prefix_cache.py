@@ -1,0 +1,269 @@
+"""Which prefixes hit, what a hit holds, and in which order cached blocks are lost."""
+
+from __future__ import annotations
+
+import pytest
+from memory_pools import counts, full_manager, run, serve, window_manager
+
+from jpaged.memory import NO_BLOCK, FullAttention, SlidingWindow
+from jpaged.memory.hash_chain import Link
+from jpaged.memory.prefix_cache import PrefixCache, longest_prefix
+
+TOKENS = list(range(100))
+
+
+def caching(num_blocks=20, block_size=4):
+    return full_manager(num_blocks, block_size, prefix_caching=True)
+
+
+def hashed(manager, seq_id):
+    """Blocks of a sequence whose content can be found."""
+    return sum(manager._cache.holds(0, block) for block in manager.block_table(seq_id, 0))
+
+
+def owners(manager, block):
+    return manager._allocator.groups[0].ref_count[block]
+
+
+def test_55_tokens_in_blocks_of_16_make_three_hashed_blocks_and_the_second_such_request_reuses_three():
+    manager = caching(block_size=16)
+    assert serve(manager, 0, TOKENS[:55]) == 0
+    assert hashed(manager, 0) == 3
+    assert serve(manager, 1, TOKENS[:55]) == 48
+    table = manager.block_table(0, 0)
+    assert manager.block_table(1, 0)[:3] == table[:3]
+    assert [owners(manager, block) for block in table] == [2, 2, 2, 1]
+
+
+def test_the_last_token_of_a_fully_cached_prompt_is_computed():
+    manager = caching(block_size=4)
+    serve(manager, 0, TOKENS[:8])
+    manager.add(1, 1)
+    assert manager.match_prefix(1, TOKENS[:8]) == 4
+    manager.add(2, 2)
+    assert manager.match_prefix(2, TOKENS[:9]) == 8
+
+
+@pytest.mark.parametrize("tokens", [[], [0]])
+def test_a_prompt_without_a_prefix_does_not_hit(tokens):
+    manager = caching(block_size=1)
+    serve(manager, 0, TOKENS[:4])
+    manager.add(1, 1)
+    assert manager.match_prefix(1, tokens) == 0
+
+
+def test_free_order_is_never_used_first_then_tails_before_heads():
+    manager = caching(num_blocks=8, block_size=4)
+    serve(manager, 0, TOKENS[:20])
+    cached = list(manager.block_table(0, 0))
+    manager.free(0)
+    manager.add(1, 1)
+    manager.allocate(1, 32, first_write=0)
+    taken = manager.block_table(1, 0)
+    assert taken[:3] == [5, 6, 7]
+    assert taken[3:] == cached[::-1]
+
+
+def test_a_hit_on_a_freed_block_takes_it_out_of_the_free_list_before_anything_is_evicted():
+    manager = caching(num_blocks=4, block_size=4)
+    serve(manager, 0, TOKENS[:16])
+    kept = list(manager.block_table(0, 0))
+    manager.free(0)
+    assert counts(manager) == (0, 4, 4)
+    # Two hits and two new blocks: the tails go, the heads stay although they are just as evictable.
+    assert serve(manager, 1, TOKENS[:8] + [7] * 8) == 8
+    assert manager.block_table(1, 0) == [kept[0], kept[1], kept[3], kept[2]]
+
+
+def test_a_reused_block_loses_its_hash():
+    manager = caching(num_blocks=2, block_size=4)
+    serve(manager, 0, TOKENS[:8])
+    manager.free(0)
+    serve(manager, 1, [9] * 8)
+    manager.free(1)
+    manager.add(2, 2)
+    assert manager.match_prefix(2, TOKENS[:8]) == 0
+
+
+def test_same_tokens_with_another_salt_do_not_hit():
+    manager = caching()
+    serve(manager, 0, TOKENS[:10], salt="a")
+    assert serve(manager, 1, TOKENS[:10], salt="b") == 0
+    assert serve(manager, 2, TOKENS[:10]) == 0
+    assert serve(manager, 3, TOKENS[:10], salt="a") == 8
+
+
+def test_a_bypassed_read_still_salts_what_is_written():
+    manager = caching()
+    assert serve(manager, 0, TOKENS[:10], salt="a", max_tokens=0) == 0
+    assert serve(manager, 1, TOKENS[:10]) == 0
+    assert serve(manager, 2, TOKENS[:10], salt="a") == 8
+
+
+def test_max_tokens_bounds_the_hit():
+    manager = caching(block_size=4)
+    serve(manager, 0, TOKENS[:20])
+    manager.add(1, 1)
+    assert manager.match_prefix(1, TOKENS[:20], max_tokens=11) == 8
+
+
+def test_without_prefix_caching_nothing_hits_and_nothing_stays():
+    manager = full_manager(20)
+    serve(manager, 0, TOKENS[:10])
+    assert serve(manager, 1, TOKENS[:10]) == 0
+    manager.free(0)
+    manager.free(1)
+    assert counts(manager) == (0, 0, 20)
+
+
+def test_generated_blocks_are_cached_too():
+    manager = caching(block_size=4)
+    serve(manager, 0, TOKENS[:3])
+    for length in range(4, 10):
+        manager.allocate(0, length, first_write=length - 1)
+    manager.commit(0, TOKENS[:9], 9)
+    assert serve(manager, 1, TOKENS[:20]) == 8
+
+
+def test_a_block_with_a_token_in_flight_is_cached_when_the_token_is_known():
+    manager = caching(block_size=4)
+    manager.add(0, 0)
+    manager.allocate(0, 8, first_write=0)
+    manager.commit(0, TOKENS[:7], 8)
+    assert hashed(manager, 0) == 1
+    manager.commit(0, TOKENS[:8], 8)
+    assert hashed(manager, 0) == 2
+
+
+def test_a_sequence_must_be_matched_before_it_has_blocks():
+    manager = caching()
+    serve(manager, 0, TOKENS[:5])
+    with pytest.raises(RuntimeError, match="sequence 0 has blocks"):
+        manager.match_prefix(0, TOKENS[:5])
+
+
+def test_copy_on_write_and_hits_hold_at_once():
+    manager = caching(block_size=4)
+    serve(manager, 0, TOKENS[:10])
+    serve(manager, 1, TOKENS[:10])
+    manager.fork(1, 2)
+    table = list(manager.block_table(1, 0))
+    assert [owners(manager, block) for block in table] == [3, 3, 2]
+    copies = manager.allocate(2, 11, first_write=10)
+    assert [copy.src for copy in copies] == [table[2]]
+    assert [owners(manager, block) for block in table] == [3, 3, 1]
+
+
+def test_an_overwritten_block_is_forgotten_and_found_under_its_new_content():
+    manager = caching(block_size=4)
+    serve(manager, 0, TOKENS[:12])
+    rewound = TOKENS[:6] + [50] * 6
+    run(manager, 0, rewound, start=6)
+    assert serve(manager, 1, TOKENS[:13]) == 4
+    assert serve(manager, 2, [*rewound, 0]) == 12
+
+
+def test_tokens_are_compared_on_a_hit():
+    cache = PrefixCache([(FullAttention(), 4)])
+    cache.insert(0, 5, Link(b"digest", b"tokens"))
+    assert cache.find(0, Link(b"digest", b"tokens")) == 5
+    assert cache.find(0, Link(b"digest", b"others")) is None
+
+
+def test_the_first_block_with_some_content_is_the_one_that_is_found():
+    manager = caching(block_size=4)
+    manager.add(0, 0)
+    manager.add(1, 1)
+    for seq_id in (0, 1):
+        manager.allocate(seq_id, 4, first_write=0)
+    for seq_id in (0, 1):
+        manager.commit(seq_id, TOKENS[:4], 4)
+    first = manager.block_table(0, 0)[0]
+    manager.free(1)
+    assert counts(manager)[:2] == (1, 0), "a duplicate is not kept"
+    assert serve(manager, 2, TOKENS[:6]) == 4
+    assert manager.block_table(2, 0)[0] == first
+
+
+def test_reset_refuses_while_blocks_are_in_use():
+    manager = caching()
+    serve(manager, 0, TOKENS[:10])
+    assert not manager.reset_prefix_cache()
+    assert serve(manager, 1, TOKENS[:10]) == 8
+    manager.free(0)
+    manager.free(1)
+    assert manager.reset_prefix_cache()
+    assert counts(manager) == (0, 0, 20)
+    assert serve(manager, 2, TOKENS[:10]) == 0
+
+
+# Several groups.
+
+
+def hits(text):
+    return [c == "T" for c in text]
+
+
+def test_the_hit_is_the_longest_length_valid_for_all_groups():
+    full, window = (FullAttention(), 2), (SlidingWindow(4), 2)
+    assert longest_prefix([window], [hits("TTFTFFTTFTTT")], 100) == 24
+    assert longest_prefix([window], [hits("TTFTFFTTFFF")], 100) == 16
+    assert longest_prefix([full, window], [hits("TTTTTTTTTTF"), hits("TTFTFFTTFTT")], 100) == 16
+    assert longest_prefix([full, window], [hits("TTTTTTTF"), hits("TTFTFFTTFTT")], 100) == 4
+    assert longest_prefix([full, window], [hits("TTTTTTTTT"), hits("TTFTFFTTF")], 15) == 4
+    assert longest_prefix([full, window], [hits("FTT"), hits("TTT")], 100) == 0
+
+
+def test_the_hit_divides_by_every_block_size():
+    groups = [(FullAttention(), 4), (FullAttention(), 6)]
+    assert longest_prefix(groups, [hits("TTTTT"), hits("TTT")], 100) == 12
+    assert longest_prefix(groups, [hits("TTTTT"), hits("TTT")], 11) == 0
+
+
+def test_a_window_attaches_only_what_it_still_reads():
+    manager = window_manager(40, window=4, prefix_caching=True)
+    serve(manager, 0, TOKENS[:12])
+    manager.free(0)
+    manager.add(1, 1)
+    assert manager.match_prefix(1, TOKENS[:13]) == 12
+    assert [block == NO_BLOCK for block in manager.block_table(1, 1)] == [True] * 4 + [False] * 2
+    assert NO_BLOCK not in manager.block_table(1, 0)
+
+
+def test_with_two_groups_evicting_one_window_block_shortens_the_hit():
+    manager = window_manager(40, window=4, prefix_caching=True)
+    serve(manager, 0, TOKENS[:12])
+    cache = manager._cache
+    link = manager._sequences[0].chains[2].links[5]
+    last = cache.find(1, link)
+    manager.free(0)
+    cache.forget(1, last)
+    manager.add(1, 1)
+    assert manager.match_prefix(1, TOKENS[:13]) == 10
+
+
+def test_blocks_behind_the_window_are_lost_before_what_a_hit_needs():
+    # Balanced eviction: the window's old blocks have not been needed for long, the rest goes tails first.
+    manager = window_manager(40, window=4, prefix_caching=True)
+    manager.add(0, 0)
+    for length in range(2, 22, 2):
+        run(manager, 0, TOKENS[:length], length - 2)
+    cache = manager._cache
+    links = list(manager._sequences[0].chains[2].links)
+    manager.free(0)
+    order = [cache._link_of[1][block] for block in manager._allocator.groups[1].evictable]
+    assert order == [*links[:8], links[9], links[8]]
+
+
+def test_groups_lose_the_same_tokens():
+    # Aligned eviction: among blocks released together the longest prefix goes first, in every group.
+    manager = window_manager(40, window=50, prefix_caching=True)
+    serve(manager, 0, TOKENS[:12])
+    manager.free(0)
+    pages = manager._allocator.pages
+    lost = []
+    while (page := pages.oldest_idle()) is not None:
+        lost.append(-pages.newest[page].minus_end)
+        manager._allocator._evict_page(pages.group[page], page)
+    # Group 0 has pages of 4 tokens, group 1 of 6; a page lives as long as its shortest prefix.
+    assert lost == [10, 8, 6, 2, 2]

@@ -38,6 +38,7 @@ def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache, owners: 
         assert states == expected, f"group {g}: block {block} is in {states} states, not {expected}"
         if cache.holds(g, block):
             assert count or block in group.evictable, f"group {g}: empty block {block} is still cached"
+    cache.check(g)
     for block in group.evictable:
         assert cache.holds(g, block), f"group {g}: evictable block {block} is not cached"
     times = list(group.evictable.values())

@@ -31,9 +31,7 @@ class PrefixCache:
     def find(self, g: int, link: Link) -> int | None:
         """The block of group `g` with this content; the tokens are compared too, not only the digest."""
         block = self._block_of[g].get(link.digest)
-        if block is None or self._link_of[g][block].tokens != link.tokens:
-            return None
-        return block
+        return block if block is not None and self._link_of[g][block] == link else None
 
     def insert(self, g: int, block: int, link: Link) -> None:
         """Remember the content of a full block, unless another block with the same content came first."""
@@ -50,6 +48,11 @@ class PrefixCache:
         link = self._link_of[g].pop(block, None)
         if link is not None:
             del self._block_of[g][link.digest]
+
+    def check(self, g: int) -> None:
+        """Raises AssertionError when content and blocks do not name each other."""
+        there = {link.digest: block for block, link in self._link_of[g].items()}
+        assert there == self._block_of[g], f"group {g}: the prefix cache finds blocks under lost content"
 
     # One sequence.
 

@@ -76,9 +76,32 @@ def test_the_time_of_a_page_forgets_blocks_that_are_empty_again():
     one, other = pool.take(a, 2), pool.take(b, 2)
     pool.release(one[0])
     pool.release(*other)
+    pool.release(one[1])
+    pool.allocator.share(0, one[1])
     pool.release(one[1], keep=False)  # nothing newer than the first release is left in this page
     assert pool.take(pool.request()) == [one[0]]
     assert pool.evicted == [(0, one[0])]
+
+
+def test_a_hit_makes_a_page_the_newest():
+    pool = Pool([1], 2)
+    one, other = pool.take(pool.request(), 2)
+    pool.release(one, other)
+    pool.allocator.share(0, one)
+    pool.release(one)
+    assert pool.take(pool.request()) == [other]
+
+
+def test_many_hits_leave_no_trail_of_old_times():
+    pool = Pool([1], 2)
+    blocks = pool.take(pool.request(), 2)
+    pool.release(*blocks)
+    for _ in range(500):
+        pool.allocator.share(0, blocks[0])
+        pool.release(blocks[0])
+    assert len(pool.allocator.pages._idle_heap) < 100
+    assert pool.take(pool.request()) == [blocks[1]]
+    assert pool.take(pool.request()) == [blocks[0]]
 
 
 def test_step_4_any_empty_block_comes_before_an_eviction_in_a_page_in_use():

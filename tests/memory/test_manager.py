@@ -135,6 +135,15 @@ def test_a_window_of_a_long_sequence_holds_a_constant_number_of_blocks():
         assert sum(block != NO_BLOCK for block in manager.block_table(0, 1)) <= 3
 
 
+def test_parent_and_child_of_a_fork_leave_their_windows_each_on_its_own():
+    manager = window_manager(60, window=4)
+    serve(manager, 0, TOKENS[:6])
+    manager.fork(0, 1)
+    for seq_id in (0, 1):
+        run(manager, seq_id, TOKENS[:20], start=6)
+        assert sum(block != NO_BLOCK for block in manager.block_table(seq_id, 1)) == 2
+
+
 def test_the_table_version_changes_with_the_table_only():
     manager = window_manager()
     manager.add(0, 0)

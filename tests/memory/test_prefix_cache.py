@@ -125,6 +125,20 @@ def test_generated_blocks_are_cached_too():
     assert serve(manager, 1, TOKENS[:20]) == 8
 
 
+def test_parent_and_child_of_a_fork_cache_their_own_blocks():
+    manager = caching(block_size=4)
+    serve(manager, 0, TOKENS[:6])
+    manager.fork(0, 1)
+    ends = [[*TOKENS[:6], *[seq_id + 60] * 6] for seq_id in (0, 1)]
+    for seq_id in (0, 1):
+        assert manager.allocate(seq_id, 12, first_write=6) is not None
+    for seq_id in (0, 1):
+        manager.commit(seq_id, ends[seq_id], 12)
+    assert [hashed(manager, 0), hashed(manager, 1)] == [3, 3]
+    for seq_id in (0, 1):
+        assert serve(manager, seq_id + 2, [*ends[seq_id], 0]) == 12
+
+
 def test_a_block_with_a_token_in_flight_is_cached_when_the_token_is_known():
     manager = caching(block_size=4)
     manager.add(0, 0)
@@ -228,6 +242,9 @@ def test_a_window_attaches_only_what_it_still_reads():
     assert manager.match_prefix(1, TOKENS[:13]) == 12
     assert [block == NO_BLOCK for block in manager.block_table(1, 1)] == [True] * 4 + [False] * 2
     assert NO_BLOCK not in manager.block_table(1, 0)
+    version = manager.table_version(1)
+    manager.commit(1, TOKENS[:13], 12)
+    assert manager.table_version(1) == version
 
 
 def test_with_two_groups_evicting_one_window_block_shortens_the_hit():

@@ -183,10 +183,10 @@ def _convert(target: Target, reader: TensorReader) -> np.ndarray:
 
 
 def _warn_of_unread(reader: TensorReader, places: list[Target]) -> None:
-    """Tensors nobody read are reported, except what other parameters or the config already say."""
+    """Reports tensors nobody read, except those that repeat what the config or, tied, the embedding says."""
     used = {name for target in places for name in target.source.sources}
-    computed = ("rotary_emb.inv_freq", "attn.masked_bias", "lm_head.weight" if "lm_head.weight" in used else "")
-    unread = [name for name in reader.names() if name not in used]
-    unread = [name for name in unread if not name.endswith(tuple(c for c in computed if c))]
+    repeated = ("rotary_emb.inv_freq", "lm_head.weight")
+    unread = [name for name in reader.names() if name not in used and not name.endswith(repeated)]
     if unread:
-        logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unread), ", ".join(unread[:5]))
+        first = ", ".join(unread[:5])
+        logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unread), first)

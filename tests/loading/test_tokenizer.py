@@ -1,0 +1,200 @@
+import json
+
+import pytest
+from gguf_files import EMBEDDING, write_gguf
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.source import Source, resolve_source
+from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "I'll say it's  done;\twon't you?\n\n  Yes  ",
+    "def f(x: int) -> int:\n    return x ** 2  # square\n",
+    "Invoice 12345 of 2024-11-21: 3.14 EUR",
+    "Smile 😀🚀 family 👨‍👩‍👧",
+    "日本語と中文 한국어",
+    "naïve café Ωmega ٣٤٥ ½",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def source():
+    return resolve_source("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def demo(source):
+    return load_tokenizer(source)
+
+
+@pytest.fixture(scope="module")
+def independent(source):
+    """The demo model's tokenizer put together anew, its cuts spelt out as llama.cpp's two expressions."""
+    metadata = GGUFFile(source.path).metadata
+    vocabulary = {token: id for id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    words = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives_a_round_trip(demo, text):
+    assert demo.decode(demo.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_equal_an_independently_built_tokenizers(demo, independent, text):
+    assert demo.encode(text) == independent.encode(text).ids
+
+
+def test_digits_are_tokens_of_their_own(demo):
+    assert demo.convert_ids_to_tokens(demo.encode("12345")) == list("12345")
+
+
+def test_nothing_is_added_around_the_text(demo):
+    assert demo.encode("Hello") == [19556]
+
+
+def test_special_tokens_are_matched_whole_and_can_be_skipped(demo):
+    ids = demo.encode("<|im_start|>user\nhi<|im_end|>")
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert demo.decode(ids, skip_special_tokens=True) == "user\nhi"
+    assert len(demo.all_special_ids) >= 3
+
+
+def test_the_chat_template_renders_what_the_model_was_trained_on(demo):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    rendered = demo.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_roles_ids_and_length_come_from_the_file(demo, source):
+    assert (demo.bos_token_id, demo.eos_token_id, demo.unk_token_id, demo.pad_token_id) == (1, 2, 0, 2)
+    assert demo.model_max_length == 8192
+    assert eos_token_ids(source) == (2,)
+
+
+TINY = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": [*"abcdefghi123 ", "Ġ", "ab", "abc", "<s>", "</s>", "<tool>", "É", "Ã", "ł"],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": 16,
+    "tokenizer.ggml.eos_token_id": 17,
+}
+TINY["tokenizer.ggml.token_type"] = [3 if t[0] == "<" else 1 for t in TINY["tokenizer.ggml.tokens"]]
+TINY["tokenizer.ggml.token_type"][18] = 4
+
+
+def tiny(folder, **changes):
+    extra = TINY | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    path = write_gguf(folder / "m.gguf", "llama", EMBEDDING, {k: v for k, v in extra.items() if v is not None})
+    return Source("tiny", "gguf", path)
+
+
+def tokens(source, text):
+    tokenizer = load_tokenizer(source)
+    return tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", ["ab", "c", "1", "2", "3"]),
+        ("smollm", ["ab", "c", "1", "2", "3"]),
+        ("qwen2", ["ab", "c", "1", "2", "3"]),
+        ("llama-bpe", ["abc", "1", "2", "3"]),
+    ],
+)
+def test_known_pre_tokenizers_are_built(tmp_path, pre, expected):
+    assert tokens(tiny(tmp_path, pre=pre), "abc123") == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "cuts"),
+    [
+        ("gpt-2", ["It", "'s", "Ġ1234", "567", "ĊĊ", "Ġx"]),
+        ("smollm", ["It", "'s", "Ġ", "1", "2", "3", "4", "567", "ĊĊ", "Ġx"]),
+        ("qwen2", ["It", "'s", "Ġ", "1", "2", "3", "4", "567", "ĊĊ", "Ġx"]),
+        ("llama-bpe", ["It", "'s", "Ġ", "123", "4", "567", "ĊĊ", "Ġx"]),
+    ],
+)
+def test_text_is_cut_as_the_pre_tokenizer_says(tmp_path, pre, cuts):
+    cutter = load_tokenizer(tiny(tmp_path, pre=pre)).backend_tokenizer.pre_tokenizer
+    found = [part for text in ("It's 1234", "567", "\n\n x") for part, _ in cutter.pre_tokenize_str(text)]
+    expected = [*cuts]
+    at = expected.index("567")
+    whole = {"gpt-2": ["567"], "llama-bpe": ["567"]}.get(pre, ["5", "6", "7"])
+    assert found == expected[:at] + whole + expected[at + 1 :]
+
+
+def test_bos_is_added_when_the_file_says_so(tmp_path):
+    assert tokens(tiny(tmp_path, pre="gpt-2", add_bos_token=True), "ab") == ["<s>", "ab"]
+
+
+def test_user_defined_tokens_are_whole_but_not_special(tmp_path):
+    tokenizer = load_tokenizer(tiny(tmp_path, pre="gpt-2"))
+    ids = tokenizer.encode("a<tool>b</s>")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<tool>", "b", "</s>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<tool>b"
+
+
+def test_end_of_turn_also_ends_a_generation(tmp_path):
+    assert eos_token_ids(tiny(tmp_path, pre="gpt-2", eot_token_id=18)) == (17, 18)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, r"tokenizer\.ggml\.model='llama' is not supported; 'gpt2' is"),
+        ({"pre": "tekken"}, r"pre='tekken' is not supported; known: gpt-2, smollm, llama-bpe, qwen2"),
+        ({"merges": None}, r"no tokenizer\.ggml\.merges"),
+    ],
+)
+def test_tokenizers_that_are_not_known_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(tiny(tmp_path, **changes))
+
+
+def test_a_folder_has_its_own_tokenizer(tmp_path, demo):
+    demo.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    loaded = load_tokenizer(Source("folder", "safetensors", tmp_path))
+    assert loaded.encode(TEXTS[3]) == demo.encode(TEXTS[3])
+    assert loaded.chat_template == demo.chat_template
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ValueError, match=f"no tokenizer can be loaded from {tmp_path}"):
+        load_tokenizer(Source("folder", "safetensors", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 1}, (7, 9)),
+        ({"eos_token_id": 7}, {}, (7,)),
+        ({}, {"eos_token_id": 1}, (1,)),
+        (None, {"eos_token_id": [1, 2]}, (1, 2)),
+        (None, {}, ()),
+    ],
+)
+def test_generation_config_decides_what_ends_a_generation(tmp_path, generation, config, expected):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert eos_token_ids(Source("folder", "safetensors", tmp_path)) == expected

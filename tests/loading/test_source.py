@@ -1,0 +1,70 @@
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from jpaged.loading.source import resolve_source
+
+
+def test_the_alias_is_the_demo_model():
+    source = resolve_source("smollm2-135m")
+    assert (source.name, source.kind, source.path.suffix) == ("smollm2-135m", "gguf", ".gguf")
+
+
+def test_a_gguf_file_is_recognised(tmp_path):
+    (tmp_path / "some.gguf").touch()
+    assert resolve_source(tmp_path / "some.gguf").kind == "gguf"
+
+
+def test_folders_are_told_apart_by_the_marker(tmp_path):
+    (tmp_path / "config.json").touch()
+    assert resolve_source(tmp_path).kind == "safetensors"
+    (tmp_path / "jpaged.json").touch()
+    assert resolve_source(tmp_path).kind == "orbax"
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "none.gguf", "~/none"])
+def test_a_path_that_does_not_exist_is_named_without_asking_the_hub(name, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    with pytest.raises(ValueError, match=f"model '{name}' does not exist; accepted are: 'smollm2-135m'"):
+        resolve_source(name)
+
+
+def test_other_files_are_named(tmp_path):
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ValueError, match=r"model\.bin' does not end in \.gguf; accepted"):
+        resolve_source(tmp_path / "model.bin")
+
+
+def test_a_folder_without_a_config_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json; accepted"):
+        resolve_source(tmp_path)
+
+
+def test_a_hub_id_is_downloaded_without_pytorch_files(tmp_path, monkeypatch):
+    asked = {}
+
+    def download(repo_id, allow_patterns):
+        asked.update(repo_id=repo_id, patterns=allow_patterns)
+        (tmp_path / "config.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    source = resolve_source("org/model")
+    assert (source.name, source.kind, source.path) == ("org/model", "safetensors", tmp_path)
+    assert asked["repo_id"] == "org/model"
+    assert "*.safetensors" in asked["patterns"]
+    assert not any(".bin" in pattern for pattern in asked["patterns"])
+
+
+def test_an_unreachable_hub_names_the_id_and_what_is_accepted(monkeypatch):
+    def download(repo_id, allow_patterns):
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ValueError, match=r"model 'org/none' is no local .*no connection.*accepted are"):
+        resolve_source("org/none")
+
+
+def test_what_cannot_be_a_hub_id_is_named():
+    with pytest.raises(ValueError, match=r"model 'not a model' is no local"):
+        resolve_source("not a model")

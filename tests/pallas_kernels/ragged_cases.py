@@ -1,0 +1,123 @@
+"""Random ragged batches over a paged cache, and the dense float64 attention that every kernel must agree with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pallas_kernels.layout import LANES, num_tiles, padded_head_dim, view_shape
+
+NOWHERE = 10**6
+"""A block id no view has: what holes in a block table hold."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes and options of a batch; equal cases compile once."""
+
+    head_dim: int = 128
+    kv_heads: int = 2
+    q_per_kv: int = 2
+    block_size: int = 16
+    dtype: str = "float32"
+    tokens: int = 24
+    seqs: int = 4
+    pages: int = 20
+    layers: int = 2
+    soft_cap: float | None = None
+    sliding_window: int | None = None
+    max_query_len: int | None = None
+
+    @property
+    def blocks(self) -> int:
+        return self.seqs * self.pages + 2
+
+    @property
+    def options(self) -> dict:
+        names = ("soft_cap", "sliding_window", "max_query_len")
+        return {"scale": self.head_dim**-0.5} | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments of `paged_attention` as NumPy arrays, with the dense K and V of each sequence they were cut from."""
+
+    q: np.ndarray
+    view: np.ndarray
+    layer: int
+    block_tables: np.ndarray
+    query_starts: np.ndarray
+    kv_lens: np.ndarray
+    dense: list[tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def arrays(self) -> tuple:
+        return (self.q, self.view, self.layer, self.block_tables, self.query_starts, self.kv_lens)
+
+
+def cast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """`array` rounded to `dtype` (also bfloat16)."""
+    import jax.numpy as jnp
+
+    return np.asarray(jnp.asarray(array, dtype))
+
+
+def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int = 0) -> Batch:
+    """A batch of sequences with `contexts` cached tokens before their `query_lens` new ones.
+
+    Blocks come in random order. Everything no query may read is NaN: unused blocks, other layers, the end of a
+    last block. Pages that no query sees hold `NOWHERE`.
+    """
+    random = np.random.default_rng(seed)
+    lens = np.zeros(case.seqs, np.int32)
+    lens[: len(query_lens)] = query_lens
+    kv_lens = np.zeros(case.seqs, np.int32)
+    kv_lens[: len(contexts)] = np.asarray(contexts) + query_lens
+    shape = view_shape(case.blocks, case.layers, case.kv_heads, case.head_dim, case.block_size)
+    view = np.full(shape, np.nan, np.float32)
+    tables = np.full((case.seqs, case.pages), NOWHERE, np.int32)
+    free = list(random.permutation(case.blocks))
+    layer = int(random.integers(case.layers))
+    dense = []
+    for s, kv_len in enumerate(kv_lens):
+        k, v = random.normal(size=(2, kv_len, case.kv_heads, case.head_dim)).astype(np.float32)
+        dense.append((cast(k, case.dtype).astype(np.float64), cast(v, case.dtype).astype(np.float64)))
+        pad = ((0, 0), (0, 0), (0, padded_head_dim(case.head_dim) - case.head_dim))
+        rows = np.concatenate([np.pad(k, pad), np.pad(v, pad)], axis=-1)
+        rows = rows.reshape(kv_len, case.kv_heads, num_tiles(case.head_dim), LANES)
+        first = 0
+        if lens[s] == 0:
+            continue
+        if case.sliding_window is not None:
+            first = max(0, kv_len - lens[s] - case.sliding_window + 1) // case.block_size
+        for page in range(first, -(-kv_len // case.block_size)):
+            tables[s, page] = free.pop()
+            here = rows[page * case.block_size : (page + 1) * case.block_size]
+            view[tables[s, page], layer, :, :, : len(here)] = here.transpose(1, 2, 0, 3)
+    starts = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+    q = random.normal(size=(case.tokens, case.kv_heads, case.q_per_kv, case.head_dim))
+    return Batch(cast(q, case.dtype), cast(view, case.dtype), layer, tables, starts, kv_lens, dense)
+
+
+def dense_attention(case: Case, batch: Batch) -> np.ndarray:
+    """Plain attention in float64 over each sequence's contiguous K and V; 0 for rows of no sequence."""
+    out = np.zeros(batch.q.shape)
+    for s, (k, v) in enumerate(batch.dense):
+        mine = slice(batch.query_starts[s], batch.query_starts[s + 1])
+        q = batch.q[mine].astype(np.float64)
+        if not len(q):
+            continue
+        query = np.arange(len(k) - len(q), len(k))[:, None]
+        key = np.arange(len(k))
+        seen = key <= query
+        if case.sliding_window is not None:
+            seen &= key > query - case.sliding_window
+        scores = case.options["scale"] * np.einsum("qhgd,khd->hgqk", q, k)
+        if case.soft_cap is not None:
+            scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out[mine] = np.einsum("hgqk,khd->qhgd", weights, v)
+    return out

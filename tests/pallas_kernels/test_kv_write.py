@@ -1,0 +1,136 @@
+"""KV writes: every implementation against the reference and NumPy, the TPU kernel without races."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tpu_interpreter import run_recording_races
+
+from pallas_kernels.kv_write import kv_write, tpu
+from pallas_kernels.layout import unpack_kv, view_shape
+
+IMPLS = ["xla", "tpu_interpret"]
+BLOCKS, LAYERS, TOKENS, HEADS = 6, 2, 40, 2
+
+
+@cache
+def compiled(impl):
+    return jax.jit(partial(kv_write, impl=impl))
+
+
+def inputs(head_dim, block_size, dtype, seed=0):
+    random = np.random.default_rng(seed)
+    view = random.normal(size=view_shape(BLOCKS, LAYERS, HEADS, head_dim, block_size))
+    k, v = random.normal(size=(2, TOKENS, HEADS, head_dim))
+    return jnp.asarray(view, dtype), jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32)
+
+
+def padded(slots, fill=-1):
+    return jnp.asarray([*slots, *[fill] * (TOKENS - len(slots))], jnp.int32)
+
+
+def chunks_of(block_size):
+    """Slots of several sequences' chunks, each in blocks of its own: what an engine's step writes."""
+
+    def lay(parts):
+        slots, blocks = [], iter([4, 1, 5, 0, 3, 2])
+        for first, count in parts:
+            block = next(blocks)
+            slots += [block * block_size + first + i for i in range(min(count, block_size - first))]
+        return slots[:TOKENS]
+
+    part = st.tuples(st.integers(0, block_size - 1), st.integers(1, block_size))
+    return st.lists(part, max_size=BLOCKS).map(lay)
+
+
+def any_slots(block_size):
+    return st.lists(st.integers(-3, BLOCKS * block_size + 3), max_size=TOKENS, unique=True)
+
+
+@pytest.mark.parametrize("slot_pattern", [chunks_of, any_slots])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "dtype"),
+    [(48, 16, "bfloat16"), (64, 8, "float32"), (128, 16, "bfloat16"), (256, 16, "float32")],
+)
+@pytest.mark.parametrize("impl", IMPLS)
+def test_writes_what_the_reference_writes(impl, head_dim, block_size, dtype, slot_pattern):
+    view, k, v = inputs(head_dim, block_size, dtype)
+
+    @settings(max_examples=10, deadline=None)
+    @given(slots=slot_pattern(block_size), layer=st.integers(0, LAYERS - 1))
+    def check(slots, layer):
+        want = compiled("reference")(view, layer, k, v, padded(slots))
+        got = compiled(impl)(view, layer, k, v, padded(slots, fill=BLOCKS * block_size))
+        np.testing.assert_array_equal(got, want)
+
+    check()
+
+
+@pytest.mark.parametrize("head_dim", [48, 64, 80, 128, 256])
+def test_the_reference_puts_each_token_in_its_slot_and_touches_nothing_else(head_dim):
+    view, k, v = inputs(head_dim, 16, "float32")
+    slots = [37, 3, 95, 40]
+    got = np.asarray(kv_write(view, 1, k, v, padded(slots), impl="reference"))
+    untouched = np.ones(got.shape, bool)
+    for token, slot in enumerate(slots):
+        place = (slot // 16, 1, slice(None), slice(None), slot % 16)
+        k_there, v_there = unpack_kv(jnp.asarray(got[place]), head_dim)
+        np.testing.assert_array_equal(k_there, k[token])
+        np.testing.assert_array_equal(v_there, v[token])
+        untouched[place] = False
+    np.testing.assert_array_equal(got[untouched], np.asarray(view)[untouched])
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_out_of_range_slots_are_dropped_at_both_ends(impl):
+    view, k, v = inputs(128, 16, "float32")
+    slots = jnp.asarray([-1, -16, BLOCKS * 16, 2**31 - 1, -(2**31)] * (TOKENS // 5), jnp.int32)
+    np.testing.assert_array_equal(compiled(impl)(view, 0, k, v, slots), view)
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_new_tokens_replace_nan_and_nan_beside_them_stays_beside_them(impl):
+    view, k, v = inputs(64, 16, "bfloat16")
+    got = compiled(impl)(jnp.full_like(view, jnp.nan), 0, k, v, padded([18, 19]))
+    finite = np.isfinite(np.asarray(got, np.float32)).all(axis=(2, 3, 5))
+    assert np.argwhere(finite).tolist() == [[1, 0, 2], [1, 0, 3]]
+
+
+RACE_CASES = {
+    "runs in blocks of their own": [*range(5, 16), *range(48, 64), *range(33, 37), 80],
+    "tokens of a block apart from each other": [3, 20, 7, 5, 21, 4, 22],
+    "nothing to write": [],
+}
+
+
+@pytest.mark.parametrize("slots", RACE_CASES.values(), ids=RACE_CASES.keys())
+@pytest.mark.parametrize(("dtype", "ring_bytes"), [("bfloat16", tpu.RING_BYTES), ("float32", 1)])
+def test_the_tpu_kernel_has_no_race(monkeypatch, slots, dtype, ring_bytes):
+    monkeypatch.setattr(tpu, "RING_BYTES", ring_bytes)  # 1: the smallest ring, whose buffers are reused at once
+    view, k, v = inputs(128, 16, dtype)
+    got, races = run_recording_races(tpu.kv_write, view, 1, k, v, padded(slots))
+    assert not races
+    np.testing.assert_array_equal(got, kv_write(view, 1, k, v, padded(slots), impl="reference"))
+
+
+def test_without_the_one_at_a_time_path_runs_of_one_block_would_race(monkeypatch):
+    find_runs = tpu._find_runs
+
+    def never_shared(*args):
+        first, end, num_runs, shared = find_runs(*args)
+        return first, end, num_runs, jnp.zeros_like(shared)
+
+    monkeypatch.setattr(tpu, "_find_runs", never_shared)
+    view, k, v = inputs(128, 16, "float32")
+    _, races = run_recording_races(tpu.kv_write, view, 1, k, v, padded([3, 20, 7]))
+    assert races
+
+
+def test_the_tpu_kernel_refuses_blocks_that_split_a_memory_tile():
+    view, k, v = inputs(128, 8, "bfloat16")
+    with pytest.raises(ValueError, match="block_size=8"):
+        tpu.kv_write(view, 0, k, v, padded([1]), interpret=True)

@@ -1,0 +1,163 @@
+"""Paged attention: the reference against dense float64 attention, every implementation against the reference."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged_cases import NOWHERE, Case, dense_attention, make_batch
+from tpu_interpreter import run_recording_races
+
+from pallas_kernels.paged_attention import paged_attention, tpu
+
+IMPLS = ["xla", "tpu_interpret"]
+CASES = {
+    "llama heads": Case(q_per_kv=4),
+    "one query head a KV head, packed rows": Case(head_dim=64, kv_heads=3, q_per_kv=1),
+    "padded packed rows, bfloat16": Case(head_dim=48, dtype="bfloat16"),
+    "two lane tiles, soft cap and window, bfloat16": Case(
+        head_dim=256, dtype="bfloat16", soft_cap=5.0, sliding_window=40
+    ),
+    "window shorter than a block, odd group": Case(q_per_kv=3, sliding_window=5),
+    "small blocks": Case(block_size=8, pages=24, sliding_window=70),
+    "decode only": Case(tokens=4, max_query_len=1, q_per_kv=7, dtype="bfloat16"),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch):
+    """Steps of 128 keys, so that short contexts take several."""
+    monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 128)
+
+
+@cache
+def compiled(impl, case):
+    return jax.jit(partial(paged_attention, impl=impl, **case.options))
+
+
+def assert_close(got, want, dtype):
+    tolerance = 2e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), atol=tolerance)
+
+
+def lengths(case):
+    """(query lengths, tokens cached before them) of up to `case.seqs` sequences that fit the batch."""
+    room = case.pages * case.block_size
+    longest = case.max_query_len or case.tokens
+
+    @st.composite
+    def draw(draw):
+        queries, contexts, left = [], [], case.tokens
+        for _ in range(draw(st.integers(0, case.seqs))):
+            queries.append(draw(st.integers(0, min(longest, left))))
+            contexts.append(draw(st.integers(0, room - queries[-1])))
+            left -= queries[-1]
+        return queries, contexts
+
+    return draw()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_agrees_with_dense_attention(impl, case):
+    @settings(max_examples=12, deadline=None)
+    @given(lens=lengths(case), seed=st.integers(0, 1000))
+    def check(lens, seed):
+        batch = make_batch(case, *lens, seed=seed)
+        got = compiled(impl, case)(*batch.arrays)
+        assert got.dtype == batch.q.dtype
+        assert_close(got, dense_attention(case, batch), case.dtype)
+
+    check()
+
+
+@pytest.mark.parametrize("case", [CASES["llama heads"], CASES["window shorter than a block, odd group"]])
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_missing_block_is_masked_as_in_the_reference(impl, case):
+    batch = make_batch(case, [5, 1, 3], [140, 200, 0])
+    tables = batch.block_tables.copy()
+    tables[0, [0, 8, 9]] = -1, case.blocks, NOWHERE  # the last ones are where the queries themselves are
+    tables[2, 0] = -(2**31)  # nothing is left to see
+    q, view, layer, _, starts, kv_lens = batch.arrays
+    got = compiled(impl, case)(q, view, layer, tables, starts, kv_lens)
+    want = compiled("reference", case)(q, view, layer, tables, starts, kv_lens)
+    assert_close(got, want, case.dtype)
+    assert not np.asarray(got)[6:9].any()
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_an_empty_batch_gives_zeros(impl):
+    case = CASES["llama heads"]
+    batch = make_batch(case, [], [])
+    assert not np.asarray(compiled(impl, case)(*batch.arrays)).any()
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_a_prompt_in_chunks_gives_what_it_gives_at_once(impl):
+    case = Case(tokens=24)
+    whole = make_batch(case, [24], [100])
+    at_once = compiled(impl, case)(*whole.arrays)
+    starts = np.asarray([0, 10, 10, 10, 10], np.int32)
+    kv_lens = np.asarray([110, 0, 0, 0], np.int32)
+    first = compiled(impl, case)(whole.q, whole.view, whole.layer, whole.block_tables, starts, kv_lens)
+    assert_close(first[:10], at_once[:10], case.dtype)
+    assert not np.asarray(first)[10:].any()
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_equal_block_tables_of_shared_prefixes_are_read_by_both(impl):
+    case = Case(tokens=4, max_query_len=1)
+    one = make_batch(case, [1], [90])
+    tables = np.tile(one.block_tables[:1], (case.seqs, 1))
+    q = np.tile(one.q[:1], (case.tokens, 1, 1, 1))
+    starts = np.arange(case.seqs + 1, dtype=np.int32)
+    kv_lens = np.full(case.seqs, 91, np.int32)
+    got = np.asarray(compiled(impl, case)(q, one.view, one.layer, tables, starts, kv_lens))
+    np.testing.assert_array_equal(got, np.tile(got[:1], (case.seqs, 1, 1, 1)))
+    assert_close(got[:1], dense_attention(case, one)[:1], case.dtype)
+
+
+RACE_CASES = {
+    "ragged, several steps": (Case(kv_heads=1), [3, 0, 1, 20], [290, 10, 0, 150]),
+    "decode, window, bfloat16": (
+        Case(tokens=4, max_query_len=1, sliding_window=150, dtype="bfloat16", head_dim=64),
+        [1, 1, 1, 1],
+        [300, 0, 20, 200],
+    ),
+    "many short sequences": (Case(tokens=12, seqs=12, pages=2, kv_heads=1), [1] * 12, list(range(12))),
+    "nothing": (Case(), [], []),
+}
+
+
+@pytest.mark.parametrize(("case", "queries", "contexts"), RACE_CASES.values(), ids=RACE_CASES.keys())
+def test_the_tpu_kernel_has_no_race(case, queries, contexts):
+    batch = make_batch(case, queries, contexts)
+    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    assert not races
+    assert_close(got, dense_attention(case, batch), case.dtype)
+
+
+def test_the_tpu_kernel_takes_heads_in_chunks(monkeypatch):
+    monkeypatch.setattr(tpu, "MAX_HEADS", 2)
+    case = Case(kv_heads=6, head_dim=64)
+    batch = make_batch(case, [4, 1], [150, 20])
+    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    assert not races
+    assert_close(got, dense_attention(case, batch), case.dtype)
+
+
+def test_the_tpu_kernel_refuses_blocks_that_split_a_memory_tile():
+    case = Case(block_size=8, dtype="bfloat16")
+    batch = make_batch(case, [1], [3])
+    with pytest.raises(ValueError, match="block_size=8"):
+        tpu.paged_attention(*map(jnp.asarray, batch.arrays), **case.options, interpret=True)
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_a_view_of_other_heads_is_refused(impl):
+    batch = make_batch(Case(head_dim=128), [1], [3])
+    with pytest.raises(ValueError, match="head_dim=64"):
+        paged_attention(batch.q[..., :64], *batch.arrays[1:], scale=1.0, impl=impl)

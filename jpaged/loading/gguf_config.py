@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.hugging_face import transformers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -99,9 +100,7 @@ def _llama3_rope(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
 
 
 def _llama(file: GGUFFile, common: dict[str, Any]) -> PretrainedConfig:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
+    return transformers().LlamaConfig(
         **common,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
@@ -109,25 +108,19 @@ def _llama(file: GGUFFile, common: dict[str, Any]) -> PretrainedConfig:
 
 
 def _qwen2(file: GGUFFile, common: dict[str, Any]) -> PretrainedConfig:
-    from transformers import Qwen2Config
-
-    return Qwen2Config(**common)
+    return transformers().Qwen2Config(**common)
 
 
 def _qwen3(file: GGUFFile, common: dict[str, Any]) -> PretrainedConfig:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(**common, attention_bias="blk.0.attn_q.bias" in file.tensors)
+    return transformers().Qwen3Config(**common, attention_bias="blk.0.attn_q.bias" in file.tensors)
 
 
 def _gemma2(file: GGUFFile, common: dict[str, Any]) -> PretrainedConfig:
-    from transformers import Gemma2Config
-
     # The file does not say how queries are scaled. As in llama.cpp: the 27B model (46 layers) by
     # embed / heads, the smaller ones by the head size.
     is_27b = common["num_hidden_layers"] == 46
     scalar = common["hidden_size"] // common["num_attention_heads"] if is_27b else common["head_dim"]
-    return Gemma2Config(
+    return transformers().Gemma2Config(
         **common,
         query_pre_attn_scalar=scalar,
         sliding_window=_get(file, "attention.sliding_window"),

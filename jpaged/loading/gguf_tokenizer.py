@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.hugging_face import transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,8 +46,6 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
     Raises:
         ValueError: for a tokenizer model or pre-tokenizer that is not known; names it.
     """
-    from transformers import PreTrainedTokenizerFast
-
     metadata = file.metadata
     tokens: list[str] = _required(file, "tokens")
     specials = {
@@ -67,7 +66,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         )
     else:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    fast = PreTrainedTokenizerFast(
+    fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jpaged.loading.gguf_config import config_from_gguf
 from jpaged.loading.gguf_reader import GGUFFile
 from jpaged.loading.gguf_weights import GGUFWeights
+from jpaged.loading.hugging_face import transformers
 from jpaged.loading.orbax import OrbaxWeights
 from jpaged.loading.readers import TensorReader
 from jpaged.loading.registry import model_class
@@ -50,10 +51,8 @@ def open_model(name: str | Path) -> OpenedModel:
 
 def _described(folder: Path) -> tuple[PretrainedConfig, type[Any]]:
     """A folder's config and family, which is looked up first, for a clearer error than transformers'."""
-    from transformers import AutoConfig
-
     described = json.loads((folder / "config.json").read_text())
     if "model_type" not in described:
         raise ValueError(f"{folder / 'config.json'} names no model_type")
     family = model_class(described["model_type"])
-    return AutoConfig.from_pretrained(folder), family
+    return transformers().AutoConfig.from_pretrained(folder), family

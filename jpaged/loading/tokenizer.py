@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jpaged.loading.gguf_reader import GGUFFile
 from jpaged.loading.gguf_tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
+from jpaged.loading.hugging_face import transformers
 from jpaged.loading.source import Source
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
     """
     if source.kind == "gguf":
         return tokenizer_from_gguf(gguf or GGUFFile(source.path))
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(source.path)
+        return transformers().AutoTokenizer.from_pretrained(source.path)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"no tokenizer can be loaded from {source.path}: {error}") from error
 

@@ -108,6 +108,7 @@ def test_pytorch_is_not_needed(kind, folder):
     name = "smollm2-135m" if kind == "demo" else str(folder)
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, name], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "PyTorch" not in done.stderr
 
 
 def test_jpaged_itself_does_not_import_pytorch():

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Make a virtual environment that can compile for hardware this machine lacks.
+#
+#   bash scripts/aot_env.sh tpu|cuda DIR
+#
+# It gets the jax version of the Python that runs (PYTHON, else .venv/bin/python, else python3) with libtpu or the
+# CUDA 13 plugin. It is apart from the working environment because a CPU run with libtpu installed prints warnings.
+set -euo pipefail
+
+target=${1:?usage: aot_env.sh tpu|cuda DIR}
+dir=${2:?usage: aot_env.sh tpu|cuda DIR}
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+python=${PYTHON:-$root/.venv/bin/python}
+[ -x "$python" ] || python=$(command -v python3)
+jax=$("$python" -c 'from importlib.metadata import version; print(version("jax"))')
+
+case $target in
+    tpu) compiler=("jax[tpu]==$jax") ;;
+    cuda) compiler=("jax==$jax" "jax-cuda13-plugin==$jax" "jax-cuda13-pjrt==$jax") ;;
+    *)
+        echo "unknown target $target: tpu or cuda" >&2
+        exit 2
+        ;;
+esac
+
+"$python" -m venv "$dir"
+"$dir/bin/pip" install --quiet "${compiler[@]}" "flax>=0.12" "jaxtyping>=0.3" "numpy>=2.0"

@@ -1,0 +1,51 @@
+"""Environments with the compilers of hardware this machine lacks, and programs run in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+MODULE_OF = {"tpu": "libtpu", "cuda": "jax_plugins.xla_cuda13"}
+
+
+def environments_dir() -> Path:
+    """``$JPAGED_AOT_ENVS``, or a cache directory of the user's."""
+    named = os.environ.get("JPAGED_AOT_ENVS")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("jpaged")) / "aot-envs"
+
+
+@cache
+def python_of(target: str) -> Path:
+    """The Python of the ``tpu`` or ``cuda`` environment, made on first use; skips the test if it cannot be."""
+    where = environments_dir() / target
+    python = where / "bin" / "python"
+    probe = [python, "-c", f"import jax, {MODULE_OF[target]}"]
+    quiet = {"capture_output": True, "text": True, "env": os.environ | {"JAX_PLATFORMS": "cpu"}}
+    if python.exists() and subprocess.run(probe, **quiet).returncode == 0:
+        return python
+    made = subprocess.run(["bash", ROOT / "scripts" / "aot_env.sh", target, where], **quiet)
+    if made.returncode:
+        last_words = (made.stderr or made.stdout).strip().splitlines()[-1:]
+        pytest.skip(f"no {target} compiler: {where} could not be made: {' '.join(last_words)}")
+    return python
+
+
+def run_program(target: str, program: str, *arguments: str, timeout: float = 600) -> str:
+    """Standard output of ``tests/aot/<program>`` in the target's environment; its failure fails the test."""
+    path = os.pathsep.join(str(p) for p in (ROOT, HERE))
+    done = subprocess.run(
+        [python_of(target), HERE / program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, f"{program} failed:\n{done.stderr[-4000:]}"
+    return done.stdout

@@ -1,0 +1,77 @@
+"""Compile the kernels for TPU v5e x8 at Llama-3-8B shapes and print what the compiled program needs, as JSON.
+
+Run by `test_aot_kernels.py` inside the environment with libtpu; one program a line.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from targets import AXIS, tpu_mesh
+
+LAYERS, KV_HEADS, GROUP, HEAD_DIM, BLOCK = 32, 8, 4, 128, 16
+BLOCKS, SEQS, PAGES = 4096, 64, 512
+
+
+def main() -> None:
+    mesh = tpu_mesh("v5e:2x4")  # before jax is imported
+
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from pallas_kernels.block_copy import block_copy
+    from pallas_kernels.kv_write import kv_write
+    from pallas_kernels.layout import num_tiles, view_shape
+    from pallas_kernels.paged_attention import paged_attention
+
+    shards = mesh.size
+    local_view = view_shape(BLOCKS, LAYERS, KV_HEADS // shards, HEAD_DIM, BLOCK)
+    rows = LAYERS * (KV_HEADS // shards) * num_tiles(HEAD_DIM) * BLOCK
+    heads = P(None, AXIS)
+
+    def array(shape, dtype, spec):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    ints = partial(array, dtype=jnp.int32, spec=P())
+    pool = array((shards, BLOCKS, rows, 128), jnp.bfloat16, P(AXIS))
+
+    def writes_and_attention(pool, q, k, v, slots, tables, starts, kv_lens, *, max_query_len):
+        def layer_step(carry, layer):
+            view, q = carry
+            view = kv_write(view, layer, k, v, slots, impl="tpu")
+            q = paged_attention(
+                q, view, layer, tables, starts, kv_lens, scale=1.0, max_query_len=max_query_len, impl="tpu"
+            )
+            return (view, q), None
+
+        carry = (pool[0].reshape(local_view), q)
+        (view, q), _ = lax.scan(layer_step, carry, jnp.arange(LAYERS))
+        return view.reshape(pool.shape), q
+
+    def copies(pool, src, dst):
+        return block_copy(pool[0].reshape(local_view), src, dst, impl="tpu").reshape(pool.shape)
+
+    def report(name, function, in_specs, out_specs, arguments):
+        sharded = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        memory = jax.jit(sharded, donate_argnums=0).lower(*arguments).compile().memory_analysis()
+        pool_bytes = pool.size * pool.dtype.itemsize // shards
+        sizes = {"pool": pool_bytes, "alias": memory.alias_size_in_bytes, "temp": memory.temp_size_in_bytes}
+        print(json.dumps({"name": name} | sizes), flush=True)
+
+    step_specs = (P(AXIS), heads, heads, heads, P(), P(), P(), P())
+    for name, tokens, max_query_len in (("decode", SEQS, 1), ("mixed", 1024, None)):
+        q = array((tokens, KV_HEADS, GROUP, HEAD_DIM), jnp.bfloat16, heads)
+        kv = array((tokens, KV_HEADS, HEAD_DIM), jnp.bfloat16, heads)
+        batch = (ints((tokens,)), ints((SEQS, PAGES)), ints((SEQS + 1,)), ints((SEQS,)))
+        step = partial(writes_and_attention, max_query_len=max_query_len)
+        report(name, step, step_specs, (P(AXIS), heads), (pool, q, kv, kv, *batch))
+    pairs = ints((SEQS,))
+    report("block_copy", copies, (P(AXIS), P(), P()), P(AXIS), (pool, pairs, pairs))
+
+
+if __name__ == "__main__":
+    main()

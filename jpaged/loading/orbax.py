@@ -49,8 +49,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     values = flat_values(loaded.params)
     params = {}
     for target in targets(loaded.model):
-        value = values[target.path]
-        params[_key(target)] = value if target.index is None else value[target.index]
+        params[_key(target)] = _single(values[target.path], target.index)
     # Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False)
     with ocp.Checkpointer(handler) as checkpointer:
@@ -177,6 +176,13 @@ def restore_params(
         for target in batch:
             store(values, target, restored.pop(_key(target)), mesh)
     return model, graphdef, fill(abstract, values)
+
+
+def _single(value: jax.Array, index: int | None) -> jax.Array | np.ndarray:
+    """A parameter, or one layer of a stack: on the host if possible, as devices may not have room for both."""
+    if index is None:
+        return value
+    return np.asarray(value[index]) if value.is_fully_addressable else value[index]
 
 
 def _key(target: Target) -> str:

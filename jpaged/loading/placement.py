@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, Shaped
 
 
 def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool = False) -> NamedSharding:
@@ -15,7 +16,7 @@ def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: b
     return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
 
 
-def place(array: np.ndarray, dtype: np.dtype, sharding: NamedSharding) -> jax.Array:
+def place(array: Shaped[np.ndarray, "*shape"], dtype: np.dtype, sharding: NamedSharding) -> Shaped[Array, "*shape"]:
     """A host array as a sharded device array of `dtype`.
 
     Only this process's shards are cut out, cast and copied, so a file view is read no further than needed.
@@ -25,12 +26,14 @@ def place(array: np.ndarray, dtype: np.dtype, sharding: NamedSharding) -> jax.Ar
     )
 
 
-def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> jax.Array:
+def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> Shaped[Array, "layers ..."]:
     """A zeroed stack of parameters, each device allocating its own shard only."""
     return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
 
 
 @partial(jax.jit, donate_argnums=0)
-def set_layer(stack: jax.Array, value: jax.Array, index: int | jax.Array | None) -> jax.Array:
+def set_layer(
+    stack: Shaped[Array, "layers ..."], value: Shaped[Array, "..."], index: int | Int[Array, ""] | None
+) -> Shaped[Array, "layers ..."]:
     """`stack` with layer `index` set to `value`, in place: the stack is donated."""
     return jax.lax.dynamic_update_index_in_dim(stack, value, index, 0)

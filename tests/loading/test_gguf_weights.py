@@ -5,6 +5,8 @@ from gguf import GGMLQuantizationType as Encoding
 from gguf import quants
 from gguf_files import write_gguf
 
+from jpaged.loading.demo_model import fetch_demo_model
+from jpaged.loading.gguf_config import config_from_gguf
 from jpaged.loading.gguf_reader import GGUFFile
 from jpaged.loading.gguf_weights import GGUFWeights
 
@@ -100,3 +102,18 @@ def test_half_precision_stays_as_stored(tmp_path, encoding, dtype):
     assert found.dtype == reader.stored_dtype == dtype
     assert not reader.quantised
     np.testing.assert_array_equal(found, values.astype(dtype))
+
+
+def test_the_demo_models_tensors_equal_those_transformers_reads():
+    torch = pytest.importorskip("torch")
+    from transformers import LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    file = GGUFFile(fetch_demo_model())
+    with torch.device("meta"):
+        shapes = LlamaForCausalLM(config_from_gguf(file))
+    expected = load_gguf_checkpoint(str(file.path), return_tensors=True, model_to_load=shapes)["tensors"]
+    reader = GGUFWeights(file)
+    assert set(reader.names()) == set(expected)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(reader.read(name), tensor.numpy(), err_msg=name)

@@ -3,6 +3,7 @@ import json
 import pytest
 from gguf_files import EMBEDDING, write_gguf
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer
 
 from jpaged.loading.gguf_reader import GGUFFile
 from jpaged.loading.source import Source, resolve_source
@@ -57,6 +58,12 @@ def test_text_survives_a_round_trip(demo, text):
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_equal_an_independently_built_tokenizers(demo, independent, text):
     assert demo.encode(text) == independent.encode(text).ids
+
+
+def test_ids_equal_those_of_the_tokenizer_transformers_builds_from_the_file(demo, source):
+    reference = AutoTokenizer.from_pretrained(source.path.parent, gguf_file=source.path.name)
+    for text in ("Hello, world! I'll be back", "naïve 日本語 😀", "def f(x):\n    return x + 1\n"):
+        assert demo.encode(text) == reference.encode(text)
 
 
 def test_digits_are_tokens_of_their_own(demo):

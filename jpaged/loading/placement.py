@@ -33,7 +33,7 @@ def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
 
 @partial(jax.jit, donate_argnums=0)
 def set_layer(
-    stack: Shaped[Array, "layers ..."], value: Shaped[Array, "..."], index: int | Int[Array, ""] | None
+    stack: Shaped[Array, "layers ..."], value: Shaped[Array, "*shape"], index: int | Int[Array, ""] | None
 ) -> Shaped[Array, "layers ..."]:
     """`stack` with layer `index` set to `value`, in place: the stack is donated."""
     return jax.lax.dynamic_update_index_in_dim(stack, value, index, 0)

@@ -165,7 +165,7 @@ def kv_write(
     rows = jnp.pad(rows, ((0, 0), (0, 0), (lead, tail), (0, 0)))
     run_bytes = kv_heads * tiles * (block_size + window) * LANES * view.dtype.itemsize
     ring = max(2, min(MAX_RING, RING_BYTES // run_bytes, tokens))
-    in_hbm = pl.BlockSpec(memory_space=pl.ANY)
+    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         functools.partial(_kernel, lead=lead),
         out_shape=jax.ShapeDtypeStruct(view.shape, view.dtype),
@@ -181,6 +181,7 @@ def kv_write(
             ],
         ),
         input_output_aliases={6: 0},
+        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),  # ids are checked here
         interpret=interpret,
         name="kv_write",
     )(jnp.asarray(layer, jnp.int32)[None], slots, *_find_runs(slots, blocks, block_size), view, rows)

@@ -38,8 +38,9 @@ def cut_into_units(
     tile: int,
     units: int,
     sliding_window: int | None,
+    capacity: int,
 ) -> tuple[Units, Int[Array, " units"]]:
-    """The work list, and the batch row of each unit's first query."""
+    """The work list, and the batch row of each unit's first query. `capacity`: tokens a block table can name."""
     lengths = jnp.diff(query_starts)
     tiles = (lengths + tile - 1) // tile
     ends = jnp.cumsum(tiles)
@@ -47,7 +48,7 @@ def cut_into_units(
     seq = jnp.minimum(jnp.sum(unit[:, None] >= ends, axis=1), len(kv_lens) - 1)
     offset = (unit - (ends - tiles)[seq]) * tile
     query_pos = (kv_lens - lengths)[seq] + offset
-    key_stop = jnp.minimum(query_pos + tile, kv_lens[seq])
+    key_stop = jnp.minimum(query_pos + tile, jnp.minimum(kv_lens[seq], capacity))
     key_start = jnp.zeros_like(key_stop)
     if sliding_window is not None:
         key_start = jnp.maximum(query_pos - sliding_window + 1, 0)

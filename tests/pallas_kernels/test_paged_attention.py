@@ -161,3 +161,11 @@ def test_a_view_of_other_heads_is_refused(impl):
     batch = make_batch(Case(head_dim=128), [1], [3])
     with pytest.raises(ValueError, match="head_dim=64"):
         paged_attention(batch.q[..., :64], *batch.arrays[1:], scale=1.0, impl=impl)
+
+
+def test_the_tpu_kernel_refuses_block_tables_beyond_scalar_memory():
+    batch = make_batch(Case(), [1], [3])
+    q, view, layer, _, starts, kv_lens = map(jnp.asarray, batch.arrays)
+    tables = jnp.zeros((4, tpu.TABLE_BYTES // 16 + 1), jnp.int32)
+    with pytest.raises(ValueError, match=str(tpu.TABLE_BYTES)):
+        tpu.paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0)

@@ -168,7 +168,8 @@ def throughput(
     tensor_parallel_size: TensorParallel = 1,
 ) -> None:
     """Output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
-    from jpaged.benchmarks import throughput as measure
+    from jpaged.benchmarks.prompts import Lengths
+    from jpaged.benchmarks.throughput import run
 
     llm = _llm(
         model,
@@ -180,8 +181,7 @@ def throughput(
         tensor_parallel_size=tensor_parallel_size,
     )
     llm.warmup()
-    lengths = measure.Lengths(num_prompts, mean_input, mean_output, sigma, seed)
-    typer.echo(str(measure.run(llm, lengths)))
+    typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
 
 
 def _llm(model: str, **settings: Any) -> Any:

@@ -24,6 +24,7 @@ class EngineConfig:
         memory_utilization: share of a device's memory that weights, temporaries and pool may take.
         tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
         preemption_mode: how a preempted request comes back; "recompute".
+        enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         seed: draws the seeds of requests that bring none.
     """
@@ -38,6 +39,7 @@ class EngineConfig:
     memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
     preemption_mode: str = "recompute"
+    enable_prefix_caching: bool = True
     watermark: float = 0.01
     seed: int = 0
 

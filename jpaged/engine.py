@@ -10,16 +10,22 @@ import numpy as np
 
 from jpaged.detokenizer import StopWatcher
 from jpaged.execution import InFlight, Runner
-from jpaged.memory import MemoryManager
+from jpaged.memory import MemoryManager, MemoryReport
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, Scheduler, Sequence
 
 
 @dataclass
 class EngineStats:
-    """Counts since the engine was made."""
+    """Counts since the engine was made.
+
+    Attributes:
+        num_steps, num_tokens: dispatched.
+        peak_blocks: blocks in use, over all groups, when `Engine.peak_report` was made.
+    """
 
     num_steps: int = 0
+    peak_blocks: int = 0
     num_tokens: int = 0
 
 
@@ -53,6 +59,7 @@ class Engine:
         self._seeds = np.random.default_rng(seed)
         self._request_ids = itertools.count()
         self._seq_ids = itertools.count()
+        self.peak_report: MemoryReport | None = None
         self._in_flight: InFlight | None = None
         self._watchers: dict[int, StopWatcher] = {}
 
@@ -118,9 +125,17 @@ class Engine:
             dispatched = self.runner.dispatch(scheduled)
             self.stats.num_steps += 1
             self.stats.num_tokens += scheduled.num_tokens
+            self._watch_memory()
         finished = self._read_back() if self._in_flight is not None else []
         self._in_flight = dispatched
         return finished
+
+    def _watch_memory(self) -> None:
+        """Keep a report of the busiest step, to within 5 % (a report walks all tables)."""
+        used = self.memory.num_used_blocks
+        if used > 1.05 * self.stats.peak_blocks:
+            self.stats.peak_blocks = used
+            self.peak_report = self.memory.report()
 
     def _read_back(self) -> list[Request]:
         assert self._in_flight is not None

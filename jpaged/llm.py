@@ -177,6 +177,21 @@ class LLM:
         return runner.num_compiled
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence, prompt and output."""
+        return self._engine.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._engine.vocab_size
+
+    @property
+    def dtype(self) -> Any:
+        """Of weights, activations and KV."""
+        return self._engine.runner.spec.dtype
+
+    @property
     def num_recompiles(self) -> int:
         """Shapes compiled after `warmup`."""
         return self._engine.runner.num_recompiles
@@ -201,9 +216,13 @@ class LLM:
         self._engine.runner.update_params(new)
         self._engine.memory.reset_prefix_cache()  # cached KV belongs to the old weights
 
-    def memory_report(self) -> MemoryReport:
-        """Who holds the pool's blocks; `str()` of it is a table."""
-        return self._engine.memory.report()
+    def memory_report(self, *, peak: bool = False) -> MemoryReport:
+        """Who holds the pool's blocks; `str()` of it is a table.
+
+        Args:
+            peak: as it was in the busiest step so far (to within 5 % of its blocks) instead of now.
+        """
+        return (self._engine.peak_report if peak else None) or self._engine.memory.report()
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

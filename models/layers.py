@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
 
 from . import weights as convert
+from .bank import Bank
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -55,9 +56,11 @@ def zeros_param(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
 
 
 def dot(
-    x: Float[Array, "tokens inputs"], weight: Float[Array, "inputs outputs"], out_dtype: jnp.dtype | None = None
+    x: Float[Array, "tokens inputs"], weight: Float[Array, "inputs outputs"] | Bank, out_dtype: jnp.dtype | None = None
 ) -> Float[Array, "tokens outputs"]:
     """``x @ weight``, in `out_dtype` or that of `x`."""
+    if isinstance(weight, Bank):
+        return weight.multiply(partial(dot, out_dtype=out_dtype), x)
     # Accelerators multiply float32 in fewer bits unless told not to.
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     return jnp.dot(x, weight, precision=precision, preferred_element_type=out_dtype or x.dtype)

@@ -1,8 +1,8 @@
-"""The layer stack: unrolled, or scanned over the repeats of a pattern of layers.
+"""The layer stack: a loop over the repeats of a pattern of layers, whose weights are stacked or not.
 
-Scanning keeps the program's size and its number of arguments independent of depth; the paged cache is part of
-the scan's carry, so that it is updated in place. Unrolling suits XLA:CPU, which would copy each layer's
-weights out of the stack at every step.
+Scanning keeps the program's size independent of depth; the paged cache is part of the scan's carry, so that it is
+updated in place. Where layers are not stacked, the loop is rolled all the same, over a `Bank` of their weights:
+that suits XLA:CPU, which would copy each layer's weights out of a stack at every step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jpaged.model_api import Attend, LayerRef, WeightSource
+
+from .bank import choose
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class LayerStack(nnx.Module):
     ):
         """`make` builds one layer of a kind; a stack of them gets a leading axis on every parameter."""
         self.kinds = tuple(kinds)
+        self.stacked = stacked
         self.plan = segments(self.kinds) if stacked else (Segment(0, len(kinds), 1),)
 
         def build(kind: LayerKind, repeats: int) -> nnx.Module:
@@ -104,11 +107,17 @@ class LayerStack(nnx.Module):
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        for segment, layers in zip(self.plan, self.segments, strict=True):
-            hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
+        if self.stacked:
+            for segment, layers in zip(self.plan, self.segments, strict=True):
+                hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
+        else:
+            for segment in segments(self.kinds):
+                layers = nnx.List(self.segments[0][segment.start : segment.stop])
+                hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
         return hidden, cache
 
     def _run(self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend):
+        """`layers`: the segment's stacks, one a place of its pattern, or all its layers."""
         before = Counter(kind.group for kind in self.kinds[: segment.start])
         pattern = [kind.group for kind in self.kinds[segment.start : segment.start + segment.period]]
 
@@ -121,14 +130,23 @@ class LayerStack(nnx.Module):
 
         if segment.repeats == 1:
             return repeat(layers, hidden, cache, 0)
+        numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
+        if not self.stacked:
+            starts = range(0, len(layers), segment.period)
+            rounds = [nnx.split(nnx.List(layers[start : start + segment.period])) for start in starts]
+            graph, each = rounds[0][0], [params for _, params in rounds]
+
+            def banked(carry, number):
+                params = jax.tree.map(lambda *leaves: choose(leaves, number), *each)
+                return repeat(nnx.merge(graph, params), *carry, number), None
+
+            return jax.lax.scan(banked, (hidden, cache), numbers)[0]
         graph, params = nnx.split(layers)
 
         def body(carry, this):
             number, params = this
-            hidden, cache = carry
-            return repeat(nnx.merge(graph, params), hidden, cache, number), None
+            return repeat(nnx.merge(graph, params), *carry, number), None
 
-        numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
         return jax.lax.scan(body, (hidden, cache), (numbers, params))[0]
 
     def layer(self, number: int) -> Any:

@@ -50,6 +50,9 @@ def main() -> None:
         f"\n{len(outputs)} prompts, {prompted} prompt tokens, {generated} output tokens in {seconds:.1f} s: "
         f"[bold]{generated / seconds:.1f} output tokens/s[/bold] (compilation on the first run included)\n"
     )
+    console.print("memory in the busiest step:")
+    console.print(str(llm.memory_report(peak=True)), markup=False)
+    console.print("\nmemory now (evictable = kept for prompts that begin alike):")
     console.print(str(llm.memory_report()), markup=False)
 
 

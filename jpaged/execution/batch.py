@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.sampler import SamplingArrays
-from jpaged.memory import PoolLayout
+from jpaged.memory.layout import PoolLayout
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import Chunk, ScheduledStep
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Shaped
 
 from jpaged.execution.mesh import sharding
-from jpaged.memory import GroupSpec, PoolLayout
+from jpaged.memory.layout import GroupSpec, PoolLayout
 from jpaged.memory.policies import FullAttention, Policy, SlidingWindow
 from jpaged.model_api import TENSOR_AXIS, LayerGroup
 from pallas_kernels.layout import LANES, view_shape

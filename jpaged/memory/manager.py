@@ -92,6 +92,11 @@ class MemoryManager:
         blocks = self._allocator.groups[group]
         return blocks.spare + self._allocator.pages.num_available * blocks.blocks_per_page
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that sequences hold, over all groups."""
+        return sum(group.num_used for group in self._allocator.groups)
+
     # The life of a sequence.
 
     def add(self, seq_id: int, request_id: int) -> None:

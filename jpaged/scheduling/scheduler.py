@@ -115,23 +115,14 @@ class Scheduler:
             or self.memory.can_admit(num_tokens, len(live)) is not Fit.OK
         ):
             return False
-        chunks: list[Chunk] = []
-        copies: list[BlockCopy] = []
-        left = plan.left
-        for seq in live:
-            self.memory.add(seq.seq_id, request.request_id)
-            seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids)
-            length = min(seq.num_tokens - seq.num_computed, left)
-            if length > 0:
-                made = self._allocate(seq, seq.num_computed + length)
-                if made is None:
-                    for added in live[: live.index(seq) + 1]:
-                        self._drop_memory(added)
-                    return False
-                copies += made
-                chunks.append(Chunk(seq, seq.num_computed, length, -1, self._tables(seq)))
-                left -= length
-        plan.left = left
+        planned = self._place(request, live, plan.left, use_cache=True)
+        if planned is None and not self.running:
+            # Scattered hits can pin more pages than the sequence needs: an empty batch must not wait for itself.
+            planned = self._place(request, live, plan.left, use_cache=False)
+        if planned is None:
+            return False
+        chunks, copies = planned
+        plan.left -= sum(chunk.length for chunk in chunks)
         for seq in live:
             seq.slot = self._free_slots.pop()
         if request.first_scheduled_time is None:
@@ -142,6 +133,30 @@ class Scheduler:
         self.running.append(request)
         plan.add(request, chunks, copies)
         return True
+
+    def _place(
+        self, request: Request, live: list[Sequence], budget: int, *, use_cache: bool
+    ) -> tuple[list[Chunk], list[BlockCopy]] | None:
+        """First chunks of a request's sequences, after what the prefix cache holds; None (and nothing held) when
+        memory is short."""
+        chunks: list[Chunk] = []
+        copies: list[BlockCopy] = []
+        for number, seq in enumerate(live):
+            self.memory.add(seq.seq_id, request.request_id)
+            most = None if use_cache else 0
+            seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids, max_tokens=most)
+            length = min(seq.num_tokens - seq.num_computed, budget)
+            made = self._allocate(seq, seq.num_computed + length) if length > 0 else []
+            if made is None:
+                for placed in live[: number + 1]:
+                    self._drop_memory(placed)
+                    placed.num_computed = 0
+                return None
+            if length > 0:
+                copies += made
+                chunks.append(Chunk(seq, seq.num_computed, length, -1, self._tables(seq)))
+                budget -= length
+        return chunks, copies
 
     def _allocate(self, seq: Sequence, end: int) -> list[BlockCopy] | None:
         """Slots for the sequence's tokens up to `end`; None when the pool cannot give them."""

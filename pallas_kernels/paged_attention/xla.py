@@ -53,9 +53,7 @@ def paged_attention(
     tokens, _, _, head_dim = q.shape
     width = padded_head_dim(head_dim)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
-    problem = _Problem(
-        queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, sliding_window
-    )
+    problem = _Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, sliding_window)
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
@@ -233,9 +231,7 @@ def _scores(
 ) -> Float[Array, "units kv_heads span rows"]:
     """Scores, keys before queries: with few queries a KV head, XLA:CPU's product is twice as fast that way."""
     lanes = k[0].shape[-1]
-    parts = [
-        jnp.einsum("uhkd,uhrd->uhkr", tile, q[..., t * lanes : (t + 1) * lanes]) for t, tile in enumerate(k)
-    ]
+    parts = [jnp.einsum("uhkd,uhrd->uhkr", tile, q[..., t * lanes : (t + 1) * lanes]) for t, tile in enumerate(k)]
     return sum(parts[1:], parts[0])
 
 
@@ -243,9 +239,7 @@ def _cap(scores: Array, soft_cap: float | None) -> Array:
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def _merge(
-    state: tuple[Array, Array, Array], top: Array, total: Array, values: Array
-) -> tuple[Array, Array, Array]:
+def _merge(state: tuple[Array, Array, Array], top: Array, total: Array, values: Array) -> tuple[Array, Array, Array]:
     """Join two partial softmaxes (maximum, sum, weighted values) of the same queries."""
     new_top = jnp.maximum(state[0], top)
     old_scale, scale = jnp.exp(state[0] - new_top), jnp.exp(top - new_top)
@@ -254,5 +248,3 @@ def _merge(
         state[1] * old_scale + total * scale,
         state[2] * old_scale[..., None] + values * scale[..., None],
     )
-
-

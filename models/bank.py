@@ -1,0 +1,51 @@
+"""Rolling a loop over layers whose weights stay separate arrays.
+
+XLA:CPU copies a layer's weights out of a stack before it multiplies with them (measured on SmolLM2-135M, one token:
+31 ms a step against 14 ms), and unrolling the layers compiles the attention loops once a layer (6 to 10 s a shape
+against 1 to 2 s). A `Bank` has both: the loop's body is compiled once, and a product picks its weights by
+branching on the layer's number, each branch a product that reads its own weights in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+class Bank:
+    """The same matrix of several layers, and which layer's is meant.
+
+    It stands where a matrix would in a layer's parameters, and only products understand it (`multiply`).
+    """
+
+    def __init__(self, matrices: Sequence[Array], index: Int[Array, ""]):
+        self.matrices = tuple(matrices)
+        self.index = index
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.matrices[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.matrices[0].shape
+
+    def __getitem__(self, key: Any) -> Bank:
+        if key is not Ellipsis:
+            raise TypeError(f"a bank of matrices cannot be indexed with {key!r}: only products understand it")
+        return self
+
+    def multiply(self, product: Callable[[Array, Array], Array], x: Array) -> Array:
+        """``product(x, matrix)`` with the chosen matrix."""
+        return jax.lax.switch(self.index, [lambda x, m=m: product(x, m) for m in self.matrices], x)
+
+
+def choose(leaves: Sequence[Array], index: Int[Array, ""]) -> Bank | Array:
+    """A layer's parameter out of all layers': matrices as a bank, vectors gathered (they are small)."""
+    if leaves[0].ndim >= 2:
+        return Bank(leaves, index)
+    return jnp.stack(leaves)[index]

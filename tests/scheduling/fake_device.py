@@ -1,0 +1,194 @@
+"""A device made of dictionaries, and the engine's loop around it: tokens reach the host one step late.
+
+KV at a position is a name that depends on everything its layers read, through the tables the step was handed,
+from the one pool all groups share. The next token is a pure function of the last name, so a wrong table, a block
+given away too early or a stale copy changes the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from itertools import count
+
+from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, SlidingWindow
+from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
+
+VOCAB = 13
+LOST = "lost"
+
+Model = Callable[[Hashable], int]
+
+
+def hash_model(name: Hashable) -> int:
+    """A next token that any change of an earlier token is likely to change."""
+    return hash(("next", name)) % VOCAB
+
+
+def group(name: str = "full", *, window: int | None = None, block_size: int = 4, layer_bytes: int = 8) -> GroupSpec:
+    policy = FullAttention() if window is None else SlidingWindow(window)
+    return GroupSpec(name, layer_bytes, 1, block_size, policy)
+
+
+def layout_of(groups: list[GroupSpec], num_pages: int) -> PoolLayout:
+    page = PoolLayout.plan(groups, 1 << 20).page_bytes
+    return PoolLayout.plan(groups, page * num_pages)
+
+
+def make_scheduler(
+    num_blocks: int = 64,
+    *,
+    groups: list[GroupSpec] | None = None,
+    max_num_seqs: int = 8,
+    budget: int = 32,
+    watermark: float = 0.0,
+    prefix_caching: bool = False,
+) -> Scheduler:
+    """A scheduler over one full-attention group of blocks of 4 tokens, one block a large page, unless told."""
+    layout = layout_of(groups or [group()], num_blocks)
+    memory = MemoryManager(layout, watermark=watermark, prefix_caching=prefix_caching, max_step_tokens=budget)
+    return Scheduler(memory, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+
+
+_ids = count()
+
+
+def make_request(
+    prompt: Iterable[int] | int, max_tokens: int = 4, *, eos: Iterable[int] = (), width: int = 1, **params
+) -> Request:
+    """A request as the engine makes it; an integer prompt stands for that many tokens."""
+    tokens = [1] * prompt if isinstance(prompt, int) else list(prompt)
+    settings = SamplingParams(max_tokens=max_tokens, **params)
+    eos_ids = frozenset() if settings.ignore_eos else frozenset(eos)
+    return Request(
+        request_id=next(_ids),
+        prompt_token_ids=tokens,
+        params=settings,
+        seed=0,
+        max_total_tokens=len(tokens) + max_tokens,
+        stop_ids=eos_ids | frozenset(settings.stop_token_ids),
+        eos_ids=eos_ids,
+        sequences=[Sequence(next(_ids), i, list(tokens), len(tokens)) for i in range(width)],
+    )
+
+
+class FakeDevice:
+    """Runs scheduled steps in the order they come."""
+
+    def __init__(self, layout: PoolLayout, model: Model) -> None:
+        self.layout = layout
+        self.model = model
+        # A large page belongs to the group that wrote it last; what another group had there is gone.
+        self.pages: list[tuple[int, dict[tuple[int, int], Hashable]]] = [(-1, {}) for _ in range(layout.num_pages)]
+        self.rows: dict[int, list[list[int]]] = {}
+        self.last_tokens: list[int] = []
+
+    def run(self, step: ScheduledStep) -> list[int]:
+        for copy in step.copies:
+            for offset in range(self.layout.groups[copy.group].spec.block_size):
+                self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
+        names = {id(chunk): self._compute(chunk) for chunk in step.chunks}
+        self.last_tokens = [self.model(names[id(sample.chunk)]) for sample in step.samples]
+        return self.last_tokens
+
+    def _compute(self, chunk) -> Hashable:  # type: ignore[no-untyped-def]
+        seq, start, length, source_row, tables = chunk
+        if tables is not None:
+            self.rows[seq.slot] = [list(table) for table in tables]
+        tables = self.rows[seq.slot]
+        tokens = list(seq.token_ids[start : start + length])
+        if source_row >= 0:
+            assert len(tokens) == length - 1, "the host and the device both have the token"
+            tokens.append(self.last_tokens[source_row])
+        assert len(tokens) == length, f"tokens [{start}, {start + length}) are not known"
+        name: Hashable = None
+        for position, token in enumerate(tokens, start):
+            read = []
+            for g, layout in enumerate(self.layout.groups):
+                first = first_read(layout.spec, position)
+                read.append(tuple(self._at(g, tables[g], p) for p in range(first, position)))
+            name = hash((token, tuple(read)))
+            for g, layout in enumerate(self.layout.groups):
+                size = layout.spec.block_size
+                block = tables[g][position // size]
+                assert block >= 0, f"group {g}: no block for position {position}"
+                self._write(g, block, position % size, name)
+        return name
+
+    def _at(self, g: int, table: list[int], position: int) -> Hashable:
+        size = self.layout.groups[g].spec.block_size
+        block = table[position // size]
+        assert block >= 0, f"group {g}: position {position} was released but is read"
+        return self._read(g, block, position % size)
+
+    def _read(self, g: int, block: int, offset: int) -> Hashable:
+        owner, cells = self.pages[block // self.layout.groups[g].blocks_per_page]
+        return cells.get((block, offset), LOST) if owner == g else LOST
+
+    def _write(self, g: int, block: int, offset: int, name: Hashable) -> None:
+        page = block // self.layout.groups[g].blocks_per_page
+        if self.pages[page][0] != g:
+            self.pages[page] = (g, {})
+        self.pages[page][1][block, offset] = name
+
+
+class Loop:
+    """`jpaged.engine.Engine.step` with the fake device: what is dispatched now is read back a step later."""
+
+    def __init__(self, scheduler: Scheduler, model: Model = hash_model) -> None:
+        self.scheduler = scheduler
+        self.device = FakeDevice(scheduler.memory.layout, model)
+        self.in_flight: tuple[ScheduledStep, list[int]] | None = None
+        self.finished: list[Request] = []
+
+    def step(self) -> ScheduledStep:
+        step = self.scheduler.schedule()
+        dispatched = (step, self.device.run(step)) if step.chunks else None
+        assert dispatched or self.in_flight or not self.scheduler.has_work, "nothing runs, yet there is work"
+        if self.in_flight is not None:
+            before, tokens = self.in_flight
+            self.finished += self.scheduler.update(before, tokens, [-0.5] * len(tokens))
+        self.in_flight = dispatched
+        self.check(step)
+        return step
+
+    def check(self, step: ScheduledStep) -> None:
+        assert step.num_tokens <= self.scheduler.max_num_batched_tokens
+        assert len(step.chunks) <= self.scheduler.max_num_seqs
+        lengths = [chunk.length for chunk in step.chunks]
+        assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes come first"
+        assert len({chunk.seq.seq_id for chunk in step.chunks}) == len(step.chunks)
+        self.scheduler.memory.check_invariants()
+
+    def run(self, *requests: Request, most_steps: int = 10_000) -> list[ScheduledStep]:
+        for request in requests:
+            self.scheduler.add(request)
+        steps = []
+        while self.scheduler.has_work or self.in_flight is not None:
+            steps.append(self.step())
+            assert len(steps) < most_steps, "it does not end"
+        return steps
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.scheduler.memory.num_used_blocks
+
+
+def first_read(spec: GroupSpec, position: int) -> int:
+    """The first position that a query at `position` sees."""
+    return max(0, position - spec.policy.window + 1) if isinstance(spec.policy, SlidingWindow) else 0
+
+
+def alone(request: Request, groups: list[GroupSpec], model: Model = hash_model) -> tuple[list[int], str]:
+    """(generated tokens, finish reason) of a request that has a device to itself, without paging or batching."""
+    tokens, names = list(request.prompt_token_ids), []
+    while True:
+        for position in range(len(names), len(tokens)):
+            read = tuple(tuple(names[first_read(spec, position) : position]) for spec in groups)
+            names.append(hash((tokens[position], read)))
+        tokens.append(model(names[-1]))
+        output = tokens[len(request.prompt_token_ids) :]
+        if output[-1] in request.stop_ids and len(output) >= request.params.min_tokens:
+            return output, "stop"
+        if len(tokens) >= request.max_total_tokens:
+            return output, "length"

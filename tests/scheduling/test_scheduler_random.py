@@ -1,0 +1,96 @@
+"""Random requests on tiny pools: whatever is batched, chunked, preempted or cached, the tokens are those of each
+request alone."""
+
+from __future__ import annotations
+
+from fake_device import Loop, alone, group, make_request, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+# Byte sizes whose least common multiple puts several blocks of each group into a large page.
+GROUPS = {
+    "full": [group("full")],
+    "window": [group("window", window=6)],
+    "both": [
+        group("full", block_size=2, layer_bytes=3),
+        group("window", window=5, block_size=2, layer_bytes=2),
+    ],
+    "sizes": [
+        group("full", block_size=4, layer_bytes=4),
+        group("window", window=3, block_size=2, layer_bytes=6),
+    ],
+}
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # step of arrival
+        st.integers(1, 24),  # prompt tokens
+        st.integers(0, 2),  # which prompt
+        st.integers(1, 14),  # max_tokens
+        st.sampled_from([(), (3,), (3, 7)]),  # end-of-sequence ids
+        st.integers(0, 3),  # min_tokens
+        st.none() | st.integers(0, 20),  # steps until it is aborted
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    arrivals=arrivals,
+    groups=st.sampled_from(sorted(GROUPS)),
+    num_pages=st.integers(4, 24),
+    max_num_seqs=st.integers(1, 6),
+    extra_budget=st.integers(0, 12),
+    watermark=st.sampled_from([0.0, 0.01, 0.2]),
+    prefix_caching=st.booleans(),
+)
+def test_every_request_gets_the_tokens_it_would_get_alone(
+    arrivals, groups, num_pages, max_num_seqs, extra_budget, watermark, prefix_caching
+):
+    specs = GROUPS[groups]
+    scheduler = make_scheduler(
+        num_pages,
+        groups=specs,
+        max_num_seqs=max_num_seqs,
+        budget=max_num_seqs + extra_budget,
+        watermark=watermark,
+        prefix_caching=prefix_caching,
+    )
+    loop = Loop(scheduler)
+    todo, accepted, aborted = sorted(arrivals, key=lambda a: a[0]), [], set()
+    total = 0
+    for now in range(20_000):
+        while todo and todo[0][0] <= now:
+            _, length, which, max_tokens, eos, min_tokens, patience = todo.pop(0)
+            prompt = [(which * 5 + i * i) % 11 for i in range(length)]
+            request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens))
+            try:
+                scheduler.add(request)
+            except ValueError:
+                continue
+            total += request.max_total_tokens
+            accepted.append((request, None if patience is None else now + patience))
+        for request, when in accepted:
+            if when == now:
+                scheduler.abort(request)
+                aborted.add(request.request_id)
+        if not (todo or scheduler.has_work or loop.in_flight):
+            break
+        loop.step()
+        assert now < 50 + 40 * total, "it does not end"
+
+    for request, _ in accepted:
+        seq = request.sequences[0]
+        tokens, reason = alone(request, specs)
+        if seq.finish_reason == "abort":
+            assert request.request_id in aborted
+            assert seq.output_token_ids == tokens[: seq.num_output]
+        else:
+            assert (seq.output_token_ids, seq.finish_reason) == (tokens, reason)
+            assert request in loop.finished
+    assert len(loop.finished) == len(set(map(id, loop.finished)))
+    assert loop.num_used_blocks == 0
+    assert sorted(scheduler._free_slots) == list(range(max_num_seqs))
+    assert all(s.num_pending == 0 for request, _ in accepted for s in request.sequences)

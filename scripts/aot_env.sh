@@ -4,11 +4,13 @@
 #   bash scripts/aot_env.sh tpu|cuda DIR
 #
 # It gets the jax version of the Python that runs (PYTHON, else .venv/bin/python, else python3) with libtpu or the
-# CUDA 13 plugin. It is apart from the working environment because a CPU run with libtpu installed prints warnings.
+# CUDA 13 plugin, and what jpaged depends on, but not jpaged itself: programs run in it find the working tree on
+# PYTHONPATH. It is apart from the working environment because a CPU run with libtpu installed prints warnings.
 set -euo pipefail
 
 target=${1:?usage: aot_env.sh tpu|cuda DIR}
 dir=${2:?usage: aot_env.sh tpu|cuda DIR}
+dir=$(realpath -m "$dir") # venv refuses a link to a folder
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 python=${PYTHON:-$root/.venv/bin/python}
@@ -23,6 +25,9 @@ case $target in
         exit 2
         ;;
 esac
+mapfile -t needs < <("$python" -c '
+import sys, tomllib
+print(*tomllib.load(open(sys.argv[1], "rb"))["project"]["dependencies"], sep="\n")' "$root/pyproject.toml")
 
 "$python" -m venv "$dir"
-"$dir/bin/pip" install --quiet "${compiler[@]}" "flax>=0.12" "jaxtyping>=0.3" "numpy>=2.0"
+"$dir/bin/pip" install --quiet --disable-pip-version-check "${compiler[@]}" "${needs[@]}"

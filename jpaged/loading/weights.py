@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +85,20 @@ def targets(model: CausalLM) -> list[Target]:
     return list(found.values())
 
 
+def abstract_params(model: CausalLM, mesh: jax.sharding.Mesh) -> nnx.State:
+    """Shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile without them.
+
+    Raises:
+        ValueError: see `targets`.
+    """
+    values: dict[StatePath, jax.ShapeDtypeStruct] = {}
+    for target in targets(model):
+        stack = () if target.layers is None else (target.layers,)
+        sharding = sharding_of(mesh, target.source.partition, stacked=bool(stack))
+        values[target.path] = jax.ShapeDtypeStruct((*stack, *target.shape), target.dtype, sharding=sharding)
+    return fill(nnx.state(model), values)
+
+
 def load_params(
     model_cls: type[Any],
     config: Any,
@@ -124,7 +138,7 @@ def flat_values(state: nnx.State) -> dict[StatePath, Any]:
     return {_path(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
-def fill(abstract: nnx.State, values: dict[StatePath, jax.Array]) -> nnx.State:
+def fill(abstract: nnx.State, values: Mapping[StatePath, jax.Array | jax.ShapeDtypeStruct]) -> nnx.State:
     """The abstract state with each parameter's value put in."""
     flat = nnx.to_flat_state(abstract)
     return nnx.from_flat_state([(path, leaf.replace(values[_path(path)])) for path, leaf in flat])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import platformdirs
@@ -12,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+VERSION = metadata.version("jax")
 MODULE_OF = {"tpu": "libtpu", "cuda": "jax_plugins.xla_cuda13"}
+PATH = os.pathsep.join(str(path) for path in (ROOT, HERE))
 
 
 def environments_dir() -> Path:
@@ -26,8 +29,8 @@ def python_of(target: str) -> Path:
     """The Python of the ``tpu`` or ``cuda`` environment, made on first use; skips the test if it cannot be."""
     where = environments_dir() / target
     python = where / "bin" / "python"
-    probe = [python, "-c", f"import jax, {MODULE_OF[target]}"]
-    quiet = {"capture_output": True, "text": True, "env": os.environ | {"JAX_PLATFORMS": "cpu"}}
+    probe = [python, "-c", f"import {MODULE_OF[target]}, jax, jpaged.loading; assert jax.__version__ == {VERSION!r}"]
+    quiet = {"capture_output": True, "text": True, "env": os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": PATH}}
     if python.exists() and subprocess.run(probe, **quiet).returncode == 0:
         return python
     made = subprocess.run(["bash", ROOT / "scripts" / "aot_env.sh", target, where], **quiet)
@@ -39,13 +42,12 @@ def python_of(target: str) -> Path:
 
 def run_program(target: str, program: str, *arguments: str, timeout: float = 600) -> str:
     """Standard output of ``tests/aot/<program>`` in the target's environment; its failure fails the test."""
-    path = os.pathsep.join(str(p) for p in (ROOT, HERE))
     done = subprocess.run(
         [python_of(target), HERE / program, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"PYTHONPATH": PATH, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, f"{program} failed:\n{done.stderr[-4000:]}"
     return done.stdout

@@ -1,0 +1,80 @@
+"""Compile the engine's step of a Llama-3-8B for hardware this machine lacks, and print what it needs, as JSON.
+
+    step_program.py tpu|cuda
+
+Run by `test_aot_step.py` inside the environment with that compiler; one program a line. Sizes are those of one of
+eight devices. Nothing is loaded: parameters, pool and batch are shapes with shardings.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from targets import AXIS, h200_mesh, tpu_mesh
+
+MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
+POOL_BYTES = {"tpu": 4 << 30, "cuda": 8 << 30}  # a device: what a v5e of 16 GB, an H200 of 141 GB easily spare
+KERNELS = {"tpu": "tpu", "cuda": "xla"}
+
+
+def main(target: str) -> None:
+    mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(8)  # before jax is imported
+
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+    from transformers import LlamaConfig
+
+    from jpaged.execution import Bucket, make_step, plan_pool
+    from jpaged.execution.mesh import sharding
+    from jpaged.execution.runner import empty_batch
+    from jpaged.loading.weights import abstract_model, abstract_params
+    from models.llama import Llama
+
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128256,
+        max_position_embeddings=MAX_MODEL_LEN,
+        rope_theta=500000.0,
+        tie_word_embeddings=False,
+    )
+    model = abstract_model(Llama, config, dtype=jnp.bfloat16, tensor_parallel=mesh.size, stacked=True)
+    graphdef, params = nnx.split(model)[0], abstract_params(model, mesh)
+    spec = plan_pool(
+        model.layer_groups,
+        block_size=BLOCK,
+        dtype=jnp.dtype(jnp.bfloat16),
+        shards=mesh.size,
+        pool_bytes=POOL_BYTES[target],
+    )
+    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, AXIS))
+    last = jax.ShapeDtypeStruct((MAX_NUM_SEQS,), jnp.int32, sharding=sharding(mesh))
+    step = make_step(graphdef, spec, mesh, max_num_seqs=MAX_NUM_SEQS, kernel_impl=KERNELS[target])
+
+    decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
+    mixed = Bucket(tokens=MIXED_TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)
+    for name, bucket in (("decode", decode), ("mixed", mixed)):
+        start = time.perf_counter()
+        batch = empty_batch(bucket, spec, [MAX_MODEL_LEN // BLOCK], config.vocab_size)
+        lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
+        memory = lowered.compile().memory_analysis()
+        report = {
+            "name": name,
+            "pool": spec.device_bytes,
+            "alias": memory.alias_size_in_bytes,
+            "temp": memory.temp_size_in_bytes,
+            "arguments": memory.argument_size_in_bytes,
+            "seconds": round(time.perf_counter() - start, 1),
+        }
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,21 @@
+"""The whole step of a Llama-3-8B on eight devices updates the pool in place (DESIGN: one pool, many views)."""
+
+import json
+
+import pytest
+from environments import run_program
+
+pytestmark = pytest.mark.aot
+
+
+@pytest.fixture(scope="module", params=["tpu", "cuda"])
+def programs(request):
+    lines = run_program(request.param, "step_program.py", request.param).splitlines()
+    return {line["name"]: line for line in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_a_step_needs_little_memory_beside_the_pool(programs, name):
+    sizes = programs[name]
+    assert sizes["alias"] >= sizes["pool"]
+    assert sizes["temp"] < 0.05 * sizes["pool"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import jax.numpy as jnp
 
@@ -29,6 +29,14 @@ class Built:
     tokenizer: Any
 
 
+class _KV(TypedDict):
+    """How KV memory is laid out; see `plan_pool`."""
+
+    block_size: int
+    dtype: jnp.dtype
+    shards: int
+
+
 def build_engine(config: EngineConfig) -> Built:
     """Load the model, size the pool and put the engine together.
 
@@ -46,7 +54,7 @@ def build_engine(config: EngineConfig) -> Built:
     )
     groups, vocab_size = loaded.model.layer_groups, loaded.model.vocab_size
     max_model_len = _max_model_len(config.max_model_len, loaded.config)
-    kv = {
+    kv: _KV = {
         "block_size": config.block_size,
         "dtype": jnp.dtype(loaded.dtype),
         "shards": config.tensor_parallel_size,
@@ -83,7 +91,12 @@ def build_engine(config: EngineConfig) -> Built:
         vocab_size=vocab_size,
         **shapes,
     )
-    memory = MemoryManager(spec.layout, watermark=config.watermark, max_step_tokens=config.max_num_batched_tokens)
+    memory = MemoryManager(
+        spec.layout,
+        watermark=config.watermark,
+        prefix_caching=config.enable_prefix_caching,
+        max_step_tokens=config.max_num_batched_tokens,
+    )
     engine = Engine(
         Scheduler(memory, **shapes),
         runner,

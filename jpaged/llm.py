@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
@@ -67,15 +67,14 @@ class LLM:
         Raises:
             ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool.
         """
-        if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
-        params = _one_each(sampling_params, len(prompts))
+        batch = _several(prompts)
+        params = _one_each(sampling_params, len(batch))
         entries: list[Request | RequestOutput] = []
         queued: list[Request] = []
         try:
-            for prompt, param in zip(prompts, params, strict=True):
+            for prompt, param in zip(batch, params, strict=True):
                 try:
                     request = self._make_request(prompt, param)
                     self._engine.add(request)
@@ -223,6 +222,13 @@ class LLM:
             peak: as it was in the busiest step so far (to within 5 % of its blocks) instead of now.
         """
         return (self._engine.peak_report if peak else None) or self._engine.memory.report()
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A batch as it is, a single prompt (text, mapping or token ids) as a batch of one."""
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
+from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.memory.layout import PoolLayout
@@ -29,14 +30,14 @@ class StepBatch(NamedTuple):
         sample_at: token row whose hidden state each sampled row starts from.
     """
 
-    tokens: Int[Array, " tokens"]
-    source_rows: Int[Array, " tokens"]
-    positions: Int[Array, " tokens"]
-    query_starts: Int[Array, " seqs+1"]
-    kv_lens: Int[Array, " seqs"]
-    tables: tuple[Int[Array, "seqs pages"], ...]
-    slots: tuple[Int[Array, " tokens"], ...]
-    sample_at: Int[Array, " seqs"]
+    tokens: Int[HostOrDevice, " tokens"]
+    source_rows: Int[HostOrDevice, " tokens"]
+    positions: Int[HostOrDevice, " tokens"]
+    query_starts: Int[HostOrDevice, " seqs+1"]
+    kv_lens: Int[HostOrDevice, " seqs"]
+    tables: tuple[Int[HostOrDevice, "seqs pages"], ...]
+    slots: tuple[Int[HostOrDevice, " tokens"], ...]
+    sample_at: Int[HostOrDevice, " seqs"]
     sampling: SamplingArrays
 
 

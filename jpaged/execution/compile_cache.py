@@ -13,7 +13,7 @@ def enable_compilation_cache() -> str:
 
     ``JAX_COMPILATION_CACHE_DIR`` or ``jax.config.update("jax_compilation_cache_dir", ...)`` choose another.
     """
-    chosen = jax.config.jax_compilation_cache_dir
+    chosen = jax.config.values["jax_compilation_cache_dir"]
     if chosen is None:
         chosen = str(Path(platformdirs.user_cache_dir("jpaged")) / "xla")
         jax.config.update("jax_compilation_cache_dir", chosen)

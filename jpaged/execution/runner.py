@@ -157,6 +157,7 @@ class Runner:
         Raises:
             ValueError: naming the first leaf that differs; the old weights stay.
         """
+        old_def: Any  # mypy finds no comparison in what jax calls a PyTreeDef
         old_leaves, old_def = jax.tree_util.tree_flatten_with_path(self.params)
         new_leaves, new_def = jax.tree_util.tree_flatten_with_path(new)
         if old_def != new_def:
@@ -207,5 +208,7 @@ def step_temporary_bytes(
     last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=sharding(mesh))
     step = make_step(graphdef, spec, mesh, max_num_seqs=max_num_seqs)
     batch = empty_batch(buckets.mixed[-1], spec, pages, vocab_size)
-    compiled = step.lower(params, pool, batch, last, decode_only=False).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    memory = step.lower(params, pool, batch, last, decode_only=False).compile().memory_analysis()
+    if memory is None:
+        raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
+    return memory.temp_size_in_bytes

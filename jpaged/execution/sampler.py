@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jpaged.execution.arrays import HostOrDevice
+
 _CHUNK = 128
 
 
@@ -29,14 +31,14 @@ class SamplingArrays(NamedTuple):
         edit_row, edit_token: (row, token) pairs that cannot be drawn; padding rows are out of range.
     """
 
-    temperature: Float[Array, " seqs"]
-    top_k: Int[Array, " seqs"]
-    top_p: Float[Array, " seqs"]
-    min_p: Float[Array, " seqs"]
-    seed: UInt32[Array, "seqs 2"]
-    position: Int[Array, " seqs"]
-    edit_row: Int[Array, " edits"]
-    edit_token: Int[Array, " edits"]
+    temperature: Float[HostOrDevice, " seqs"]
+    top_k: Int[HostOrDevice, " seqs"]
+    top_p: Float[HostOrDevice, " seqs"]
+    min_p: Float[HostOrDevice, " seqs"]
+    seed: UInt32[HostOrDevice, "seqs 2"]
+    position: Int[HostOrDevice, " seqs"]
+    edit_row: Int[HostOrDevice, " edits"]
+    edit_token: Int[HostOrDevice, " edits"]
 
 
 def sample(
@@ -105,7 +107,7 @@ def _uniform(args: SamplingArrays) -> Float[Array, " seqs"]:
         key = jax.random.wrap_key_data(seed, impl="threefry2x32")
         return jax.random.uniform(jax.random.fold_in(key, position))
 
-    return jax.vmap(one)(args.seed, args.position)
+    return jax.vmap(one)(jnp.asarray(args.seed), jnp.asarray(args.position))
 
 
 def _invert(weights: Float[Array, "seqs vocab"], uniform: Float[Array, " seqs"]) -> Int[Array, " seqs"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jpaged.model_api import TENSOR_AXIS, LayerRef
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.platform import Impl
 
 Pool = Shaped[Array, "shards pages rows 128"]
 
@@ -41,8 +41,8 @@ def make_step(
     mesh: Mesh,
     *,
     max_num_seqs: int,
-    kernel_impl: str | None = None,
-) -> Callable[..., tuple[Pool, StepOutput]]:
+    kernel_impl: Impl | None = None,
+) -> jax.stages.Wrapped:
     """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, StepOutput)``.
 
     `pool` is donated. `last_tokens` are the tokens of the step before, still on the device.
@@ -88,12 +88,12 @@ def _attend(
     scale: float,
     soft_cap: float | None = None,
     max_query_len: int | None,
-    impl: str | None,
+    impl: Impl | None,
 ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
     """The engine's side of `jpaged.model_api.Attend`: each shard attends with its own heads over its own blocks."""
     group = spec.group_index[layer.group]
 
-    def on_shard(pool, index, q, k, v, table, slots, query_starts, kv_lens):  # type: ignore[no-untyped-def]
+    def on_shard(pool, index, q, k, v, table, slots, query_starts, kv_lens):
         view = pool.reshape(spec.views[group])
         view = kv_write(view, index, k, v, slots, impl=impl)
         out = paged_attention(
@@ -123,16 +123,14 @@ def _attend(
     return sharded(pool, index, q, k, v, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens)
 
 
-def make_block_copy(
-    spec: PoolSpec, mesh: Mesh, *, kernel_impl: str | None = None
-) -> Callable[[Pool, Int[Array, "groups copies"], Int[Array, "groups copies"]], Pool]:
+def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None) -> jax.stages.Wrapped:
     """``copy(pool, src, dst) -> pool``: all of a step's block copies, a launch a group; the pool is donated.
 
     Out-of-range ids (padding) copy nothing.
     """
 
     def copy(pool: Pool, src: Int[Array, "groups copies"], dst: Int[Array, "groups copies"]) -> Pool:
-        def on_shard(pool, src, dst):  # type: ignore[no-untyped-def]
+        def on_shard(pool, src, dst):
             shape = pool.shape
             for group, view_shape in enumerate(spec.views):
                 blocks = pool.reshape(view_shape)

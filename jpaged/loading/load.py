@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jpaged.loading.opened import OpenedModel, open_model
 from jpaged.loading.orbax import OrbaxWeights, restore_params, save_checkpoint
 from jpaged.loading.readers import TensorReader
-from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
+from jpaged.loading.tokenizer import eos_token_ids, has_tokenizer, load_tokenizer
 from jpaged.loading.weights import load_params
 from jpaged.model_api import TENSOR_AXIS, CausalLM
 
@@ -30,6 +30,7 @@ class LoadedModel:
 
     Attributes:
         graphdef: ``nnx.merge(graphdef, params)`` is the model; `params` are on the mesh.
+        tokenizer: None when the folder brings none; the model then takes and gives token ids only.
         model: the same model with shapes for arrays: layer groups, vocabulary size.
         eos_token_ids: ids that end a generation; may be empty.
         name: what the user called the model.
@@ -41,7 +42,7 @@ class LoadedModel:
     graphdef: nnx.GraphDef
     params: nnx.State
     config: PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: tuple[int, ...]
     name: str
     model: CausalLM
@@ -115,7 +116,7 @@ def _load(opened: OpenedModel, dtype: np.dtype, mesh: Mesh, stacked: bool) -> Lo
         graphdef=graphdef,
         params=params,
         config=config,
-        tokenizer=load_tokenizer(opened.source, opened.gguf),
+        tokenizer=load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None,
         eos_token_ids=eos_token_ids(opened.source, opened.gguf),
         name=opened.source.name,
         model=model,

@@ -56,7 +56,8 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
     if jax.process_index() == 0:
         loaded.config.save_pretrained(path)
-        loaded.tokenizer.save_pretrained(path)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save_pretrained(path)
         eos = {"eos_token_id": list(loaded.eos_token_ids)}
         (path / "generation_config.json").write_text(json.dumps(eos))
         about = {

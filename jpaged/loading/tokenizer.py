@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def has_tokenizer(source: Source) -> bool:
+    """Whether the source brings a tokenizer at all; weights alone can still be run on token ids."""
+    return source.kind == "gguf" or any((source.path / name).exists() for name in _FILES)
+
+
 def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a source; `gguf` saves opening the file again.
 

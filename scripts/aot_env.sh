@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make a virtual environment that can compile for hardware this machine lacks.
+# Make a virtual environment that can compile for hardware this machine lacks; does nothing if it was made already.
 #
 #   bash scripts/aot_env.sh tpu|cuda DIR
 #
@@ -18,16 +18,21 @@ python=${PYTHON:-$root/.venv/bin/python}
 jax=$("$python" -c 'from importlib.metadata import version; print(version("jax"))')
 
 case $target in
-    tpu) compiler=("jax[tpu]==$jax") ;;
-    cuda) compiler=("jax==$jax" "jax-cuda13-plugin==$jax" "jax-cuda13-pjrt==$jax") ;;
+    tpu) packages=("jax[tpu]==$jax") ;;
+    cuda) packages=("jax==$jax" "jax-cuda13-plugin==$jax" "jax-cuda13-pjrt==$jax") ;;
     *)
         echo "unknown target $target: tpu or cuda" >&2
         exit 2
         ;;
 esac
-mapfile -t needs < <("$python" -c '
+mapfile -O ${#packages[@]} -t packages < <("$python" -c '
 import sys, tomllib
 print(*tomllib.load(open(sys.argv[1], "rb"))["project"]["dependencies"], sep="\n")' "$root/pyproject.toml")
 
+stamp=$dir/installed.txt
+wanted=$(printf '%s\n' "${packages[@]}")
+[ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit
+echo "installing the $target compiler into $dir"
 "$python" -m venv "$dir"
-"$dir/bin/pip" install --quiet --disable-pip-version-check "${compiler[@]}" "${needs[@]}"
+"$dir/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}"
+echo "$wanted" >"$stamp"

@@ -117,13 +117,18 @@ def _invert(weights: Float[Array, "seqs vocab"], uniform: Float[Array, " seqs"])
     """
     seqs, vocab = weights.shape
     chunks = jnp.pad(weights, ((0, 0), (0, -vocab % _CHUNK))).reshape(seqs, -1, _CHUNK)
-    ends = jnp.cumsum(chunks.sum(axis=2), axis=1)
+    sums = chunks.sum(axis=2)
+    ends = jnp.cumsum(sums, axis=1)
     target = uniform * ends[:, -1]
-    chunk = jnp.argmax(ends > target[:, None], axis=1)
+    # Neighbouring cumulative sums may be added up in different orders: only what weighs something counts.
+    chunk = _first((ends > target[:, None]) & (sums > 0), sums > 0)
     inside = jnp.take_along_axis(chunks, chunk[:, None, None], axis=1)[:, 0]
     start = jnp.where(chunk > 0, jnp.take_along_axis(ends, chunk[:, None] - 1, axis=1)[:, 0], 0.0)
     passed = jnp.cumsum(inside, axis=1) > (target - start)[:, None]
-    # Rounding may leave the target past the chunk's own sum: then its last possible token is the one.
-    last = _CHUNK - 1 - jnp.argmax((inside > 0)[:, ::-1], axis=1)
-    offset = jnp.where(passed.any(axis=1), jnp.argmax(passed & (inside > 0), axis=1), last)
-    return (chunk * _CHUNK + offset).astype(jnp.int32)
+    return (chunk * _CHUNK + _first(passed & (inside > 0), inside > 0)).astype(jnp.int32)
+
+
+def _first(hits: Bool[Array, "seqs n"], possible: Bool[Array, "seqs n"]) -> Int[Array, " seqs"]:
+    """The first hit of each row; where rounding left none, the last possible place."""
+    last = hits.shape[1] - 1 - jnp.argmax(possible[:, ::-1], axis=1)
+    return jnp.where(hits.any(axis=1), jnp.argmax(hits, axis=1), last)

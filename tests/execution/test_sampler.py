@@ -235,19 +235,36 @@ def test_extreme_temperatures_stay_finite_and_in_the_vocabulary(temperature):
         assert len(set(tokens.tolist())) == VOCAB
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 128, 129, 4000])
+@pytest.mark.parametrize("vocab", [1, 7, 128, 129, 4000, 20000])
 def test_no_draw_lands_on_a_token_of_weight_zero(vocab):
     """Also where the target falls on a border of the float32 cumulative sums."""
     rng = np.random.default_rng(vocab)
     rows = 512
     weights = rng.exponential(size=(rows, vocab)).astype(np.float32)
-    weights *= rng.random((rows, vocab)) < rng.choice([0.003, 0.05, 0.5], size=(rows, 1))
+    weights *= rng.random((rows, vocab)) < rng.choice([0.0005, 0.003, 0.05, 0.5], size=(rows, 1))
     weights[np.arange(rows), rng.integers(0, vocab, rows)] = 1.0
     shares = np.cumsum(weights.astype(np.float64), axis=1) / weights.sum(axis=1, keepdims=True, dtype=np.float64)
     border = shares[np.arange(rows), rng.integers(0, vocab, rows)].astype(np.float32)
     invert = jax.jit(_invert)
     for nudge in (-2, -1, 0, 1, 2):
-        uniform = np.clip(border * (1 + nudge * np.float32(6e-8)), 0, np.float32(1 - 2**-23)).astype(np.float32)
+        uniform = np.clip(np.round(border * 2**23) / 2**23 + nudge * 2**-23, 0, 1 - 2**-23).astype(np.float32)
         tokens = np.asarray(invert(weights, uniform))
         assert (tokens < vocab).all()
         assert (weights[np.arange(rows), tokens] > 0).all()
+
+
+def test_few_possible_tokens_in_a_large_vocabulary_are_never_missed():
+    """Neighbouring cumulative sums of empty chunks may differ by rounding; a draw must not fall between them."""
+    rng = np.random.default_rng(1)
+    rows, vocab = 256, 20000
+    weights = rng.exponential(size=(rows, vocab)).astype(np.float32)
+    weights *= rng.random((rows, vocab)) < rng.choice([2e-4, 1e-3, 5e-3], size=(rows, 1))
+    weights[:, vocab // 3] = 1.0
+    shares = np.cumsum(weights.astype(np.float64), axis=1) / weights.sum(axis=1, keepdims=True, dtype=np.float64)
+    invert = jax.jit(_invert)
+    for _ in range(12):
+        border = np.round(shares[np.arange(rows), rng.integers(0, vocab, rows)] * 2**23) / 2**23
+        for nudge in (-1, 0, 1):
+            uniform = np.clip(border + nudge * 2**-23, 0, 1 - 2**-23).astype(np.float32)
+            tokens = np.asarray(invert(weights, uniform))
+            assert (weights[np.arange(rows), tokens] > 0).all()

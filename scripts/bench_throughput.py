@@ -1,0 +1,57 @@
+"""Throughput on the demo model: a batch and one sequence, against this machine's limits and against transformers.
+
+    .venv/bin/python scripts/bench_throughput.py [--num-prompts 64] [--no-reference]
+
+64 real prompts with lognormal lengths (mean 160 tokens in, 64 out, seeded), greedy, float32, all sent at once; then
+one sequence, 128 in and 128 out. Where torch is installed, transformers' continuous batching does the same batch in
+the same run. The figures mean most on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from importlib.util import find_spec
+
+MODEL, TOKEN_BUDGET = "smollm2-135m", 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-prompts", type=int, default=64, help="prompts, all sent at once (64)")
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths (0)")
+    parser.add_argument("--no-reference", action="store_true", help="leave transformers on torch out")
+    args = parser.parse_args()
+
+    start = time.perf_counter()  # before the imports, which are part of getting ready
+    from jpaged.benchmarks import throughput
+    from jpaged.benchmarks.prompts import Lengths, real_prompts
+    from jpaged.llm import LLM
+
+    llm = LLM(MODEL, dtype="float32", max_num_seqs=64, max_num_batched_tokens=TOKEN_BUDGET)
+    shapes = llm.warmup()
+    print(f"ready     {time.perf_counter() - start:.1f} s from import to warmed up ({shapes} shapes compiled)")
+
+    lengths = Lengths(num_prompts=args.num_prompts, seed=args.seed)
+    measured = throughput.run(llm, lengths)
+    print(measured, flush=True)
+    if args.no_reference:
+        return
+    if find_spec("torch") is None:
+        print("reference left out: torch is not installed")
+        return
+    from jpaged.benchmarks import reference
+
+    pairs = lengths.draw(llm.max_model_len)
+    prompts = real_prompts(llm.tokenizer, [count for count, _ in pairs])
+    del llm  # its pool and weights, so that both have the machine to themselves
+    other = reference.run(MODEL, prompts, [count for _, count in pairs], max_batch_tokens=TOKEN_BUDGET)
+    ratio = measured.output_tokens / measured.batch_seconds / other.tokens_per_second
+    print(
+        f"reference {other.output_tokens} tokens out in {other.seconds:.2f} s: {other.tokens_per_second:.1f} output "
+        f"tokens/s (transformers' continuous batching on torch); jpaged is {ratio:.2f} times as fast"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Which shapes are compiled, and which one a step gets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpaged.execution import Bucket, Buckets
+
+
+def test_decode_buckets_double_up_to_max_num_seqs():
+    buckets = Buckets(max_num_seqs=48, max_num_batched_tokens=512)
+    assert [b.tokens for b in buckets.decode] == [1, 2, 4, 8, 16, 32, 48]
+    assert all(b.seqs == b.tokens and b.decode_only for b in buckets.decode)
+
+
+def test_mixed_buckets_are_eighths_of_the_budget_at_least_64_apart():
+    assert [b.tokens for b in Buckets(max_num_seqs=8, max_num_batched_tokens=512).mixed] == list(range(64, 513, 64))
+    assert [b.tokens for b in Buckets(max_num_seqs=8, max_num_batched_tokens=100).mixed] == [64, 100]
+    assert len(Buckets(max_num_seqs=8, max_num_batched_tokens=8192).mixed) == 8
+
+
+def test_one_sequence_and_one_token_have_buckets():
+    buckets = Buckets(max_num_seqs=1, max_num_batched_tokens=1)
+    assert buckets.all == (Bucket(1, 1, True), Bucket(1, 1, False))
+
+
+@given(st.integers(1, 300), st.integers(0, 3000), st.data())
+def test_every_step_within_the_limits_has_the_smallest_bucket_that_holds_it(max_num_seqs, more, data):
+    buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + more)
+    seqs = data.draw(st.integers(1, max_num_seqs))
+    tokens = data.draw(st.integers(seqs, max_num_seqs + more))
+    bucket = buckets.smallest(tokens=tokens, seqs=seqs)
+    assert bucket in buckets.all
+    assert bucket.tokens >= tokens and bucket.seqs >= seqs
+    assert bucket.decode_only == (tokens == seqs)
+    same_kind = buckets.decode if bucket.decode_only else buckets.mixed
+    assert not any(b.tokens < bucket.tokens and b.tokens >= tokens for b in same_kind)
+    assert len(set(buckets.all)) == len(buckets.all)
+
+
+def test_a_step_above_the_limits_is_refused():
+    buckets = Buckets(max_num_seqs=4, max_num_batched_tokens=64)
+    with pytest.raises(ValueError, match="65 tokens of 2 sequences is above the largest bucket: 64 tokens of 4"):
+        buckets.smallest(tokens=65, seqs=2)
+    with pytest.raises(ValueError, match="5 sequences"):
+        buckets.smallest(tokens=5, seqs=5)

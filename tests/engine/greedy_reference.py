@@ -1,0 +1,81 @@
+"""What transformers on torch generates greedily, one prompt at a time, and how far it can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from jpaged import RequestOutput, SamplingParams
+
+NUM_TOKENS = 48
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 33, 40, 57, 79)
+"""Of 16 prompts: around the borders of blocks of 8 and of windows of 7, and longer than both."""
+
+_TIE = 1e-4
+
+
+class Reference(NamedTuple):
+    """Attributes:
+    tokens: that torch generated.
+    certain: how many of the first ones no rounding error can change: torch's two best logits are further
+        apart than `_TIE` at each of them.
+    logprob: sum of the tokens' log-probabilities.
+    """
+
+    tokens: list[int]
+    certain: int
+    logprob: float
+
+
+def random_prompts(vocab_size: int = 211, lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
+    """Prompts without special tokens, in an order that mixes long and short ones."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, vocab_size, int(length)).tolist() for length in rng.permutation(lengths)]
+
+
+def torch_greedy(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_TOKENS
+) -> list[Reference]:
+    """A `Reference` each, with end-of-sequence ignored."""
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+    try:
+        return [_one(model, prompt, num_tokens) for prompt in prompts]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _one(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Reference:
+    ids = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    tokens = out.sequences[0, len(prompt) :]
+    logits = torch.cat(out.logits).double()
+    best, second = logits.topk(2).values.T
+    close = torch.nonzero(best - second < _TIE)
+    certain = int(close[0]) if len(close) else num_tokens
+    logprob = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens].sum()
+    return Reference(tokens.tolist(), certain, float(logprob))
+
+
+def assert_same_tokens(outputs: Sequence[RequestOutput], references: Sequence[Reference]) -> None:
+    """Every token up to a reference's first tie is equal, and ties leave at least 95 % of the tokens to compare."""
+    assert sum(r.certain for r in references) >= 0.95 * sum(len(r.tokens) for r in references)
+    for number, (output, reference) in enumerate(zip(outputs, references, strict=True)):
+        tokens = output.outputs[0].token_ids
+        assert len(tokens) == len(reference.tokens)
+        assert tokens[: reference.certain] == reference.tokens[: reference.certain], f"prompt {number}"

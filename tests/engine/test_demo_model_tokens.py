@@ -1,0 +1,72 @@
+"""The demo model generates what transformers generates from the same dequantised float32 weights."""
+
+import pytest
+import torch
+from greedy_reference import GREEDY, assert_same_tokens, torch_greedy
+from transformers import LlamaForCausalLM
+
+from jpaged import LLM
+from jpaged.loading.opened import open_model
+
+PROMPTS = [
+    "The capital of France is",
+    "Write a haiku about the sea.",
+    "def fibonacci(n):",
+    "In 1969, three astronauts flew to the Moon. The first of them to walk on it was Neil Armstrong, who said",
+    "Q: A farmer has 17 sheep and buys 25 more. How many sheep has the farmer?\nA:",
+    "Once",
+]
+SETTINGS = {"dtype": "float32", "max_model_len": 128}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("smollm2-135m", max_num_seqs=8, max_num_batched_tokens=64, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    """transformers' tokens, from a model built of the loader's config and the reader's tensors."""
+    opened = open_model("smollm2-135m")
+    opened.config._attn_implementation = "eager"
+    with torch.device("meta"):
+        model = LlamaForCausalLM(opened.config)
+    tensors = {name: torch.tensor(opened.reader.read(name)) for name in opened.reader.names()}
+    with torch.device("cpu"):
+        model.model.rotary_emb = type(model.model.rotary_emb)(opened.config)
+    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return torch_greedy(model.eval(), [llm.tokenizer.encode(prompt) for prompt in PROMPTS])
+
+
+def test_real_prompts_in_one_batch_generate_what_transformers_generates(llm, expected):
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert_same_tokens(outputs, expected)
+    for output, reference in zip(outputs, expected, strict=True):
+        assert output.outputs[0].text == llm.tokenizer.decode(reference.tokens, skip_special_tokens=True)
+        assert output.outputs[0].cumulative_logprob == pytest.approx(reference.logprob, abs=2e-3)
+
+
+def test_a_second_identical_call_reads_the_prefix_cache_and_says_the_same(llm, expected):
+    llm.generate(PROMPTS[3], GREEDY, use_tqdm=False)
+    again = llm.generate(PROMPTS[3], GREEDY, use_tqdm=False)
+    assert again[0].num_cached_tokens == (len(again[0].prompt_token_ids) - 1) // 16 * 16 > 0
+    assert_same_tokens(again, expected[3:4])
+
+
+def test_alone_a_prompt_generates_the_same(llm, expected):
+    assert_same_tokens(llm.generate(PROMPTS[4], GREEDY, use_tqdm=False), expected[4:5])
+
+
+def test_chunks_of_16_tokens_and_preemption_change_nothing(llm, expected):
+    """Six blocks hold 96 tokens; two sequences of more than 48 tokens each do not fit."""
+    pool = 6 * llm.memory_report().page_bytes
+    tight = LLM("smollm2-135m", max_num_seqs=2, max_num_batched_tokens=16, kv_cache_memory_bytes=pool, **SETTINGS)
+    outputs = tight.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert max(len(output.prompt_token_ids) for output in outputs) > 16
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    assert_same_tokens(outputs, expected)
+    tight._engine.memory.check_invariants()
+    assert tight._engine.memory.num_used_blocks == 0

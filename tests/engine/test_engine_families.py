@@ -1,0 +1,71 @@
+"""Every family generates what transformers generates: batched, preempted, and prefilled in chunks."""
+
+from types import SimpleNamespace
+
+import pytest
+from checkpoints import CHECKPOINTS, make_checkpoint
+from greedy_reference import GREEDY, LENGTHS, NUM_TOKENS, assert_same_tokens, random_prompts, torch_greedy
+
+from jpaged import LLM
+
+PROMPTS = random_prompts()
+SETTINGS = {
+    "dtype": "float32",
+    "block_size": 8,
+    "max_model_len": max(LENGTHS) + NUM_TOKENS,
+    "enable_prefix_caching": False,
+}
+SMALL_POOL = {
+    "llama-rope-llama3": 40,
+    "mistral": 40,
+    "mistral-window": 12,
+    "qwen2": 40,
+    "qwen3": 40,
+    "opt": 40,
+    "gemma2": 40,
+}
+"""Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
+
+
+@pytest.fixture(scope="module", params=SMALL_POOL)
+def family(request, tmp_path_factory):
+    """A checkpoint's folder, transformers' tokens, and an engine with room for all prompts at once."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_checkpoint(request.param, folder)
+    roomy = LLM(str(folder), max_num_seqs=len(PROMPTS), max_num_batched_tokens=512, **SETTINGS)
+    pages = SMALL_POOL[request.param]
+    return SimpleNamespace(folder=str(folder), expected=torch_greedy(model, PROMPTS), roomy=roomy, small_pool=pages)
+
+
+def generate(llm):
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == PROMPTS
+    memory = llm._engine.memory
+    memory.check_invariants()
+    assert memory.num_used_blocks == 0
+    return outputs
+
+
+def test_one_batch_generates_what_transformers_generates(family):
+    assert family.roomy.tokenizer is None
+    outputs = generate(family.roomy)
+    assert_same_tokens(outputs, family.expected)
+    assert sum(output.metrics.num_preemptions for output in outputs) == 0
+
+
+def test_preemption_and_chunked_prefill_change_no_token(family):
+    """In one engine of few shapes, as the time goes into compiling; prompts above 16 tokens need several steps."""
+    size = family.small_pool * family.roomy.memory_report().page_bytes
+    tight = LLM(family.folder, max_num_seqs=8, max_num_batched_tokens=16, kv_cache_memory_bytes=size, **SETTINGS)
+    outputs = generate(tight)
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    assert tight._engine.stats.num_tokens > family.roomy._engine.stats.num_tokens, "nothing was recomputed"
+    assert_same_tokens(outputs, family.expected)
+
+
+def test_the_checkpoints_are_awkward_and_of_every_family():
+    configs = [CHECKPOINTS[name] for name in SMALL_POOL]
+    assert {config.model_type for config in configs} == {c.model_type for c in CHECKPOINTS.values()}
+    assert {getattr(config, "head_dim", None) for config in configs} >= {48, 64, 128}
+    assert all(config.vocab_size % 2 for config in configs)

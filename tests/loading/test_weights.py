@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from toy_family import Toy, toy_config, toy_tensors
 
-from jpaged.loading.weights import load_params
+from jpaged.loading.weights import abstract_params, load_params
 from jpaged.model_api import TENSOR_AXIS
 
 
@@ -67,6 +67,18 @@ def test_values_are_cast_to_the_dtype_the_model_declares(stored, held):
 def test_the_abstract_model_holds_shapes_only():
     model, _, _ = load(toy_tensors(toy_config()))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_abstract_parameters_are_shaped_and_placed_as_the_loaded_ones(stacked):
+    model, toy, _ = load(toy_tensors(toy_config()), stacked=stacked)
+    params = nnx.state(toy)
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
+    abstract = abstract_params(model, mesh)
+    assert jax.tree.structure(abstract) == jax.tree.structure(params)
+    for like, leaf in zip(jax.tree.leaves(abstract), jax.tree.leaves(params), strict=True):
+        assert (like.shape, like.dtype) == (leaf.shape, leaf.dtype)
+        assert like.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
 
 
 def test_a_missing_tensor_is_named_with_its_parameter():

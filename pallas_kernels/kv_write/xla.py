@@ -27,14 +27,15 @@ def kv_write(
     block, offset = slots // block_size, slots % block_size
     rows = pack_kv(k, v).astype(view.dtype).reshape(-1, kv_heads * tiles, lanes)
     # Dimensions of size one would let XLA choose a layout that it then has to copy the pool for.
-    flat = (blocks * layers, kv_heads * tiles, block_size, lanes)
+    heads = (kv_heads * tiles,) if kv_heads * tiles > 1 else ()
+    flat = (blocks * layers, *heads, block_size, lanes)
     first = block * layers + jnp.asarray(layer, jnp.int32)
 
     def write(token: Int[Array, ""], pool: Array) -> Array:
         zero = jnp.int32(0)
-        at = (first[token], zero, offset[token], zero)
-        old = lax.dynamic_slice(pool, at, (1, kv_heads * tiles, 1, lanes))
-        new = jnp.where(in_range[token], rows[token][None, :, None], old)
+        at = (first[token], *(zero for _ in heads), offset[token], zero)
+        old = lax.dynamic_slice(pool, at, (1, *heads, 1, lanes))
+        new = jnp.where(in_range[token], rows[token].reshape(old.shape), old)
         return lax.dynamic_update_slice(pool, new, at)
 
     # Padding comes last, so the loop ends with the last token that is kept. A trip count that XLA does not know

@@ -22,7 +22,7 @@ SMALL_POOL = {
     "qwen2": 40,
     "qwen3": 40,
     "opt": 40,
-    "gemma2": 40,
+    "gemma2": 20,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
 

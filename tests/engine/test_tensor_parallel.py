@@ -1,0 +1,48 @@
+"""More devices change no token: each family on 8 virtual CPU devices, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from checkpoints import make_checkpoint
+from greedy_reference import torch_greedy
+from tokens_by_devices import NUM_TOKENS, PROMPTS
+
+from jpaged import LLM
+
+HERE = Path(__file__).parent
+EIGHT_DEVICES = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("llama", [1, 2, 4, 8]), ("gemma2", [1, 2, 4, 8]), ("opt", [1, 2])],
+)
+def test_any_number_of_devices_generates_the_tokens_of_transformers(name, sizes, tmp_path):
+    """Llama and Gemma-2 have 6 heads on 2 KV heads: 4 and 8 shards replicate KV heads and pad query heads."""
+    expected = torch_greedy(make_checkpoint(name, tmp_path), PROMPTS, NUM_TOKENS)
+    command = [sys.executable, str(HERE / "tokens_by_devices.py"), str(tmp_path), *map(str, sizes)]
+    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert list(found) == [str(size) for size in sizes]
+    assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
+    for size, sequences in found.items():
+        for tokens, reference in zip(sequences, expected, strict=True):
+            certain = reference.certain
+            assert tokens[:certain] == reference.tokens[:certain], f"tensor_parallel_size={size}"
+
+
+def test_more_devices_than_there_are_is_refused_with_both_numbers(tmp_path):
+    make_checkpoint("llama", tmp_path)
+    there = len(jax.devices())
+    with pytest.raises(ValueError, match=rf"tensor_parallel_size={there + 1} is above the {there} cpu device"):
+        LLM(str(tmp_path), tensor_parallel_size=there + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, Literal, cast
 
 from jpaged.config import EngineConfig
@@ -142,7 +143,11 @@ class LLM:
             if self.tokenizer is None:
                 raise ValueError(f"{self.config.model} has no tokenizer: give prompt_token_ids")
             ids = self.tokenizer.encode(text)
-        return self._engine.make_request([int(token) for token in ids], params, text)
+        try:
+            token_ids = [index(token) for token in ids]
+        except TypeError as error:
+            raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
+        return self._engine.make_request(token_ids, params, text)
 
     def _output(self, request: Request) -> RequestOutput:
         return RequestOutput(

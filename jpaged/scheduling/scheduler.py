@@ -50,9 +50,11 @@ class Scheduler:
         if width > self.max_num_seqs:
             raise ValueError(f"a request of {width} sequences is above max_num_seqs={self.max_num_seqs}")
         if self.memory.can_admit(request.max_total_tokens, width) is Fit.NEVER:
+            layout = self.memory.layout
             raise ValueError(
                 f"a request of {len(request.prompt_token_ids)} prompt tokens that may grow to "
-                f"{request.max_total_tokens} tokens can never fit the pool"
+                f"{request.max_total_tokens} tokens can never fit the pool of {layout.num_pages} large pages of "
+                f"{layout.page_bytes:,} bytes"
             )
         self.waiting.append(request)
 

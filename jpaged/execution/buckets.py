@@ -23,12 +23,15 @@ class Bucket:
 class Buckets:
     """All buckets of an engine, and the smallest that holds a step.
 
-    Decode steps double: 1, 2, 4, ... max_num_seqs. Mixed steps go in eighths of the token budget (at least 64
-    tokens apart), which bounds padding where a step is long enough for it to cost time.
+    Decode steps double up to 16 and then go by halves: 1, 2, 4, 8, 16, 24, 32, 48, ... max_num_seqs. Mixed steps go in
+    eighths of the token budget (at least 64 tokens apart), which bounds padding where a step is long enough for it
+    to cost time.
     """
 
     def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        decode_sizes = [2**i for i in range((max_num_seqs - 1).bit_length())] + [max_num_seqs]
+        powers = [2**i for i in range((max_num_seqs - 1).bit_length())]
+        halves = [3 * power // 2 for power in powers if power >= 16 and 3 * power // 2 < max_num_seqs]
+        decode_sizes = [*sorted(powers + halves), max_num_seqs]
         stride = max(64, -(-max_num_batched_tokens // 8 // 64) * 64)
         mixed_sizes = [*range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
         self.decode = tuple(Bucket(size, size, True) for size in decode_sizes)

@@ -1,7 +1,8 @@
 """kv_write for any XLA backend: one row of lanes a token, updated in place.
 
-A dropped token writes back what its row held. A scatter would do the same with less code, but XLA:CPU turns the
-scatter of a single token into a select over the whole view, which copies the pool.
+XLA:CPU compiles a scatter into one tight loop (thirty times faster than a loop over `dynamic_update_slice`), except
+that it turns the scatter of a single token into a select over the whole view, which copies the pool: a single token
+is written by a `dynamic_update_slice`.
 """
 
 from __future__ import annotations
@@ -23,22 +24,20 @@ def kv_write(
     """See `pallas_kernels.kv_write.kv_write`."""
     blocks, layers, kv_heads, tiles, block_size, lanes = view.shape
     in_range = (slots >= 0) & (slots < blocks * block_size)
-    slots = jnp.where(in_range, slots, 0)
-    block, offset = slots // block_size, slots % block_size
+    block = jnp.where(in_range, slots // block_size, blocks)
+    offset = slots % block_size
     rows = pack_kv(k, v).astype(view.dtype).reshape(-1, kv_heads * tiles, lanes)
     # Dimensions of size one would let XLA choose a layout that it then has to copy the pool for.
     heads = (kv_heads * tiles,) if kv_heads * tiles > 1 else ()
-    flat = (blocks * layers, *heads, block_size, lanes)
-    first = block * layers + jnp.asarray(layer, jnp.int32)
-
-    def write(token: Int[Array, ""], pool: Array) -> Array:
-        zero = jnp.int32(0)
-        at = (first[token], *(zero for _ in heads), offset[token], zero)
-        old = lax.dynamic_slice(pool, at, (1, *heads, 1, lanes))
-        new = jnp.where(in_range[token], rows[token].reshape(old.shape), old)
-        return lax.dynamic_update_slice(pool, new, at)
-
-    # Padding comes last, so the loop ends with the last token that is kept. A trip count that XLA does not know
-    # also keeps it from unrolling the loop of a one-token step, where it would then copy the pool.
-    count = jnp.max(jnp.where(in_range, jnp.arange(1, len(slots) + 1), 0), initial=0)
-    return lax.fori_loop(0, count, write, view.reshape(flat)).reshape(view.shape)
+    flat = view.reshape(blocks * layers, *heads, block_size, lanes)
+    at = block * layers + jnp.asarray(layer, jnp.int32)
+    if len(slots) > 1:
+        index = (at, slice(None), offset) if heads else (at, offset)
+        written = flat.at[index].set(rows.reshape(-1, *heads, lanes), mode="drop")
+    else:
+        start = (at[0], *(0 for _ in heads), offset[0], 0)
+        row = rows.reshape(1, *heads, 1, lanes)
+        # A loop of one turn or none, whose count XLA does not know: it would copy the pool for a select.
+        count = in_range[0].astype(jnp.int32)
+        written = lax.fori_loop(0, count, lambda _, pool: lax.dynamic_update_slice(pool, row, start), flat)
+    return written.reshape(view.shape)

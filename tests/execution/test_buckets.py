@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from jpaged.execution import Bucket, Buckets
 
 
-def test_decode_buckets_double_up_to_max_num_seqs():
+def test_decode_buckets_double_to_16_and_then_go_by_halves_to_max_num_seqs():
+    assert [b.tokens for b in Buckets(max_num_seqs=8, max_num_batched_tokens=512).decode] == [1, 2, 4, 8]
+    assert [b.tokens for b in Buckets(max_num_seqs=100, max_num_batched_tokens=512).decode][-4:] == [48, 64, 96, 100]
     buckets = Buckets(max_num_seqs=48, max_num_batched_tokens=512)
-    assert [b.tokens for b in buckets.decode] == [1, 2, 4, 8, 16, 32, 48]
+    assert [b.tokens for b in buckets.decode] == [1, 2, 4, 8, 16, 24, 32, 48]
     assert all(b.seqs == b.tokens and b.decode_only for b in buckets.decode)
 
 

@@ -35,7 +35,8 @@ def kv_write(
         index = (at, slice(None), offset) if heads else (at, offset)
         written = flat.at[index].set(rows.reshape(-1, *heads, lanes), mode="drop")
     else:
-        start = (at[0], *(0 for _ in heads), offset[0], 0)
+        zero = jnp.zeros_like(offset[0])
+        start = [at[0], *(zero for _ in heads), offset[0], zero]
         row = rows.reshape(1, *heads, 1, lanes)
         # A loop of one turn or none, whose count XLA does not know: it would copy the pool for a select.
         count = in_range[0].astype(jnp.int32)

@@ -78,7 +78,11 @@ def vocab_logits(
     soft_cap: float | None = None,
 ) -> Float[Array, "seqs vocab"]:
     """Float32 logits, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for rows that pad the vocabulary."""
-    logits = dot(hidden, table.T, out_dtype=jnp.float32)
+    if hidden.shape[0] == 1:
+        # As a matrix times a vector: XLA:CPU turns the product of one row into a slow sum along the table's rows.
+        logits = dot(table, hidden[0], out_dtype=jnp.float32)[None]
+    else:
+        logits = dot(hidden, table.T, out_dtype=jnp.float32)
     if soft_cap is not None:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     if table.shape[0] > vocab_size:

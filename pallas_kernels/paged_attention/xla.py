@@ -85,7 +85,8 @@ def _decode(
     counts = (lens + unit - 1) // unit - first
     ends = jnp.cumsum(counts)
     starts = ends - counts
-    batch = min(_UNITS, seqs * -(-pages // per_unit))
+    # Few sequences have few units: a full batch of them would mostly be padding.
+    batch = min(_UNITS, 4 * seqs, seqs * -(-pages // per_unit))
     most = -(-seqs * -(-pages // per_unit) // batch) * batch
 
     def compute(i: Int[Array, ""], parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -2,7 +2,7 @@
 
 XLA:CPU copies a layer's weights out of a stack before it multiplies with them (measured on SmolLM2-135M, one token:
 31 ms a step against 14 ms), and unrolling the layers compiles the attention loops once a layer (6 to 10 s a shape
-against 1 to 2 s). A `Bank` has both: the loop's body is compiled once, and a product picks its weights by
+against 2 to 3 s). A `Bank` has both: the loop's body is compiled once, and a product picks its weights by
 branching on the layer's number, each branch a product that reads its own weights in place.
 """
 

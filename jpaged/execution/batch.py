@@ -11,7 +11,6 @@ from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.memory.layout import PoolLayout
-from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import Chunk, ScheduledStep
 
 EDITS_PER_SEQ = 4
@@ -42,7 +41,7 @@ class StepBatch(NamedTuple):
 
 
 class BatchBuilder:
-    """Keeps every running sequence's tables and sampling settings in rows, so that a step only gathers.
+    """Keeps every running sequence's block tables in rows, so that a step only gathers.
 
     Args:
         max_num_seqs: rows; a sequence's row is its `slot`.
@@ -158,17 +157,12 @@ class BatchBuilder:
             position = chunk.start + chunk.length
             arrays.position[row] = position
             if position - seq.num_prompt < params.min_tokens:
-                edits += [(row, token) for token in banned_until_min_tokens(request)]
+                edits += [(row, token) for token in request.stop_ids]
         if edits:
             pairs = np.full((2, max(len(arrays.edit_row), _next_power(len(edits)))), NO_TOKEN, np.int32)
             pairs[:, : len(edits)] = np.array(edits, np.int32).T
             arrays = arrays._replace(edit_row=pairs[0], edit_token=pairs[1])
         return arrays
-
-
-def banned_until_min_tokens(request: Request) -> frozenset[int]:
-    """Tokens that must not be drawn while fewer than min_tokens were generated."""
-    return request.stop_ids | request.eos_ids if not request.params.ignore_eos else request.stop_ids
 
 
 def greedy_rows(width: int, vocab_size: int) -> SamplingArrays:

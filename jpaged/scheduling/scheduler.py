@@ -8,8 +8,10 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy, Fit, MemoryManager
 from jpaged.outputs import FinishReason
+from jpaged.scheduling.holdings import Holdings
+from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
 from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
+from jpaged.scheduling.step import Chunk, ScheduledStep
 from jpaged.scheduling.stops import token_stop
 
 
@@ -34,7 +36,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.holdings = Holdings(memory, max_num_seqs)
 
     @property
     def has_work(self) -> bool:
@@ -67,7 +69,7 @@ class Scheduler:
         of the budget, so long prompts never hold up running sequences. Waiting requests are admitted in order
         while memory above the watermark lasts, and never in a step that had to preempt.
         """
-        plan = _Plan(self.max_num_batched_tokens)
+        plan = StepPlan(self.max_num_batched_tokens)
         plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
         position = 0
         while position < len(self.running):
@@ -78,7 +80,7 @@ class Scheduler:
                 pass
         return plan.step()
 
-    def _extend(self, request: Request, plan: _Plan) -> bool:
+    def _extend(self, request: Request, plan: StepPlan) -> bool:
         """Plan the request's next tokens, preempting newer requests for room.
 
         Returns False when the request itself had to go; then nothing of it is in the plan.
@@ -93,40 +95,40 @@ class Scheduler:
             tables = None
             end = seq.num_computed + length
             if end > seq.capacity:
-                while (made := self._allocate(seq, end)) is None:
+                while (made := self.holdings.allocate(seq, end)) is None:
                     victim = self.running.pop()
                     self._preempt(victim, plan)
                     if victim is request:
                         return False
                 copies += made
-                tables = self._tables(seq)
-            chunks.append(Chunk(seq, seq.num_computed, length, _source_row(seq, end), tables))
+                tables = self.holdings.tables(seq)
+            chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end), tables))
             plan.left -= length
             plan.reserved -= missing == 1
         plan.add(request, chunks, copies)
         return True
 
-    def _admit(self, request: Request, plan: _Plan) -> bool:
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Move the oldest waiting request into the batch if slots, budget and memory allow."""
         live = request.live
         num_tokens = max(seq.num_tokens for seq in live)
         if (
             plan.left <= 0
-            or len(live) > len(self._free_slots)
+            or len(live) > len(self.holdings.free_slots)
             or any(seq.num_pending for seq in live)
             or self.memory.can_admit(num_tokens, len(live)) is not Fit.OK
         ):
             return False
-        planned = self._place(request, live, plan.left, use_cache=True)
+        planned = self.holdings.place(request, live, plan.left, use_cache=True)
         if planned is None and not self.running:
             # Scattered hits can pin more pages than the sequence needs: an empty batch must not wait for itself.
-            planned = self._place(request, live, plan.left, use_cache=False)
+            planned = self.holdings.place(request, live, plan.left, use_cache=False)
         if planned is None:
             return False
         chunks, copies = planned
         plan.left -= sum(chunk.length for chunk in chunks)
         for seq in live:
-            seq.slot = self._free_slots.pop()
+            seq.slot = self.holdings.free_slots.pop()
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = live[0].num_computed
@@ -136,67 +138,19 @@ class Scheduler:
         plan.add(request, chunks, copies)
         return True
 
-    def _place(
-        self, request: Request, live: list[Sequence], budget: int, *, use_cache: bool
-    ) -> tuple[list[Chunk], list[BlockCopy]] | None:
-        """First chunks of a request's sequences, after what the prefix cache holds; None (and nothing held) when
-        memory is short."""
-        chunks: list[Chunk] = []
-        copies: list[BlockCopy] = []
-        for number, seq in enumerate(live):
-            self.memory.add(seq.seq_id, request.request_id)
-            most = None if use_cache else 0
-            seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids, max_tokens=most)
-            length = min(seq.num_tokens - seq.num_computed, budget)
-            made = self._allocate(seq, seq.num_computed + length) if length > 0 else []
-            if made is None:
-                for placed in live[: number + 1]:
-                    self._drop_memory(placed)
-                    placed.num_computed = 0
-                return None
-            if length > 0:
-                copies += made
-                chunks.append(Chunk(seq, seq.num_computed, length, -1, self._tables(seq)))
-                budget -= length
-        return chunks, copies
-
-    def _allocate(self, seq: Sequence, end: int) -> list[BlockCopy] | None:
-        """Slots for the sequence's tokens up to `end`; None when the pool cannot give them."""
-        self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
-        copies = self.memory.allocate(seq.seq_id, end, first_write=seq.num_computed)
-        if copies is not None:
-            seq.capacity = self.memory.capacity(seq.seq_id)
-        return copies
-
-    def _tables(self, seq: Sequence) -> list[list[int]]:
-        memory = self.memory
-        return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
-
     # ------------------------------------------------------------------ giving memory back
 
-    def _preempt(self, request: Request, plan: _Plan) -> None:
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Take all memory of a running request back; it is recomputed as one prefill of prompt + generated."""
         for seq in request.live:
             plan.reserved -= missing_tokens(request, seq) == 1
-            self._release(seq)
+            self.holdings.release(seq)
             seq.num_computed = 0
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)
         plan.preempted.append(request)
-
-    def _release(self, seq: Sequence) -> None:
-        if seq.slot >= 0:
-            self._drop_memory(seq)
-            self._free_slots.append(seq.slot)
-            seq.slot = -1
-
-    def _drop_memory(self, seq: Sequence) -> None:
-        known = min(seq.num_computed, len(seq.token_ids))
-        self.memory.commit(seq.seq_id, seq.token_ids, known)
-        self.memory.free(seq.seq_id)
-        seq.capacity = 0
 
     # ------------------------------------------------------------------ what came back
 
@@ -221,7 +175,7 @@ class Scheduler:
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:
         """End one sequence and free its memory; True when it was the request's last."""
         seq.finish_reason, seq.stop_reason = reason, stop_reason
-        self._release(seq)
+        self.holdings.release(seq)
         if request.live:
             return False
         request.finished_time = time.monotonic()
@@ -234,50 +188,10 @@ class Scheduler:
             return
         for seq in request.live:
             seq.finish_reason = "abort"
-            self._release(seq)
+            self.holdings.release(seq)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
         queue = self.running if request.status is Status.RUNNING else self.waiting
         queue.remove(request)
         request.status = Status.FINISHED
-
-
-class _Plan:
-    """A step being made."""
-
-    def __init__(self, budget: int) -> None:
-        self.left = budget
-        self.reserved = 0  # of `left`: tokens that decodes not planned yet will take
-        self.decodes: list[Chunk] = []
-        self.prefills: list[Chunk] = []
-        self.samples: list[Sample] = []
-        self.copies: list[BlockCopy] = []
-        self.preempted: list[Request] = []
-
-    def add(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy]) -> None:
-        for chunk in chunks:
-            seq, start, length, _, _ = chunk
-            (self.decodes if length == 1 else self.prefills).append(chunk)
-            seq.num_computed = end = start + length
-            if end == seq.num_tokens:
-                seq.num_pending += 1
-                seq.pending_row = len(self.samples)
-                self.samples.append(Sample(request, seq, chunk))
-        self.copies += copies
-
-    def step(self) -> ScheduledStep:
-        return ScheduledStep(self.decodes + self.prefills, self.samples, self.copies, self.preempted)
-
-
-def missing_tokens(request: Request, seq: Sequence) -> int:
-    """Tokens of a sequence that wait to be computed; 0 once it ended or its last token is on its way."""
-    if seq.finish_reason is not None:
-        return 0
-    total = len(seq.token_ids) + seq.num_pending
-    return 0 if total >= request.max_total_tokens else total - seq.num_computed
-
-
-def _source_row(seq: Sequence, end: int) -> int:
-    """Row of the last step's samples that holds token ``end - 1``, or -1 when the host has it."""
-    return seq.pending_row if end > len(seq.token_ids) else -1

@@ -104,5 +104,5 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
             assert request in loop.finished
     assert len(loop.finished) == len(set(map(id, loop.finished)))
     assert loop.num_used_blocks == 0
-    assert sorted(scheduler._free_slots) == list(range(max_num_seqs))
+    assert sorted(scheduler.holdings.free_slots) == list(range(max_num_seqs))
     assert all(s.num_pending == 0 for request, _ in accepted for s in request.sequences)

@@ -1,0 +1,70 @@
+"""What running sequences hold: blocks of the pool and a row of the batch."""
+
+from __future__ import annotations
+
+from jpaged.memory import BlockCopy, MemoryManager
+from jpaged.scheduling.request import Request, Sequence
+from jpaged.scheduling.step import Chunk
+
+
+class Holdings:
+    """Gives sequences blocks and slots and takes them back.
+
+    Args:
+        memory: owns the blocks; every allocation goes through it.
+        max_num_seqs: slots.
+    """
+
+    def __init__(self, memory: MemoryManager, max_num_seqs: int) -> None:
+        self.memory = memory
+        self.free_slots = list(range(max_num_seqs - 1, -1, -1))
+
+    def place(
+        self, request: Request, live: list[Sequence], budget: int, *, use_cache: bool
+    ) -> tuple[list[Chunk], list[BlockCopy]] | None:
+        """First chunks of a request's sequences, after what the prefix cache holds; None (and nothing held) when
+        memory is short."""
+        chunks: list[Chunk] = []
+        copies: list[BlockCopy] = []
+        for number, seq in enumerate(live):
+            self.memory.add(seq.seq_id, request.request_id)
+            most = None if use_cache else 0
+            seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids, max_tokens=most)
+            length = min(seq.num_tokens - seq.num_computed, budget)
+            made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
+            if made is None:
+                for placed in live[: number + 1]:
+                    self._drop_memory(placed)
+                    placed.num_computed = 0
+                return None
+            if length > 0:
+                copies += made
+                chunks.append(Chunk(seq, seq.num_computed, length, -1, self.tables(seq)))
+                budget -= length
+        return chunks, copies
+
+    def allocate(self, seq: Sequence, end: int) -> list[BlockCopy] | None:
+        """Slots for the sequence's tokens up to `end`; None when the pool cannot give them."""
+        self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+        copies = self.memory.allocate(seq.seq_id, end, first_write=seq.num_computed)
+        if copies is not None:
+            seq.capacity = self.memory.capacity(seq.seq_id)
+        return copies
+
+    def tables(self, seq: Sequence) -> list[list[int]]:
+        """Its block tables, one a group."""
+        memory = self.memory
+        return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
+
+    def release(self, seq: Sequence) -> None:
+        """Take back what the sequence holds, if anything."""
+        if seq.slot >= 0:
+            self._drop_memory(seq)
+            self.free_slots.append(seq.slot)
+            seq.slot = -1
+
+    def _drop_memory(self, seq: Sequence) -> None:
+        known = min(seq.num_computed, len(seq.token_ids))
+        self.memory.commit(seq.seq_id, seq.token_ids, known)
+        self.memory.free(seq.seq_id)
+        seq.capacity = 0

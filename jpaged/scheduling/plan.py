@@ -1,0 +1,53 @@
+"""A step while it is being made, and what a sequence still has to compute."""
+
+from __future__ import annotations
+
+from jpaged.memory import BlockCopy
+from jpaged.scheduling.request import Request, Sequence
+from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
+
+
+class StepPlan:
+    """A step being made.
+
+    Attributes:
+        left: tokens of the budget not planned yet.
+        reserved: of `left`, tokens that decodes not planned yet will take.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.left = budget
+        self.reserved = 0
+        self.preempted: list[Request] = []
+        self._decodes: list[Chunk] = []
+        self._prefills: list[Chunk] = []
+        self._samples: list[Sample] = []
+        self._copies: list[BlockCopy] = []
+
+    def add(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy]) -> None:
+        """Plan a request's chunks; a chunk that ends with the sequence's last token is sampled."""
+        for chunk in chunks:
+            seq, start, length, _, _ = chunk
+            (self._decodes if length == 1 else self._prefills).append(chunk)
+            seq.num_computed = end = start + length
+            if end == seq.num_tokens:
+                seq.num_pending += 1
+                seq.pending_row = len(self._samples)
+                self._samples.append(Sample(request, seq, chunk))
+        self._copies += copies
+
+    def step(self) -> ScheduledStep:
+        return ScheduledStep(self._decodes + self._prefills, self._samples, self._copies, self.preempted)
+
+
+def missing_tokens(request: Request, seq: Sequence) -> int:
+    """Tokens of a sequence that wait to be computed; 0 once it ended or its last token is on its way."""
+    if seq.finish_reason is not None:
+        return 0
+    total = len(seq.token_ids) + seq.num_pending
+    return 0 if total >= request.max_total_tokens else total - seq.num_computed
+
+
+def source_row(seq: Sequence, end: int) -> int:
+    """Row of the last step's samples that holds token ``end - 1``, or -1 when the host has it."""
+    return seq.pending_row if end > len(seq.token_ids) else -1

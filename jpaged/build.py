@@ -98,7 +98,12 @@ def build_engine(config: EngineConfig) -> Built:
         max_step_tokens=config.max_num_batched_tokens,
     )
     engine = Engine(
-        Scheduler(memory, **shapes),
+        Scheduler(
+            memory,
+            policy=config.scheduling_policy,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            **shapes,
+        ),
         runner,
         max_model_len=max_model_len,
         vocab_size=vocab_size,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 DTYPES = ("auto", "float32", "bfloat16")
 PREEMPTION_MODES = ("recompute",)
+SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,8 @@ class EngineConfig:
         memory_utilization: share of a device's memory that weights, temporaries and pool may take.
         tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
         preemption_mode: how a preempted request comes back; "recompute".
+        scheduling_policy: "fcfs" serves in order of arrival; "priority" the lowest `priority` value first.
+        long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         seed: draws the seeds of requests that bring none.
@@ -39,15 +43,16 @@ class EngineConfig:
     memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
     preemption_mode: str = "recompute"
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.preemption_mode not in PREEMPTION_MODES:
-            raise ValueError(f"preemption_mode={self.preemption_mode!r} is not one of {', '.join(PREEMPTION_MODES)}")
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_memory_bytes"):
@@ -59,8 +64,10 @@ class EngineConfig:
             raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed={self.seed!r} must be a non-negative integer")
+        for name in ("seed", "long_prefill_token_threshold"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name}={value!r} must be a non-negative integer")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
@@ -71,3 +78,8 @@ class EngineConfig:
 def _positive(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}={value!r} must be a positive integer")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")

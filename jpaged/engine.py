@@ -67,8 +67,16 @@ class Engine:
     def memory(self) -> MemoryManager:
         return self.scheduler.memory
 
-    def make_request(self, prompt_token_ids: list[int], params: SamplingParams, prompt: str | None = None) -> Request:
-        """A request, checked but not queued.
+    def make_request(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        prompt: str | None = None,
+        *,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """A request, checked but not queued; see `Request` for priority and cache_salt.
 
         Raises:
             ValueError: the prompt is empty, holds an id outside the vocabulary, or leaves no room for a token.
@@ -100,6 +108,8 @@ class Engine:
             eos_ids=eos,
             sequences=[Sequence(next(self._seq_ids), 0, list(prompt_token_ids), count)],
             prompt=prompt,
+            priority=priority,
+            cache_salt=cache_salt,
         )
 
     def add(self, request: Request) -> None:

@@ -53,31 +53,36 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] | None = None,
         use_tqdm: bool = True,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
         """Generate for a batch of prompts; outputs come in the order of the prompts.
 
         Args:
-            prompts: one or several of: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``.
+            prompts: one or several of: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``. A mapping may
+                hold ``"cache_salt"``: prompts share cached KV only with those of the same salt.
             sampling_params: one for all, or one each; None = `SamplingParams()`.
+            priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
             use_tqdm: show a progress bar.
             on_error: "raise" refuses the whole batch for one bad prompt before anything runs; "return" runs the
                 others and gives the bad one a RequestOutput with `error`.
 
         Raises:
-            ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool.
+            ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool; or a priority
+                is given where requests are served in order of arrival.
         """
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
         batch = _several(prompts)
         params = _one_each(sampling_params, len(batch))
+        priorities = _priorities(priority, len(batch))
         entries: list[Request | RequestOutput] = []
         queued: list[Request] = []
         try:
-            for prompt, param in zip(batch, params, strict=True):
+            for prompt, param, rank in zip(batch, params, priorities, strict=True):
                 try:
-                    request = self._make_request(prompt, param)
+                    request = self._make_request(prompt, param, rank)
                     self._engine.add(request)
                     queued.append(request)
                     entries.append(request)
@@ -128,15 +133,17 @@ class LLM:
                 finished = self._engine.step()
                 progress.update(finished, self._engine.stats)
 
-    def _make_request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        text, ids = None, None
+    def _make_request(self, prompt: Prompt, params: SamplingParams, priority: int | None = None) -> Request:
+        text, ids, salt = None, None, None
         if isinstance(prompt, str):
             text = prompt
         elif isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+            if unknown or (text is None and ids is None):
                 raise ValueError(f"a prompt has 'prompt' or 'prompt_token_ids', not {sorted(unknown) or 'nothing'}")
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if salt is not None and not (isinstance(salt, str) and salt):
+                raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
         else:
             ids = prompt
         if ids is None:
@@ -147,7 +154,7 @@ class LLM:
             token_ids = [index(token) for token in ids]
         except TypeError as error:
             raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
-        return self._engine.make_request(token_ids, params, text)
+        return self._engine.make_request(token_ids, params, text, priority=priority, cache_salt=salt)
 
     def _output(self, request: Request) -> RequestOutput:
         return RequestOutput(
@@ -242,6 +249,18 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling_params for {count} prompts")
     return params
+
+
+def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
+    if priority is None:
+        return [None] * count
+    each = [priority] * count if isinstance(priority, int) else priority
+    if len(each) != count:
+        raise ValueError(f"{len(each)} priorities for {count} prompts")
+    for value in each:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"priority={value!r} must be an integer")
+    return each
 
 
 def _refused(prompt: Prompt, error: str) -> RequestOutput:

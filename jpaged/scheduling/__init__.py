@@ -1,11 +1,13 @@
 """Which tokens run next. Host only: nothing here imports jax, so it is tested by the thousand in milliseconds.
 
-`Scheduler` turns waiting and running `Request`s into a `ScheduledStep` (iteration-level scheduling, FCFS, chunked
-prefill under a token budget, preemption of the newest request, all or nothing) and takes the sampled tokens back.
+`Scheduler` turns waiting and running `Request`s into a `ScheduledStep` (iteration-level scheduling, FCFS or by
+priority, chunked prefill under a token budget, preemption of the last in that order, all or nothing) and takes the
+sampled tokens back.
 """
 
+from jpaged.scheduling.order import SchedulingPolicy
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.scheduler import Scheduler
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
-__all__ = ["Chunk", "Request", "Sample", "ScheduledStep", "Scheduler", "Sequence", "Status"]
+__all__ = ["Chunk", "Request", "Sample", "ScheduledStep", "Scheduler", "SchedulingPolicy", "Sequence", "Status"]

@@ -20,17 +20,19 @@ class Holdings:
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     def place(
-        self, request: Request, live: list[Sequence], budget: int, *, use_cache: bool
+        self, request: Request, live: list[Sequence], budget: int, max_chunk: int, *, use_cache: bool
     ) -> tuple[list[Chunk], list[BlockCopy]] | None:
         """First chunks of a request's sequences, after what the prefix cache holds; None (and nothing held) when
-        memory is short."""
+        memory is short. They take `budget` tokens at most, each of them `max_chunk`."""
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
         for number, seq in enumerate(live):
             self.memory.add(seq.seq_id, request.request_id)
             most = None if use_cache else 0
-            seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids, max_tokens=most)
-            length = min(seq.num_tokens - seq.num_computed, budget)
+            seq.num_computed = self.memory.match_prefix(
+                seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most
+            )
+            length = min(seq.num_tokens - seq.num_computed, budget, max_chunk)
             made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
             if made is None:
                 for placed in live[: number + 1]:

@@ -74,6 +74,9 @@ class Request:
         max_total_tokens: prompt + most tokens it may generate, within max_model_len.
         stop_ids: tokens that end a sequence: end-of-sequence (unless ignored) and stop_token_ids.
         eos_ids: the ones among them that are the model's own (finish without a stop_reason).
+        priority: lower is served first; None where requests are served in order of arrival.
+        cache_salt: keeps its blocks apart in the prefix cache from those of other salts.
+        arrival_number: its place in the order of arrival, given by the scheduler.
     """
 
     request_id: int
@@ -85,6 +88,9 @@ class Request:
     eos_ids: frozenset[int]
     sequences: list[Sequence]
     prompt: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    arrival_number: int = -1
     status: Status = Status.WAITING
     num_cached_tokens: int = 0
     arrival_time: float = field(default_factory=time.monotonic)

@@ -1,14 +1,15 @@
-"""Iteration-level, first-come-first-served scheduling over paged memory (PagedAttention paper, section 4.5)."""
+"""Iteration-level scheduling over paged memory (PagedAttention paper, section 4.5)."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy, Fit, MemoryManager
 from jpaged.outputs import FinishReason
 from jpaged.scheduling.holdings import Holdings
+from jpaged.scheduling.order import SchedulingPolicy, service_order
 from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import Chunk, ScheduledStep
@@ -25,17 +26,30 @@ class Scheduler:
         memory: owns the blocks; every allocation goes through it.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: most tokens of a step; at least max_num_seqs, so that no decode ever waits.
+        policy: "fcfs", or "priority" (see `order`).
+        long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
     """
 
-    def __init__(self, memory: MemoryManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        memory: MemoryManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: SchedulingPolicy = "fcfs",
+        long_prefill_token_threshold: int = 0,
+    ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
         self.memory = memory
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # oldest first
+        self.policy = policy
+        self.waiting: list[Request] = []  # both in service order
+        self.running: list[Request] = []
         self.num_preemptions = 0
+        self._num_added = 0
+        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.holdings = Holdings(memory, max_num_seqs)
 
     @property
@@ -46,8 +60,11 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            ValueError: it needs more sequences than may run at once, or could not fit an empty pool.
+            ValueError: it needs more sequences than may run at once, could not fit an empty pool, or has a
+                priority where none counts.
         """
+        if request.priority is not None and self.policy != "priority":
+            raise ValueError(f"priority={request.priority} needs scheduling_policy='priority', not {self.policy!r}")
         width = len(request.sequences)
         if width > self.max_num_seqs:
             raise ValueError(f"a request of {width} sequences is above max_num_seqs={self.max_num_seqs}")
@@ -58,16 +75,18 @@ class Scheduler:
                 f"{request.max_total_tokens} tokens can never fit the pool of {layout.num_pages} large pages of "
                 f"{layout.page_bytes:,} bytes"
             )
-        self.waiting.append(request)
+        request.arrival_number = self._num_added
+        self._num_added += 1
+        insort(self.waiting, request, key=service_order)
 
     # ------------------------------------------------------------------ a step
 
     def schedule(self) -> ScheduledStep:
         """The next step; empty when nothing can run before `update` is called, or nothing is left.
 
-        Running requests come first, oldest first. Every decode gets its token before prefills share the rest
-        of the budget, so long prompts never hold up running sequences. Waiting requests are admitted in order
-        while memory above the watermark lasts, and never in a step that had to preempt.
+        Running requests come first, in service order. Every decode gets its token before prefills share the
+        rest of the budget, so long prompts never hold up running sequences. Waiting requests are admitted in
+        order while memory above the watermark lasts, and never in a step that had to preempt.
         """
         plan = StepPlan(self.max_num_batched_tokens)
         plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
@@ -81,7 +100,7 @@ class Scheduler:
         return plan.step()
 
     def _extend(self, request: Request, plan: StepPlan) -> bool:
-        """Plan the request's next tokens, preempting newer requests for room.
+        """Plan the request's next tokens, preempting the last in service order for room.
 
         Returns False when the request itself had to go; then nothing of it is in the plan.
         """
@@ -89,7 +108,7 @@ class Scheduler:
         copies: list[BlockCopy] = []
         for seq in request.sequences:
             missing = missing_tokens(request, seq)
-            length = missing if missing <= 1 else min(missing, plan.left - plan.reserved)
+            length = missing if missing <= 1 else min(missing, plan.left - plan.reserved, self._max_chunk)
             if length <= 0:
                 continue
             tables = None
@@ -109,7 +128,7 @@ class Scheduler:
         return True
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Move the oldest waiting request into the batch if slots, budget and memory allow."""
+        """Move the first waiting request into the batch if slots, budget and memory allow."""
         live = request.live
         num_tokens = max(seq.num_tokens for seq in live)
         if (
@@ -119,10 +138,10 @@ class Scheduler:
             or self.memory.can_admit(num_tokens, len(live)) is not Fit.OK
         ):
             return False
-        planned = self.holdings.place(request, live, plan.left, use_cache=True)
+        planned = self.holdings.place(request, live, plan.left, self._max_chunk, use_cache=True)
         if planned is None and not self.running:
             # Scattered hits can pin more pages than the sequence needs: an empty batch must not wait for itself.
-            planned = self.holdings.place(request, live, plan.left, use_cache=False)
+            planned = self.holdings.place(request, live, plan.left, self._max_chunk, use_cache=False)
         if planned is None:
             return False
         chunks, copies = planned
@@ -133,8 +152,8 @@ class Scheduler:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = live[0].num_computed
         request.status = Status.RUNNING
-        self.waiting.popleft()
-        self.running.append(request)
+        del self.waiting[0]
+        insort(self.running, request, key=service_order)
         plan.add(request, chunks, copies)
         return True
 
@@ -149,7 +168,7 @@ class Scheduler:
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=service_order)
         plan.preempted.append(request)
 
     # ------------------------------------------------------------------ what came back

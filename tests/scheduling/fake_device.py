@@ -43,18 +43,26 @@ def make_scheduler(
     budget: int = 32,
     watermark: float = 0.0,
     prefix_caching: bool = False,
+    **options,
 ) -> Scheduler:
     """A scheduler over one full-attention group of blocks of 4 tokens, one block a large page, unless told."""
     layout = layout_of(groups or [group()], num_blocks)
     memory = MemoryManager(layout, watermark=watermark, prefix_caching=prefix_caching, max_step_tokens=budget)
-    return Scheduler(memory, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    return Scheduler(memory, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options)
 
 
 _ids = count()
 
 
 def make_request(
-    prompt: Iterable[int] | int, max_tokens: int = 4, *, eos: Iterable[int] = (), width: int = 1, **params
+    prompt: Iterable[int] | int,
+    max_tokens: int = 4,
+    *,
+    eos: Iterable[int] = (),
+    width: int = 1,
+    priority: int | None = None,
+    cache_salt: str | None = None,
+    **params,
 ) -> Request:
     """A request as the engine makes it; an integer prompt stands for that many tokens."""
     tokens = [1] * prompt if isinstance(prompt, int) else list(prompt)
@@ -69,6 +77,8 @@ def make_request(
         stop_ids=eos_ids | frozenset(settings.stop_token_ids),
         eos_ids=eos_ids,
         sequences=[Sequence(next(_ids), i, list(tokens), len(tokens)) for i in range(width)],
+        priority=priority,
+        cache_salt=cache_salt,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jpaged.detokenizer import StopWatcher
+from jpaged.detokenizer import Detokenizer
 from jpaged.execution import InFlight, Runner
 from jpaged.memory import MemoryManager, MemoryReport
 from jpaged.sampling_params import SamplingParams
@@ -61,7 +61,7 @@ class Engine:
         self._seq_ids = itertools.count()
         self.peak_report: MemoryReport | None = None
         self._in_flight: InFlight | None = None
-        self._watchers: dict[int, StopWatcher] = {}
+        self._detokenizers: dict[int, Detokenizer] = {}
 
     @property
     def memory(self) -> MemoryManager:
@@ -121,7 +121,7 @@ class Engine:
         self.scheduler.add(request)
         if request.params.stop_strings:
             for seq in request.sequences:
-                self._watchers[seq.seq_id] = StopWatcher(self._tokenizer, request.params)
+                self._detokenizers[seq.seq_id] = Detokenizer(self._tokenizer, request.params)
 
     @property
     def has_work(self) -> bool:
@@ -151,23 +151,30 @@ class Engine:
         assert self._in_flight is not None
         step = self._in_flight.step
         finished = self.scheduler.update(step, *self._in_flight.wait())
-        if self._watchers:
-            for request, seq, _ in step.samples:
-                watcher = self._watchers.get(seq.seq_id)
-                if watcher is None:
-                    continue
-                if (found := watcher.push(seq.output_token_ids)) is not None:
-                    if seq.finish_reason is None and self.scheduler.finish(request, seq, "stop", found):
-                        finished.append(request)
-                    seq.finish_reason, seq.stop_reason, seq.text = "stop", found, watcher.text
-                if seq.finish_reason is not None:
-                    del self._watchers[seq.seq_id]
+        if self._detokenizers:
+            finished += [request for request, seq, _ in step.samples if self._extend_text(request, seq)]
         return finished
+
+    def _extend_text(self, request: Request, seq: Sequence) -> bool:
+        """Take a sequence's new token into its text; True when a stop string in it ended the request."""
+        detokenizer = self._detokenizers.get(seq.seq_id)
+        if detokenizer is None:
+            return False
+        found = detokenizer.push(request.text_tokens(seq, detokenizer.num_tokens))
+        if found is None and seq.finish_reason is not None:
+            found = detokenizer.finish()
+        ended = found is not None and seq.finish_reason is None and self.scheduler.finish(request, seq, "stop", found)
+        if found is not None:
+            seq.finish_reason, seq.stop_reason = "stop", found
+        seq.text, seq.num_settled = detokenizer.text, detokenizer.num_settled
+        if seq.finish_reason is not None:
+            del self._detokenizers[seq.seq_id]
+        return ended
 
     def abort(self, request: Request) -> None:
         """Drop a request; its blocks are free at once."""
         for seq in request.sequences:
-            self._watchers.pop(seq.seq_id, None)
+            self._detokenizers.pop(seq.seq_id, None)
         self.scheduler.abort(request)
 
     def drain(self) -> None:

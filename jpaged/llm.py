@@ -168,11 +168,9 @@ class LLM:
         )
 
     def _completion(self, request: Request, seq: GeneratedSequence) -> CompletionOutput:
-        ids = seq.output_token_ids
-        text = seq.text
-        if text is None and self.tokenizer is not None:
-            shown = ids[:-1] if seq.finish_reason == "stop" else ids  # the token that stopped it is no text
-            text = self.tokenizer.decode(shown, skip_special_tokens=request.params.skip_special_tokens)
+        ids, text, params = seq.output_token_ids, seq.text, request.params
+        if text is None and params.detokenize and self.tokenizer is not None:
+            text = self.tokenizer.decode(request.text_tokens(seq), skip_special_tokens=params.skip_special_tokens)
         return CompletionOutput(seq.index, text or "", ids, seq.cumulative_logprob, seq.finish_reason, seq.stop_reason)
 
     # ------------------------------------------------------------------ the engine's state

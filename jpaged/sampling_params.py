@@ -23,8 +23,11 @@ class SamplingParams:
         seed: the sequence's random stream; None = drawn from the engine's seed, different for each request.
         stop: text that ends the sequence; it is cut from the text.
         stop_token_ids: tokens that end the sequence; they stay in token_ids.
+        include_stop_str_in_output: leave the stop string, or the text of the token that ended the sequence, in the
+            text.
         ignore_eos: go on after the model's end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
+        detokenize: make text at all; False leaves it empty and allows no stop strings.
     """
 
     temperature: float = 1.0
@@ -37,7 +40,9 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = field(default=())
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0.0)
@@ -59,11 +64,20 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, low=0)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+            _boolean(name, getattr(self, name))
+        if stop and not self.detokenize:
+            raise ValueError(f"stop={stop!r} needs text, and detokenize=False makes none")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, however it was given."""
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
+
+
+def _boolean(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False")
 
 
 def _number(name: str, value: float, *, low: float, high: float = float("inf"), open_low: bool = False) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from jpaged.detokenizer import StopWatcher
+from jpaged.detokenizer import Detokenizer
 from jpaged.sampling_params import SamplingParams
 
 # Byte-level pieces: "Ġ" is a space, "Ã" and "©" are the two bytes of "é".
@@ -22,18 +22,34 @@ def tokenizer():
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
     assert backend.token_to_id("<end>") == SPECIAL
-    return SimpleNamespace(backend_tokenizer=backend)
+    return SimpleNamespace(backend_tokenizer=backend, clean_up_tokenization_spaces=False)
 
 
 def push_all(tokenizer, pieces, **params):
     """(stop string or None, text, tokens pushed) when the tokens come one by one."""
-    watcher = StopWatcher(tokenizer, SamplingParams(**params))
-    ids = [piece if isinstance(piece, int) else ID[piece] for piece in pieces]
-    for n in range(1, len(ids) + 1):
-        found = watcher.push(ids[:n])
+    detokenizer = Detokenizer(tokenizer, SamplingParams(**params))
+    for n, piece in enumerate(pieces, 1):
+        found = detokenizer.push([id_of(piece)])
         if found is not None:
-            return found, watcher.text, n
-    return None, watcher.text, len(ids)
+            return found, detokenizer.text, n
+    return detokenizer.finish(), detokenizer.text, len(pieces)
+
+
+def id_of(piece):
+    return piece if isinstance(piece, int) else ID[piece]
+
+
+def shown(tokenizer, pieces, **params):
+    """What a stream may have shown after each token, and at the end."""
+    detokenizer = Detokenizer(tokenizer, SamplingParams(**params))
+    texts = []
+    for piece in pieces:
+        stopped = detokenizer.push([id_of(piece)]) is not None
+        texts.append(detokenizer.text[: detokenizer.num_settled])
+        if stopped:
+            return texts
+    detokenizer.finish()
+    return [*texts, detokenizer.text[: detokenizer.num_settled]]
 
 
 def test_text_grows_with_the_tokens(tokenizer):
@@ -59,17 +75,22 @@ def test_of_several_stop_strings_the_one_that_ends_first_wins(tokenizer):
 
 
 def test_several_tokens_at_once_are_all_looked_at(tokenizer):
-    watcher = StopWatcher(tokenizer, SamplingParams(stop="b"))
-    assert watcher.push([ID["a"], ID["b"], ID["c"]]) == "b"
-    assert watcher.text == "a"
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop="b"))
+    assert detokenizer.push([ID["a"], ID["b"], ID["c"]]) == "b"
+    assert detokenizer.text == "a"
 
 
 def test_a_character_of_two_tokens_is_not_shown_by_halves(tokenizer):
-    watcher = StopWatcher(tokenizer, SamplingParams(stop="é"))
-    assert watcher.push([ID["a"], ID["Ã"]]) is None
-    assert watcher.text == "a"
-    assert watcher.push([ID["a"], ID["Ã"], ID["©"]]) == "é"
-    assert watcher.text == "a"
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop="é"))
+    assert detokenizer.push([ID["a"], ID["Ã"]]) is None
+    assert detokenizer.text == "a"
+    assert detokenizer.push([ID["©"]]) == "é"
+    assert detokenizer.text == "a"
+
+
+def test_half_a_character_at_the_end_is_what_the_whole_decode_makes_of_it(tokenizer):
+    assert push_all(tokenizer, ["a", "Ã"]) == (None, "a\ufffd", 2)
+    assert push_all(tokenizer, ["a", "Ã"], stop="\ufffd") == ("\ufffd", "a", 2)
 
 
 def test_no_stop_string_counts_before_min_tokens(tokenizer):
@@ -80,3 +101,24 @@ def test_no_stop_string_counts_before_min_tokens(tokenizer):
 def test_special_tokens_are_text_only_when_asked(tokenizer):
     assert push_all(tokenizer, ["a", SPECIAL, "b"], stop="end") == (None, "ab", 3)
     assert push_all(tokenizer, ["a", SPECIAL], stop="end", skip_special_tokens=False) == ("end", "a<", 2)
+
+
+def test_the_stop_string_stays_in_the_text_when_asked_and_what_follows_does_not(tokenizer):
+    asked = {"include_stop_str_in_output": True}
+    assert push_all(tokenizer, ["a", "STOP"], stop="TO", **asked) == ("TO", "aSTO", 2)
+    assert push_all(tokenizer, ["a", "ST", "OP", "b"], stop="STOP", **asked) == ("STOP", "aSTOP", 3)
+
+
+def test_text_that_may_begin_a_stop_string_is_not_shown_yet(tokenizer):
+    assert shown(tokenizer, ["a", "S", "T", "b", "ST", "OP"], stop="STOP") == ["a", "a", "a", "aSTb", "aSTb", "aSTb"]
+    assert shown(tokenizer, ["a", "S"], stop="STOP") == ["a", "a", "aS"]
+    assert shown(tokenizer, ["S", "T", "a"], stop=["TOO", "STOP"]) == ["", "", "STa", "STa"]
+
+
+def test_nothing_waits_for_a_stop_string_that_will_be_shown_anyway(tokenizer):
+    texts = ["a", "aS", "aST", "aSTOP"]
+    assert shown(tokenizer, ["a", "S", "T", "OP"], stop="STOP", include_stop_str_in_output=True) == texts
+
+
+def test_nothing_waits_for_a_stop_string_that_cannot_count_yet(tokenizer):
+    assert shown(tokenizer, ["S", "S", "T", "a"], stop="ST", min_tokens=3) == ["S", "SS", "SST", "SSTa", "SSTa"]

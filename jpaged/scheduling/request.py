@@ -31,6 +31,8 @@ class Sequence:
         capacity: tokens its blocks hold without a new one; 0 asks the memory manager again.
         slot: its row in the engine's persistent batch arrays, -1 while it is not running.
         pending_row: where its pending token lies in the last step's samples.
+        text: the text so far, where it is built token by token; None where nobody needs it before the end.
+        num_settled: leading characters of `text` that no later token can take back.
     """
 
     seq_id: int
@@ -46,6 +48,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     text: str | None = None
+    num_settled: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -103,6 +106,12 @@ class Request:
     def live(self) -> list[Sequence]:
         """Sequences that still generate."""
         return [s for s in self.sequences if s.finish_reason is None]
+
+    def text_tokens(self, seq: Sequence, start: int = 0) -> list[int]:
+        """A sequence's output tokens from `start` that its text is made of: the token that ended it is none unless
+        asked for."""
+        stopped = seq.finish_reason == "stop" and not self.params.include_stop_str_in_output
+        return seq.token_ids[seq.num_prompt + start : len(seq.token_ids) - stopped]
 
     def metrics(self) -> RequestMetrics:
         return RequestMetrics(

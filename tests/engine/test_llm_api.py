@@ -179,6 +179,8 @@ WRONG = [
     ("stop", ["a", 3]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["a"]),
+    ("detokenize", 0),
+    ("include_stop_str_in_output", "yes"),
 ]
 
 
@@ -217,6 +219,50 @@ def test_a_stop_string_ends_the_text_before_it_also_across_token_borders(llm):
         out = first(llm, TEXT, replace(DRAWN, stop=["no such text", stop]))
         assert (out.text, out.finish_reason, out.stop_reason) == (text[:at], "stop", stop)
         assert out.token_ids == whole.token_ids[:count]
+
+
+def test_a_stop_string_stays_in_the_text_when_asked(llm):
+    whole = first(llm, TEXT, DRAWN)
+    stop = whole.text[5:8]
+    out = first(llm, TEXT, replace(DRAWN, stop=stop, include_stop_str_in_output=True))
+    assert out.text == whole.text[: whole.text.find(stop) + 3]
+    assert (out.finish_reason, out.stop_reason) == ("stop", stop)
+
+
+def test_the_token_that_ended_it_is_text_when_asked(llm):
+    whole = first(llm, TEXT, DRAWN)
+    token = whole.token_ids[6]
+    asked = replace(DRAWN, stop_token_ids=[token], include_stop_str_in_output=True)
+    for params in (asked, replace(asked, stop="no such text")):
+        out = first(llm, TEXT, params)
+        assert out.token_ids[-1] == token
+        assert out.text == llm.tokenizer.decode(out.token_ids, skip_special_tokens=True)
+
+
+def test_a_stop_token_is_no_text_beside_stop_strings_either(llm):
+    token = first(llm, TEXT, DRAWN).token_ids[6]
+    out = first(llm, TEXT, replace(DRAWN, stop_token_ids=[token], stop="no such text"))
+    assert out.text == llm.tokenizer.decode(out.token_ids[:-1], skip_special_tokens=True)
+
+
+def test_without_detokenize_the_text_is_empty_and_the_tokens_are_the_same(llm):
+    whole, out = first(llm, TEXT, DRAWN), first(llm, TEXT, replace(DRAWN, detokenize=False))
+    assert (out.text, out.token_ids) == ("", whole.token_ids)
+    with pytest.raises(ValueError, match=r"stop=\('a',\) needs text, and detokenize=False makes none"):
+        SamplingParams(stop="a", detokenize=False)
+
+
+def test_special_tokens_are_text_only_when_asked(llm):
+    special = [token for token, added in llm.tokenizer.added_tokens_decoder.items() if added.special]
+    prompts = [ids([5 + i, 9]) for i in range(8)]
+    for skip in (True, False):
+        params = [replace(DRAWN, seed=i, max_tokens=64, skip_special_tokens=skip) for i in range(8)]
+        outputs = [output.outputs[0] for output in generate(llm, prompts, params)]
+        assert any(set(special) & set(out.token_ids) for out in outputs)
+        for out in outputs:
+            assert ("</s>" in out.text or "<s>" in out.text or "<pad>" in out.text) == (
+                not skip and bool(set(special) & set(out.token_ids))
+            )
 
 
 def test_a_stop_string_waits_for_min_tokens(llm):

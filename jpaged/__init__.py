@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
-    from jpaged.outputs import CompletionOutput, RequestOutput
+    from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
     from jpaged.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -19,10 +19,11 @@ _HOMES = {
     "SamplingParams": "jpaged.sampling_params",
     "RequestOutput": "jpaged.outputs",
     "CompletionOutput": "jpaged.outputs",
+    "StreamDelta": "jpaged.outputs",
     "MemoryReport": "jpaged.memory",
 }
 
-__all__ = ["LLM", "CompletionOutput", "MemoryReport", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "MemoryReport", "RequestOutput", "SamplingParams", "StreamDelta", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

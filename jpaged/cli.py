@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +60,7 @@ def generate(
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
     kv_cache_memory_bytes: KVBytes = None,
     tensor_parallel_size: TensorParallel = 1,
+    stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it comes.")] = False,
     memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
 ) -> None:
     """Complete one or many prompts in one batch and print the texts."""
@@ -66,6 +69,8 @@ def generate(
         texts += [line for line in file.read_text(encoding="utf-8").splitlines() if line]
     if not texts:
         raise typer.BadParameter("give prompts, or --file with one a line")
+    if stream and len(texts) > 1:
+        raise typer.BadParameter(f"--stream shows one prompt, not {len(texts)}")
     params = _sampling(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -86,8 +91,12 @@ def generate(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         tensor_parallel_size=tensor_parallel_size,
     )
-    outputs = llm.generate(texts, params, on_error="return")
     console = Console(highlight=False)
+    if stream:
+        console.print(texts[0], style="bold", end="", markup=False)
+        with _bad_parameters():
+            _print_stream(llm, texts[0], params)
+    outputs = [] if stream else llm.generate(texts, params, on_error="return")
     for output in outputs:
         console.rule(style="dim")
         console.print(output.prompt, style="bold", end="", markup=False)
@@ -128,12 +137,9 @@ def chat(
         if not line.strip():
             break
         messages.append({"role": "user", "content": line})
-        try:
-            answer = llm.chat(messages, params, use_tqdm=False)[0].outputs[0]
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-        typer.echo(answer.text)
-        messages.append({"role": "assistant", "content": answer.text})
+        with _bad_parameters():
+            answer = _print_stream(llm, llm.chat_prompt(messages), params)
+        messages.append({"role": "assistant", "content": answer})
 
 
 @app.command()
@@ -145,10 +151,8 @@ def convert(
     """Write a model as an Orbax checkpoint, which loads faster than its source."""
     from jpaged.loading import convert_checkpoint
 
-    try:
+    with _bad_parameters():
         convert_checkpoint(source, target, dtype=dtype)
-    except (ValueError, FileExistsError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
     typer.echo(f"wrote {target}")
 
 
@@ -184,22 +188,37 @@ def throughput(
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
 
 
+@contextmanager
+def _bad_parameters() -> Iterator[None]:
+    """What the engine refuses, told as the command line tells it."""
+    try:
+        yield
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def _llm(model: str, **settings: Any) -> Any:
     from jpaged.llm import LLM
 
-    try:
+    with _bad_parameters():
         return LLM(model, **settings)
-    except (ValueError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
+
+
+def _print_stream(llm: Any, prompt: Any, params: Any) -> str:
+    """Print the text as it comes; returns all of it."""
+    pieces = []
+    for delta in llm.stream(prompt, params):
+        pieces.append(delta.text)
+        typer.echo(delta.text, nl=False)
+    typer.echo()
+    return "".join(pieces)
 
 
 def _sampling(**values: Any) -> Any:
     from jpaged.sampling_params import SamplingParams
 
-    try:
+    with _bad_parameters():
         return SamplingParams(**values)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Engine:
 
     Args:
         eos_token_ids: tokens that end a sequence unless it ignores them.
-        tokenizer: needed for stop strings only.
+        tokenizer: for text that is needed token by token: stop strings, streams.
         seed: draws the seeds of requests that bring none.
     """
 
@@ -75,8 +75,9 @@ class Engine:
         *,
         priority: int | None = None,
         cache_salt: str | None = None,
+        streamed: bool = False,
     ) -> Request:
-        """A request, checked but not queued; see `Request` for priority and cache_salt.
+        """A request, checked but not queued; see `Request` for the optional arguments.
 
         Raises:
             ValueError: the prompt is empty, holds an id outside the vocabulary, or leaves no room for a token.
@@ -98,7 +99,7 @@ class Engine:
         max_tokens = most if params.max_tokens is None else min(params.max_tokens, most)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
         eos = frozenset() if params.ignore_eos else self._eos_ids
-        return Request(
+        request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=prompt_token_ids,
             params=params,
@@ -110,7 +111,13 @@ class Engine:
             prompt=prompt,
             priority=priority,
             cache_salt=cache_salt,
+            streamed=streamed,
         )
+        if request.needs_text and self._tokenizer is not None and not hasattr(self._tokenizer, "backend_tokenizer"):
+            raise ValueError(
+                f"stop strings and streams need a tokenizer with a tokenizer.json, not {type(self._tokenizer).__name__}"
+            )
+        return request
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -119,7 +126,7 @@ class Engine:
             ValueError: it could never fit the pool.
         """
         self.scheduler.add(request)
-        if request.params.stop_strings:
+        if request.needs_text and self._tokenizer is not None:
             for seq in request.sequences:
                 self._detokenizers[seq.seq_id] = Detokenizer(self._tokenizer, request.params)
 
@@ -178,7 +185,7 @@ class Engine:
         self.scheduler.abort(request)
 
     def drain(self) -> None:
-        """Wait for the step in flight, whose requests were aborted."""
+        """Wait for the step in flight and take it in."""
         if self._in_flight is not None:
             self._read_back()
             self._in_flight = None

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from operator import index
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.memory import MemoryReport
-from jpaged.outputs import CompletionOutput, RequestOutput
+from jpaged.outputs import RequestOutput, StreamDelta
 from jpaged.progress import GenerationProgress, warmup_progress
+from jpaged.prompts import Messages, Prompt, chat_prompt, one_each, parse_prompt, priorities, refused, several
+from jpaged.results import DeltaReader, request_output
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
-from jpaged.scheduling import Sequence as GeneratedSequence
 
-logger = logging.getLogger(__name__)
-
-Prompt = str | Mapping[str, Any] | Sequence[int]
 OnError = Literal["raise", "return"]
 
 
@@ -74,13 +70,13 @@ class LLM:
         """
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
-        batch = _several(prompts)
-        params = _one_each(sampling_params, len(batch))
-        priorities = _priorities(priority, len(batch))
+        batch = several(prompts)
+        params = one_each(sampling_params, len(batch))
+        ranks = priorities(priority, len(batch))
         entries: list[Request | RequestOutput] = []
         queued: list[Request] = []
         try:
-            for prompt, param, rank in zip(batch, params, priorities, strict=True):
+            for prompt, param, rank in zip(batch, params, ranks, strict=True):
                 try:
                     request = self._make_request(prompt, param, rank)
                     self._engine.add(request)
@@ -89,17 +85,61 @@ class LLM:
                 except ValueError as error:
                     if on_error == "raise":
                         raise ValueError(f"prompt {len(entries)}: {error}") from error
-                    entries.append(_refused(prompt, str(error)))
+                    entries.append(refused(prompt, str(error)))
             self._run(queued, use_tqdm)
         finally:
             for request in queued:  # leaves nothing behind when a prompt was refused or the user interrupted
                 self._engine.abort(request)
             self._engine.drain()
-        return [self._output(entry) if isinstance(entry, Request) else entry for entry in entries]
+        return [request_output(e, self.tokenizer) if isinstance(e, Request) else e for e in entries]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+    ) -> Generator[StreamDelta, None, None]:
+        """Generate for one or several prompts and yield what is new as it comes.
+
+        Closing the generator, or leaving its loop and dropping it, aborts what still runs and frees its memory at
+        once. Other calls of `generate` and `stream` may come between; they share the batch.
+
+        Args: as `generate`.
+
+        Raises:
+            ValueError: as `generate`; a prompt that could never fit the pool is refused at the first delta.
+        """
+        batch = several(prompts)
+        params = one_each(sampling_params, len(batch))
+        requests = []
+        for i, (prompt, param, rank) in enumerate(zip(batch, params, priorities(priority, len(batch)), strict=True)):
+            try:
+                requests.append(self._make_request(prompt, param, rank, streamed=True))
+            except ValueError as error:
+                raise ValueError(f"prompt {i}: {error}") from error
+        return self._deltas(requests)
+
+    def _deltas(self, requests: list[Request]) -> Generator[StreamDelta, None, None]:
+        queued: list[Request] = []
+        try:
+            for request in requests:
+                self._engine.add(request)
+                queued.append(request)
+            readers = [DeltaReader(request, i) for i, request in enumerate(requests)]
+            while readers:
+                self._engine.step()
+                for reader in readers:
+                    yield from reader.read()
+                readers = [reader for reader in readers if not reader.done]
+        finally:
+            for request in queued:
+                self._engine.abort(request)
+            self._engine.drain()
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -115,63 +155,41 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or as `generate`.
         """
-        if self.tokenizer is None or not self.tokenizer.chat_template:
-            raise ValueError(f"{self.config.model} has no chat template")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts: list[Prompt] = []
-        for conversation in conversations:
-            text = self.tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-            ids = self.tokenizer.encode(text, add_special_tokens=False)  # the template wrote its own
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        prompts = [
+            self.chat_prompt(cast(Messages, conversation), add_generation_prompt=add_generation_prompt)
+            for conversation in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_error=on_error)
 
+    def chat_prompt(self, messages: Messages, *, add_generation_prompt: bool = True) -> dict[str, Any]:
+        """The prompt a conversation becomes through the model's chat template, for `generate` and `stream`.
+
+        Raises:
+            ValueError: the model has no chat template.
+        """
+        return chat_prompt(messages, self.tokenizer, add_generation_prompt=add_generation_prompt)
+
     def _run(self, requests: list[Request], show: bool) -> None:
+        unfinished = {request.request_id for request in requests}
         with GenerationProgress(len(requests), show) as progress:
-            while self._engine.has_work:
-                finished = self._engine.step()
+            while unfinished:
+                finished = [request for request in self._engine.step() if request.request_id in unfinished]
+                unfinished.difference_update(request.request_id for request in finished)
                 progress.update(finished, self._engine.stats)
 
-    def _make_request(self, prompt: Prompt, params: SamplingParams, priority: int | None = None) -> Request:
-        text, ids, salt = None, None, None
-        if isinstance(prompt, str):
-            text = prompt
-        elif isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-            if unknown or (text is None and ids is None):
-                raise ValueError(f"a prompt has 'prompt' or 'prompt_token_ids', not {sorted(unknown) or 'nothing'}")
-            if salt is not None and not (isinstance(salt, str) and salt):
-                raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
-        else:
-            ids = prompt
-        if ids is None:
-            if self.tokenizer is None:
-                raise ValueError(f"{self.config.model} has no tokenizer: give prompt_token_ids")
-            ids = self.tokenizer.encode(text)
-        try:
-            token_ids = [index(token) for token in ids]
-        except TypeError as error:
-            raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
-        return self._engine.make_request(token_ids, params, text, priority=priority, cache_salt=salt)
-
-    def _output(self, request: Request) -> RequestOutput:
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[self._completion(request, seq) for seq in request.sequences],
-            finished=True,
-            num_cached_tokens=request.num_cached_tokens,
-            metrics=request.metrics(),
+    def _make_request(
+        self, prompt: Prompt, params: SamplingParams, priority: int | None = None, *, streamed: bool = False
+    ) -> Request:
+        parsed = parse_prompt(prompt, self.tokenizer)
+        return self._engine.make_request(
+            parsed.token_ids,
+            params,
+            parsed.text,
+            priority=priority,
+            cache_salt=parsed.cache_salt,
+            streamed=streamed,
         )
-
-    def _completion(self, request: Request, seq: GeneratedSequence) -> CompletionOutput:
-        ids, text, params = seq.output_token_ids, seq.text, request.params
-        if text is None and params.detokenize and self.tokenizer is not None:
-            text = self.tokenizer.decode(request.text_tokens(seq), skip_special_tokens=params.skip_special_tokens)
-        return CompletionOutput(seq.index, text or "", ids, seq.cumulative_logprob, seq.finish_reason, seq.stop_reason)
 
     # ------------------------------------------------------------------ the engine's state
 
@@ -232,39 +250,3 @@ class LLM:
             peak: as it was in the busiest step so far (to within 5 % of its blocks) instead of now.
         """
         return (self._engine.peak_report if peak else None) or self._engine.memory.report()
-
-
-def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A batch as it is, a single prompt (text, mapping or token ids) as a batch of one."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return cast(Sequence[Prompt], prompts)
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ValueError(f"{len(params)} sampling_params for {count} prompts")
-    return params
-
-
-def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
-    if priority is None:
-        return [None] * count
-    each = [priority] * count if isinstance(priority, int) else priority
-    if len(each) != count:
-        raise ValueError(f"{len(each)} priorities for {count} prompts")
-    for value in each:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"priority={value!r} must be an integer")
-    return each
-
-
-def _refused(prompt: Prompt, error: str) -> RequestOutput:
-    text, ids = (prompt, []) if isinstance(prompt, str) else (None, [])
-    if isinstance(prompt, Mapping):
-        text, ids = prompt.get("prompt"), list(prompt.get("prompt_token_ids") or [])
-    elif not isinstance(prompt, str):
-        ids = list(prompt)
-    return RequestOutput(request_id=-1, prompt=text, prompt_token_ids=ids, error=error)

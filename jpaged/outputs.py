@@ -50,11 +50,13 @@ class RequestOutput:
     """A request's prompt and everything generated for it.
 
     Attributes:
+        request_id: the engine's number of it, or the name its caller gave to `AsyncLLM.generate`.
+        finished: nothing more will come; always so but in what `AsyncLLM.generate` yields on the way.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
     """
 
-    request_id: int
+    request_id: int | str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
@@ -62,3 +64,25 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What is new of one output of a streamed prompt.
+
+    Attributes:
+        prompt_index: which of the stream's prompts.
+        index: which of the prompt's outputs.
+        text: the new text; all texts of an output together are its `CompletionOutput.text`. It may be empty while
+            the tokens' text could still change: half a character, or what may be the beginning of a stop string.
+        token_ids: the new tokens.
+        finish_reason: why the output ended, in its last delta.
+        stop_reason: as in `CompletionOutput`.
+    """
+
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None

@@ -79,6 +79,7 @@ class Request:
         eos_ids: the ones among them that are the model's own (finish without a stop_reason).
         priority: lower is served first; None where requests are served in order of arrival.
         cache_salt: keeps its blocks apart in the prefix cache from those of other salts.
+        streamed: somebody reads its text while it is generated.
         arrival_number: its place in the order of arrival, given by the scheduler.
     """
 
@@ -93,6 +94,7 @@ class Request:
     prompt: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    streamed: bool = False
     arrival_number: int = -1
     status: Status = Status.WAITING
     num_cached_tokens: int = 0
@@ -106,6 +108,11 @@ class Request:
     def live(self) -> list[Sequence]:
         """Sequences that still generate."""
         return [s for s in self.sequences if s.finish_reason is None]
+
+    @property
+    def needs_text(self) -> bool:
+        """Its text is built token by token, not at the end."""
+        return self.params.detokenize and (self.streamed or bool(self.params.stop_strings))
 
     def text_tokens(self, seq: Sequence, start: int = 0) -> list[int]:
         """A sequence's output tokens from `start` that its text is made of: the token that ended it is none unless

@@ -9,12 +9,8 @@ from jaxtyping import Int
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.sampler import SamplingArrays
 from jpaged.memory.layout import PoolLayout
 from jpaged.scheduling.step import Chunk, ScheduledStep
-
-EDITS_PER_SEQ = 4
-NO_TOKEN = np.int32(2**31 - 1)
 
 
 class StepBatch(NamedTuple):
@@ -26,7 +22,8 @@ class StepBatch(NamedTuple):
         kv_lens: tokens in the cache once this step's are written.
         tables: per group, logical block -> physical block; -1 where there is none.
         slots: per group, where each token's KV goes; padding tokens lie out of range and are dropped.
-        sample_at: token row whose hidden state each sampled row starts from.
+        sample_at: token row whose hidden state each sampled row starts from; as wide as the engine's batch, so
+            that what comes after the step does not depend on its bucket.
     """
 
     tokens: Int[HostOrDevice, " tokens"]
@@ -36,8 +33,7 @@ class StepBatch(NamedTuple):
     kv_lens: Int[HostOrDevice, " seqs"]
     tables: tuple[Int[HostOrDevice, "seqs pages"], ...]
     slots: tuple[Int[HostOrDevice, " tokens"], ...]
-    sample_at: Int[HostOrDevice, " seqs"]
-    sampling: SamplingArrays
+    sample_at: Int[HostOrDevice, " max_seqs"]
 
 
 class BatchBuilder:
@@ -46,14 +42,13 @@ class BatchBuilder:
     Args:
         max_num_seqs: rows; a sequence's row is its `slot`.
         max_model_len: tokens; bounds the pages of a table.
-        vocab_size: stands for "all" in top_k.
     """
 
-    def __init__(self, layout: PoolLayout, *, max_num_seqs: int, max_model_len: int, vocab_size: int) -> None:
+    def __init__(self, layout: PoolLayout, *, max_num_seqs: int, max_model_len: int) -> None:
         self._sizes = [group.spec.block_size for group in layout.groups]
         self._num_blocks = [group.num_blocks for group in layout.groups]
         self._tables = [np.full((max_num_seqs, -(-max_model_len // size)), -1, np.int32) for size in self._sizes]
-        self._vocab_size = vocab_size
+        self._max_num_seqs = max_num_seqs
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
         """Arrays of a step, padded to `bucket`.
@@ -96,8 +91,7 @@ class BatchBuilder:
             kv_lens=kv_lens,
             tables=tuple(tables),
             slots=tuple(write_slots),
-            sample_at=self._sample_at(step, query_starts, bucket.seqs),
-            sampling=self._sampling(step, bucket.seqs),
+            sample_at=self._sample_at(step, query_starts),
         )
 
     def _refresh(self, chunk: Chunk) -> None:
@@ -135,50 +129,28 @@ class BatchBuilder:
         slots[: len(rows)] = blocks * size + positions % size
         return slots
 
-    def _sample_at(self, step: ScheduledStep, query_starts: np.ndarray, width: int) -> np.ndarray:
+    def _sample_at(self, step: ScheduledStep, query_starts: np.ndarray) -> np.ndarray:
         last_row = {id(chunk): int(query_starts[i + 1]) - 1 for i, chunk in enumerate(step.chunks)}
-        sample_at = np.zeros(width, np.int32)
+        sample_at = np.zeros(self._max_num_seqs, np.int32)
         for row, sample in enumerate(step.samples):
             sample_at[row] = last_row[id(sample.chunk)]
         return sample_at
 
-    def _sampling(self, step: ScheduledStep, width: int) -> SamplingArrays:
-        arrays = greedy_rows(width, self._vocab_size)
-        edits: list[tuple[int, int]] = []
-        for row, (request, seq, chunk) in enumerate(step.samples):
-            params = request.params
-            if params.temperature > 0:
-                arrays.temperature[row] = params.temperature
-                arrays.top_p[row] = params.top_p
-                arrays.min_p[row] = params.min_p
-                if params.top_k > 0:
-                    arrays.top_k[row] = min(params.top_k, self._vocab_size)
-                arrays.seed[row] = request.seed >> 32, request.seed & 0xFFFFFFFF
-            position = chunk.start + chunk.length
-            arrays.position[row] = position
-            if position - seq.num_prompt < params.min_tokens:
-                edits += [(row, token) for token in request.stop_ids]
-        if edits:
-            pairs = np.full((2, max(len(arrays.edit_row), _next_power(len(edits)))), NO_TOKEN, np.int32)
-            pairs[:, : len(edits)] = np.array(edits, np.int32).T
-            arrays = arrays._replace(edit_row=pairs[0], edit_token=pairs[1])
-        return arrays
 
+def empty_batch(bucket: Bucket, layout: PoolLayout, *, max_num_seqs: int, max_model_len: int) -> StepBatch:
+    """A batch of padding only: it reads and writes no block."""
 
-def greedy_rows(width: int, vocab_size: int) -> SamplingArrays:
-    """Sampling settings of `width` rows that take the most likely token."""
-    edits = width * EDITS_PER_SEQ
-    return SamplingArrays(
-        temperature=np.zeros(width, np.float32),
-        top_k=np.full(width, vocab_size, np.int32),
-        top_p=np.ones(width, np.float32),
-        min_p=np.zeros(width, np.float32),
-        seed=np.zeros((width, 2), np.uint32),
-        position=np.zeros(width, np.int32),
-        edit_row=np.full(edits, NO_TOKEN, np.int32),
-        edit_token=np.full(edits, NO_TOKEN, np.int32),
+    def full(value: int, *shape: int) -> np.ndarray:
+        return np.full(shape, value, np.int32)
+
+    sizes = [(group.spec.block_size, group.num_blocks) for group in layout.groups]
+    return StepBatch(
+        tokens=full(0, bucket.tokens),
+        source_rows=full(-1, bucket.tokens),
+        positions=full(0, bucket.tokens),
+        query_starts=full(0, bucket.seqs + 1),
+        kv_lens=full(0, bucket.seqs),
+        tables=tuple(full(-1, bucket.seqs, -(-max_model_len // size)) for size, _ in sizes),
+        slots=tuple(full(size * blocks, bucket.tokens) for size, blocks in sizes),
+        sample_at=full(0, max_num_seqs),
     )
-
-
-def _next_power(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -11,7 +11,7 @@ class Bucket:
 
     Attributes:
         tokens: rows of the ragged batch.
-        seqs: sequences, and rows that may be sampled.
+        seqs: sequences.
         decode_only: every sequence has exactly one token; token i belongs to sequence i.
     """
 
@@ -25,7 +25,7 @@ class Buckets:
 
     Decode steps double up to 16 and then go by halves: 1, 2, 4, 8, 16, 24, 32, 48, ... max_num_seqs. Mixed steps go in
     eighths of the token budget (at least 64 tokens apart), which bounds padding where a step is long enough for it
-    to cost time.
+    to cost time. The sampler runs for 1, 4, 16, ... max_num_seqs rows.
     """
 
     def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -36,10 +36,15 @@ class Buckets:
         mixed_sizes = [*range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
         self.decode = tuple(Bucket(size, size, True) for size in decode_sizes)
         self.mixed = tuple(Bucket(size, max_num_seqs, False) for size in mixed_sizes)
+        self.sample_rows = (*powers[::2], max_num_seqs)
 
     @property
     def all(self) -> tuple[Bucket, ...]:
         return self.decode + self.mixed
+
+    def smallest_sample(self, rows: int) -> int:
+        """The fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
+        return next(size for size in self.sample_rows if size >= rows)
 
     def smallest(self, *, tokens: int, seqs: int) -> Bucket:
         """The smallest bucket for `tokens` tokens of `seqs` sequences.

@@ -13,11 +13,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import BatchBuilder, StepBatch, greedy_rows
+from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec, make_pool
-from jpaged.execution.step import StepOutput, make_block_copy, make_step
+from jpaged.execution.sample_step import StepOutput, make_sample_step
+from jpaged.execution.sampler import SamplingArrays
+from jpaged.execution.sampling_batch import all_plain, greedy_rows, sampling_arrays
+from jpaged.execution.step import make_block_copy, make_step
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.scheduling.step import ScheduledStep
 
@@ -65,11 +68,10 @@ class Runner:
         self.buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self.num_recompiles = 0
         self._vocab_size = vocab_size
-        self._builder = BatchBuilder(
-            spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, vocab_size=vocab_size
-        )
-        self._pages = [-(-max_model_len // group.spec.block_size) for group in spec.layout.groups]
-        self._step = make_step(graphdef, spec, mesh, max_num_seqs=max_num_seqs)
+        self._max_model_len = max_model_len
+        self._builder = BatchBuilder(spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self._step = make_step(graphdef, spec, mesh)
+        self._sample = make_sample_step(graphdef, mesh)
         self._copy = make_block_copy(spec, mesh)
         self._pool = make_pool(spec, mesh)
         self._last_tokens = jax.device_put(jnp.zeros(max_num_seqs, jnp.int32), sharding(mesh))
@@ -78,7 +80,7 @@ class Runner:
 
     @property
     def num_compiled(self) -> int:
-        """Shapes of step and block copy compiled so far."""
+        """Shapes of step, sampler and block copy compiled so far."""
         return len(self._compiled)
 
     @property
@@ -91,14 +93,21 @@ class Runner:
         if step.copies:
             self._dispatch_copies(step)
         bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
-        batch = self._builder.build(step, bucket)
-        return InFlight(step, self._run(batch, bucket))
+        hidden = self._run(self._builder.build(step, bucket), bucket)
+        rows = self.buckets.smallest_sample(len(step.samples))
+        return InFlight(step, self._draw(hidden, sampling_arrays(step.samples, rows, self._vocab_size)))
 
-    def _run(self, batch: StepBatch, bucket: Bucket) -> StepOutput:
-        self._count(("step", bucket, len(batch.sampling.edit_row)))
-        self._pool, output = self._step(
+    def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
+        self._count(("step", bucket))
+        self._pool, hidden = self._step(
             self.params, self._pool, batch, self._last_tokens, decode_only=bucket.decode_only
         )
+        return hidden
+
+    def _draw(self, hidden: jax.Array, args: SamplingArrays) -> StepOutput:
+        plain = all_plain(args)
+        self._count(("sample", len(args.temperature), len(args.edit_row), plain))
+        output = self._sample(self.params, hidden, args, plain=plain)
         self._last_tokens = output.tokens
         return output
 
@@ -135,19 +144,29 @@ class Runner:
             self._copy_blocks(np.full((2, len(self.spec.views), size), -1, np.int32))
             yield f"block copy x{size}"
         for bucket in self.buckets.all:
-            output = self._run(self._empty_batch(bucket), bucket)
-            jax.block_until_ready(output)
+            hidden = self._run(self._empty_batch(bucket), bucket)
+            jax.block_until_ready(hidden)
             kind = "decode" if bucket.decode_only else "mixed"
             yield f"{kind} step, {bucket.tokens} tokens"
+        for rows in self.buckets.sample_rows:
+            for args, kind in self._warmup_samples(rows):
+                jax.block_until_ready(self._draw(hidden, args))
+                yield f"{kind} sampler, {rows} rows"
         self._warm = True
 
     @property
     def num_warmup(self) -> int:
         """How many shapes `warmup` compiles."""
-        return len(self.copy_sizes) + len(self.buckets.all)
+        return len(self.copy_sizes) + len(self.buckets.all) + 2 * len(self.buckets.sample_rows)
 
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
-        return empty_batch(bucket, self.spec, self._pages, self._vocab_size)
+        sizes = {"max_num_seqs": self.max_num_seqs, "max_model_len": self._max_model_len}
+        return empty_batch(bucket, self.spec.layout, **sizes)
+
+    def _warmup_samples(self, rows: int) -> Iterator[tuple[SamplingArrays, str]]:
+        plain = greedy_rows(rows, self._vocab_size)
+        yield plain, "greedy"
+        yield plain._replace(temperature=np.ones(rows, np.float32)), "full"
 
     # ------------------------------------------------------------------ weights
 
@@ -171,25 +190,6 @@ class Runner:
         self.params = jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params))
 
 
-def empty_batch(bucket: Bucket, spec: PoolSpec, pages: list[int], vocab_size: int) -> StepBatch:
-    """A batch of padding only: it reads and writes no block."""
-
-    def zeros(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.int32)
-
-    return StepBatch(
-        tokens=zeros(bucket.tokens),
-        source_rows=zeros(bucket.tokens) - 1,
-        positions=zeros(bucket.tokens),
-        query_starts=zeros(bucket.seqs + 1),
-        kv_lens=zeros(bucket.seqs),
-        tables=tuple(zeros(bucket.seqs, width) - 1 for width in pages),
-        slots=tuple(zeros(bucket.tokens) + group.num_blocks * group.spec.block_size for group in spec.layout.groups),
-        sample_at=zeros(bucket.seqs),
-        sampling=greedy_rows(bucket.seqs, vocab_size),
-    )
-
-
 def step_temporary_bytes(
     graphdef: nnx.GraphDef,
     params: Any,
@@ -203,12 +203,20 @@ def step_temporary_bytes(
 ) -> int:
     """Bytes a device needs beside weights and pool in the largest step, by compiling it; nothing is run."""
     buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    pages = [-(-max_model_len // group.spec.block_size) for group in spec.layout.groups]
+    replicated = sharding(mesh)
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, TENSOR_AXIS))
-    last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=sharding(mesh))
-    step = make_step(graphdef, spec, mesh, max_num_seqs=max_num_seqs)
-    batch = empty_batch(buckets.mixed[-1], spec, pages, vocab_size)
-    memory = step.lower(params, pool, batch, last, decode_only=False).compile().memory_analysis()
+    last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=replicated)
+    batch = empty_batch(buckets.mixed[-1], spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+    step = make_step(graphdef, spec, mesh).lower(params, pool, batch, last, decode_only=False)
+    _, hidden = step.out_info
+    hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
+    rows = greedy_rows(max_num_seqs, vocab_size)
+    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, plain=False)
+    return max(_temporary_bytes(lowered.compile()) for lowered in (step, draw))
+
+
+def _temporary_bytes(compiled: jax.stages.Compiled) -> int:
+    memory = compiled.memory_analysis()
     if memory is None:
         raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
     return memory.temp_size_in_bytes

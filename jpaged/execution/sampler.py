@@ -45,11 +45,21 @@ def sample(
     logits: Float[Array, "seqs vocab"], args: SamplingArrays
 ) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
     """Draw one token a row; returns (tokens, their log-probabilities under the unedited softmax)."""
-    plain = ~jnp.any(args.edit_row < logits.shape[0]) & ~jnp.any(args.temperature > 0)
-    # One branch that returns tokens only: a branch that returned edited logits would copy them in every step.
-    tokens = lax.cond(plain, lambda: _argmax(logits), lambda: _choose(logits, args))
+    edited = logits.at[args.edit_row, args.edit_token].set(-jnp.inf, mode="drop")
+    greedy = _argmax(edited)
+    tokens = lax.cond(jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy)
+    return tokens, _logprobs(logits, tokens)
+
+
+def most_likely(logits: Float[Array, "seqs vocab"]) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
+    """What `sample` gives for rows of temperature 0 without edits."""
+    tokens = _argmax(logits)
+    return tokens, _logprobs(logits, tokens)
+
+
+def _logprobs(logits: Float[Array, "seqs vocab"], tokens: Int[Array, " seqs"]) -> Float[Array, " seqs"]:
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return tokens, chosen - jax.nn.logsumexp(logits, axis=1)
+    return chosen - jax.nn.logsumexp(logits, axis=1)
 
 
 def _argmax(x: Float[Array, "seqs vocab"]) -> Int[Array, " seqs"]:
@@ -57,13 +67,6 @@ def _argmax(x: Float[Array, "seqs vocab"]) -> Int[Array, " seqs"]:
     ids = jnp.arange(x.shape[1], dtype=jnp.int32)
     top = x.max(axis=1, keepdims=True)
     return jnp.where(x == top, ids, x.shape[1] - 1).min(axis=1)
-
-
-def _choose(logits: Float[Array, "seqs vocab"], args: SamplingArrays) -> Int[Array, " seqs"]:
-    """Tokens of rows of which some are drawn or have tokens that cannot be."""
-    edited = logits.at[args.edit_row, args.edit_token].set(-jnp.inf, mode="drop")
-    greedy = _argmax(edited)
-    return lax.cond(jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy)
 
 
 def _draw(logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[Array, " seqs"]) -> Int[Array, " seqs"]:

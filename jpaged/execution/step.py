@@ -1,9 +1,13 @@
-"""The step: one pure function from (params, pool, batch) to (pool, samples), jitted once a bucket."""
+"""The step: a pure function from (params, pool, batch) to (pool, hidden states), jitted once a bucket.
+
+What follows it, the vocabulary's logits and the draw, is a function of its own (`jpaged.execution.sample_step`):
+its shapes depend on the rows that are sampled only.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +17,6 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.pool import PoolSpec
-from jpaged.execution.sampler import sample
 from jpaged.model_api import TENSOR_AXIS, LayerRef
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.kv_write import kv_write
@@ -23,29 +26,17 @@ from pallas_kernels.platform import Impl
 Pool = Shaped[Array, "shards pages rows 128"]
 
 
-class StepOutput(NamedTuple):
-    """What a step gives back, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
-
-    Attributes:
-        tokens: sampled ids.
-        logprobs: their log-probabilities.
-    """
-
-    tokens: Int[Array, " max_seqs"]
-    logprobs: Float[Array, " max_seqs"]
-
-
 def make_step(
     graphdef: nnx.GraphDef,
     spec: PoolSpec,
     mesh: Mesh,
     *,
-    max_num_seqs: int,
     kernel_impl: Impl | None = None,
 ) -> jax.stages.Wrapped:
-    """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, StepOutput)``.
+    """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, hidden)``.
 
-    `pool` is donated. `last_tokens` are the tokens of the step before, still on the device.
+    `pool` is donated. `last_tokens` are the tokens of the step before, still on the device. `hidden`,
+    ``[max_num_seqs, embed]``, are the final hidden states of the rows in ``batch.sample_at``.
 
     Args:
         kernel_impl: which kernels run; None = what the current platform is best at. Needed when compiling
@@ -54,16 +45,13 @@ def make_step(
 
     def step(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
-    ) -> tuple[Pool, StepOutput]:
+    ) -> tuple[Pool, Float[Array, "max_seqs embed"]]:
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         attend = partial(_attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
         hidden, pool = model(tokens, batch.positions, pool, attend)
-        logits = model.logits(hidden[batch.sample_at])
-        drawn, logprobs = sample(logits, batch.sampling)
-        missing = max_num_seqs - drawn.shape[0]
-        return pool, StepOutput(jnp.pad(drawn, (0, missing)), jnp.pad(logprobs, (0, missing)))
+        return pool, hidden[batch.sample_at]
 
     replicated = jax.sharding.NamedSharding(mesh, PartitionSpec())
     pooled = jax.sharding.NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 from targets import AXIS, h200_mesh, tpu_mesh
 
@@ -27,9 +28,10 @@ def main(target: str) -> None:
     from flax import nnx
     from transformers import LlamaConfig
 
-    from jpaged.execution import Bucket, make_step, plan_pool
+    from jpaged.execution import Bucket, make_sample_step, make_step, plan_pool
+    from jpaged.execution.batch import empty_batch
     from jpaged.execution.mesh import sharding
-    from jpaged.execution.runner import empty_batch
+    from jpaged.execution.sampling_batch import greedy_rows
     from jpaged.loading.weights import abstract_model, abstract_params
     from models.llama import Llama
 
@@ -56,24 +58,33 @@ def main(target: str) -> None:
     )
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, AXIS))
     last = jax.ShapeDtypeStruct((MAX_NUM_SEQS,), jnp.int32, sharding=sharding(mesh))
-    step = make_step(graphdef, spec, mesh, max_num_seqs=MAX_NUM_SEQS, kernel_impl=KERNELS[target])
+    step = make_step(graphdef, spec, mesh, kernel_impl=KERNELS[target])
 
     decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
     mixed = Bucket(tokens=MIXED_TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)
     for name, bucket in (("decode", decode), ("mixed", mixed)):
         start = time.perf_counter()
-        batch = empty_batch(bucket, spec, [MAX_MODEL_LEN // BLOCK], config.vocab_size)
+        batch = empty_batch(bucket, spec.layout, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
         lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
-        memory = lowered.compile().memory_analysis()
-        report = {
-            "name": name,
-            "pool": spec.device_bytes,
-            "alias": memory.alias_size_in_bytes,
-            "temp": memory.temp_size_in_bytes,
-            "arguments": memory.argument_size_in_bytes,
-            "seconds": round(time.perf_counter() - start, 1),
-        }
-        print(json.dumps(report), flush=True)
+        report(name, lowered, spec, start)
+    start = time.perf_counter()
+    hidden = jax.ShapeDtypeStruct((MAX_NUM_SEQS, config.hidden_size), jnp.bfloat16, sharding=sharding(mesh))
+    rows = greedy_rows(MAX_NUM_SEQS, config.vocab_size)
+    report("sampler", make_sample_step(graphdef, mesh).lower(params, hidden, rows, plain=False), spec, start)
+
+
+def report(name: str, lowered: Any, spec: Any, start: float) -> None:
+    """Compile a program and print its sizes."""
+    memory = lowered.compile().memory_analysis()
+    sizes = {
+        "name": name,
+        "pool": spec.device_bytes,
+        "alias": memory.alias_size_in_bytes,
+        "temp": memory.temp_size_in_bytes,
+        "arguments": memory.argument_size_in_bytes,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    print(json.dumps(sizes), flush=True)
 
 
 if __name__ == "__main__":

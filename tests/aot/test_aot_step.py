@@ -19,3 +19,7 @@ def test_a_step_needs_little_memory_beside_the_pool(programs, name):
     sizes = programs[name]
     assert sizes["alias"] >= sizes["pool"]
     assert sizes["temp"] < 0.05 * sizes["pool"]
+
+
+def test_logits_and_draw_need_less_than_the_steps_themselves_may(programs):
+    assert programs["sampler"]["temp"] < 0.05 * programs["sampler"]["pool"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from jpaged.execution import Bucket
-from jpaged.execution.batch import EDITS_PER_SEQ, NO_TOKEN, BatchBuilder
+from jpaged.execution.batch import BatchBuilder
 from jpaged.memory import FullAttention, GroupSpec, PoolLayout, SlidingWindow
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Sequence
-
-VOCAB = 50
 
 
 def builder(max_num_seqs: int = 4) -> BatchBuilder:
@@ -20,17 +17,15 @@ def builder(max_num_seqs: int = 4) -> BatchBuilder:
         GroupSpec("full", layer_bytes=8, num_layers=1, block_size=4, policy=FullAttention()),
         GroupSpec("window", layer_bytes=8, num_layers=1, block_size=2, policy=SlidingWindow(4)),
     ]
-    return BatchBuilder(PoolLayout.plan(specs, 8 * 12), max_num_seqs=max_num_seqs, max_model_len=16, vocab_size=VOCAB)
+    return BatchBuilder(PoolLayout.plan(specs, 8 * 12), max_num_seqs=max_num_seqs, max_model_len=16)
 
 
 def sequence(tokens: list[int], slot: int, num_prompt: int | None = None) -> Sequence:
     return Sequence(slot + 100, 0, tokens, len(tokens) if num_prompt is None else num_prompt, slot=slot)
 
 
-def request(seq: Sequence, *, seed: int = 0, eos: tuple[int, ...] = (), **params) -> Request:
-    settings = SamplingParams(**params)
-    stops = frozenset(eos) | frozenset(settings.stop_token_ids)
-    return Request(0, seq.token_ids, settings, seed, 16, stops, frozenset(eos), [seq])
+def request(seq: Sequence) -> Request:
+    return Request(0, seq.token_ids, SamplingParams(), 0, 16, frozenset(), frozenset(), [seq])
 
 
 @pytest.fixture
@@ -72,7 +67,6 @@ def test_padding_is_out_of_range_so_that_it_is_written_nowhere(mixed):
 
 def test_samples_start_from_their_chunks_last_row_in_the_samples_order(mixed):
     assert mixed.sample_at.tolist() == [6, 0, 0, 0]
-    assert mixed.sampling.position.tolist() == [7, 4, 0, 0]
 
 
 def test_the_last_token_of_a_longer_chunk_can_be_on_the_device():
@@ -105,45 +99,3 @@ def test_a_token_without_a_block_is_an_error(tables):
     step = ScheduledStep([Chunk(sequence([1], 0), 0, 1, -1, tables)])
     with pytest.raises(RuntimeError, match="has no block to be written to"):
         builder().build(step, Bucket(1, 1, True))
-
-
-def sampling_of(*requests: Request, start: int = 0, width: int = 4):
-    chunks = [Chunk(r.sequences[0], start, 1, -1, [[i], [i] * (start // 2 + 1)]) for i, r in enumerate(requests)]
-    samples = [Sample(r, r.sequences[0], chunk) for r, chunk in zip(requests, chunks, strict=True)]
-    return builder().build(ScheduledStep(chunks, samples), Bucket(width, width, True)).sampling
-
-
-def test_sampling_settings_become_rows_and_padding_is_greedy():
-    seed = (5 << 32) | 9
-    args = sampling_of(
-        request(sequence([1], 0), seed=seed, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1),
-        request(sequence([1], 1), temperature=0.0, top_k=3),
-        request(sequence([1], 2), temperature=2.0, top_k=10**6),
-    )
-    np.testing.assert_allclose(args.temperature, [0.5, 0.0, 2.0, 0.0])
-    assert args.top_k.tolist() == [3, VOCAB, VOCAB, VOCAB]
-    np.testing.assert_allclose(args.top_p, [0.9, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(args.min_p, [0.1, 0.0, 0.0, 0.0])
-    assert args.seed[0].tolist() == [5, 9]
-    assert (args.edit_row == NO_TOKEN).all()
-
-
-def edits(args) -> set[tuple[int, int]]:
-    pairs = zip(args.edit_row.tolist(), args.edit_token.tolist(), strict=True)
-    return {pair for pair in pairs if pair[0] != NO_TOKEN}
-
-
-def test_stop_tokens_are_banned_until_min_tokens_were_generated():
-    def make(min_tokens):
-        return request(sequence([1, 2, 3], 0, num_prompt=1), eos=(7,), stop_token_ids=[8, 9], min_tokens=min_tokens)
-
-    # The token at position 3 is drawn: two were generated before it.
-    assert edits(sampling_of(make(3), start=2)) == {(0, 7), (0, 8), (0, 9)}
-    assert edits(sampling_of(make(2), start=2)) == set()
-
-
-def test_more_bans_than_reserved_still_fit():
-    many = list(range(10, 10 + 3 * EDITS_PER_SEQ))
-    args = sampling_of(request(sequence([1], 0), stop_token_ids=many, min_tokens=5), width=1)
-    assert edits(args) == {(0, token) for token in many}
-    assert len(args.edit_row) == 16

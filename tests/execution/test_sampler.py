@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from jpaged.execution.batch import NO_TOKEN, greedy_rows
-from jpaged.execution.sampler import SamplingArrays, _invert, _truncate, sample
+from jpaged.execution.sampler import SamplingArrays, _invert, _truncate, most_likely, sample
+from jpaged.execution.sampling_batch import NO_TOKEN, greedy_rows
 
 sample_jit = jax.jit(sample)
 DRAWS = 4096
@@ -268,3 +268,14 @@ def test_few_possible_tokens_in_a_large_vocabulary_are_never_missed():
             uniform = np.clip(border + nudge * 2**-23, 0, 1 - 2**-23).astype(np.float32)
             tokens = np.asarray(invert(weights, uniform))
             assert (weights[np.arange(rows), tokens] > 0).all()
+
+
+def test_the_most_likely_tokens_are_what_greedy_rows_draw():
+    logits = jnp.asarray(np.random.default_rng(3).normal(size=(5, VOCAB)), jnp.float32).at[2, 7].set(9).at[2, 31].set(9)
+    tokens, logprobs = most_likely(logits)
+    drawn, drawn_logprobs = sample_jit(logits, greedy_rows(5, VOCAB))
+    assert tokens.tolist() == drawn.tolist() == np.argmax(logits, axis=1).tolist()
+    np.testing.assert_allclose(logprobs, drawn_logprobs, atol=1e-6)
+    np.testing.assert_allclose(
+        logprobs, torch.log_softmax(torch.tensor(np.asarray(logits)), 1).max(1).values, atol=1e-5
+    )

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_model import VOCAB, plan, tiny_llama
+from tiny_model import plan, tiny_llama
 
 from jpaged.execution import Bucket, make_mesh, make_step
-from jpaged.execution.runner import empty_batch
+from jpaged.execution.batch import empty_batch
 from jpaged.execution.step import make_block_copy
 
 MAX_SEQS = 8
@@ -43,8 +43,8 @@ def test_a_step_never_copies_the_pool(model, bucket):
     graphdef, params, spec = model
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
     last = jax.ShapeDtypeStruct((MAX_SEQS,), jnp.int32)
-    step = make_step(graphdef, spec, make_mesh(1), max_num_seqs=MAX_SEQS)
-    batch = empty_batch(bucket, spec, [16], VOCAB)
+    step = make_step(graphdef, spec, make_mesh(1))
+    batch = empty_batch(bucket, spec.layout, max_num_seqs=MAX_SEQS, max_model_len=256)
     lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
     assert_in_place(lowered.compile(), spec)
 

@@ -1,0 +1,76 @@
+"""Sampling settings as rows of arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jpaged.execution.sampling_batch import EDITS_PER_SEQ, NO_TOKEN, all_plain, greedy_rows, sampling_arrays
+from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Chunk, Request, Sample, Sequence
+
+VOCAB = 50
+
+
+def sequence(tokens: list[int], slot: int, num_prompt: int | None = None) -> Sequence:
+    return Sequence(slot + 100, 0, tokens, len(tokens) if num_prompt is None else num_prompt, slot=slot)
+
+
+def request(seq: Sequence, *, seed: int = 0, eos: tuple[int, ...] = (), **params) -> Request:
+    settings = SamplingParams(**params)
+    stops = frozenset(eos) | frozenset(settings.stop_token_ids)
+    return Request(0, seq.token_ids, settings, seed, 16, stops, frozenset(eos), [seq])
+
+
+def sampling_of(*requests: Request, start: int = 0, width: int = 4):
+    chunks = [Chunk(r.sequences[0], start, 1, -1, None) for r in requests]
+    samples = [Sample(r, r.sequences[0], chunk) for r, chunk in zip(requests, chunks, strict=True)]
+    return sampling_arrays(samples, width, VOCAB)
+
+
+def test_sampling_settings_become_rows_and_padding_is_greedy():
+    seed = (5 << 32) | 9
+    args = sampling_of(
+        request(sequence([1], 0), seed=seed, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1),
+        request(sequence([1], 1), temperature=0.0, top_k=3),
+        request(sequence([1], 2), temperature=2.0, top_k=10**6),
+    )
+    np.testing.assert_allclose(args.temperature, [0.5, 0.0, 2.0, 0.0])
+    assert args.top_k.tolist() == [3, VOCAB, VOCAB, VOCAB]
+    np.testing.assert_allclose(args.top_p, [0.9, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose(args.min_p, [0.1, 0.0, 0.0, 0.0])
+    assert args.seed[0].tolist() == [5, 9]
+    assert (args.edit_row == NO_TOKEN).all()
+
+
+def edits(args) -> set[tuple[int, int]]:
+    pairs = zip(args.edit_row.tolist(), args.edit_token.tolist(), strict=True)
+    return {pair for pair in pairs if pair[0] != NO_TOKEN}
+
+
+def test_stop_tokens_are_banned_until_min_tokens_were_generated():
+    def make(min_tokens):
+        return request(sequence([1, 2, 3], 0, num_prompt=1), eos=(7,), stop_token_ids=[8, 9], min_tokens=min_tokens)
+
+    # The token at position 3 is drawn: two were generated before it.
+    assert edits(sampling_of(make(3), start=2)) == {(0, 7), (0, 8), (0, 9)}
+    assert edits(sampling_of(make(2), start=2)) == set()
+
+
+def test_more_bans_than_reserved_still_fit():
+    many = list(range(10, 10 + 3 * EDITS_PER_SEQ))
+    args = sampling_of(request(sequence([1], 0), stop_token_ids=many, min_tokens=5), width=1)
+    assert edits(args) == {(0, token) for token in many}
+    assert len(args.edit_row) == 16
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [({}, True), ({"min_tokens": 1}, False), ({"temperature": 1.0}, False)],
+    ids=str,
+)
+def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned(params, plain):
+    settings = {"temperature": 0.0, "stop_token_ids": [3]} | params
+    args = sampling_of(request(sequence([1], 0), temperature=0.0), request(sequence([1, 2], 1, 1), **settings))
+    assert all_plain(args) == plain
+    assert all_plain(greedy_rows(3, VOCAB))

@@ -109,6 +109,7 @@ def build_engine(config: EngineConfig) -> Built:
         vocab_size=vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         tokenizer=loaded.tokenizer,
+        max_logprobs=config.max_logprobs,
         seed=config.seed,
     )
     return Built(engine, loaded.config, loaded.tokenizer)

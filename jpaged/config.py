@@ -30,6 +30,7 @@ class EngineConfig:
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
+        max_logprobs: most that a request's `logprobs` may ask for.
         seed: draws the seeds of requests that bring none.
     """
 
@@ -47,6 +48,7 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     watermark: float = 0.01
+    max_logprobs: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class EngineConfig:
             raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
-        for name in ("seed", "long_prefill_token_threshold"):
+        for name in ("seed", "long_prefill_token_threshold", "max_logprobs"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name}={value!r} must be a non-negative integer")

@@ -35,6 +35,7 @@ class Engine:
     Args:
         eos_token_ids: tokens that end a sequence unless it ignores them.
         tokenizer: for text that is needed token by token: stop strings, streams.
+        max_logprobs: most that a request's `logprobs` may ask for.
         seed: draws the seeds of requests that bring none.
     """
 
@@ -47,6 +48,7 @@ class Engine:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         tokenizer: Any = None,
+        max_logprobs: int = 20,
         seed: int = 0,
     ) -> None:
         self.scheduler = scheduler
@@ -56,6 +58,7 @@ class Engine:
         self.stats = EngineStats()
         self._eos_ids = frozenset(eos_token_ids)
         self._tokenizer = tokenizer
+        self._max_logprobs = max_logprobs
         self._seeds = np.random.default_rng(seed)
         self._request_ids = itertools.count()
         self._seq_ids = itertools.count()
@@ -93,6 +96,8 @@ class Engine:
         for token in (min(prompt_token_ids), max(prompt_token_ids), *params.stop_token_ids):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token id {token} is outside the vocabulary [0, {self.vocab_size})")
+        if params.logprobs is not None and params.logprobs > self._max_logprobs:
+            raise ValueError(f"logprobs={params.logprobs} is above the engine's max_logprobs={self._max_logprobs}")
         if params.stop_strings and self._tokenizer is None:
             raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
         most = self.max_model_len - count

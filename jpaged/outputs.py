@@ -28,12 +28,28 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """What the model thought of a token at its place.
+
+    Attributes:
+        logprob: its log-probability under the model's own softmax.
+        rank: its place among all tokens by probability, from 1.
+        decoded_token: its text when decoded alone; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One generated sequence.
 
     Attributes:
         cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
             before any truncation).
+        logprobs: for each token, itself and the most likely tokens of its place, by id; None unless asked for.
         stop_reason: the stop string or stop token that ended it; None for end-of-sequence or length.
     """
 
@@ -43,6 +59,7 @@ class CompletionOutput:
     cumulative_logprob: float
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass(frozen=True)

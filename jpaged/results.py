@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
+from jpaged.logprobs import by_token
+from jpaged.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta
 from jpaged.scheduling import Request, Sequence, Status
 
 
@@ -37,7 +38,13 @@ def _completion(request: Request, seq: Sequence, tokenizer: Any) -> CompletionOu
         cumulative_logprob=seq.cumulative_logprob,
         finish_reason=seq.finish_reason,
         stop_reason=seq.stop_reason,
+        logprobs=None if params.logprobs is None else _logprobs(seq, tokenizer),
     )
+
+
+def _logprobs(seq: Sequence, tokenizer: Any) -> list[dict[int, Logprob]]:
+    tokens = seq.output_token_ids
+    return [by_token(token, *entry, tokenizer) for token, entry in zip(tokens, seq.logprobs, strict=True)]
 
 
 class DeltaReader:

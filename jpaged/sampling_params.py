@@ -27,6 +27,8 @@ class SamplingParams:
             text.
         ignore_eos: go on after the model's end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
+        logprobs: how many of the most likely tokens are told with each generated token and its log-probability; None =
+            none of it. Log-probabilities are the model's own: before temperature, truncation and edits.
         detokenize: make text at all; False leaves it empty and allows no stop strings.
     """
 
@@ -43,6 +45,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0.0)
@@ -54,6 +57,8 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, low=1)
             if self.min_tokens > self.max_tokens:
                 raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, low=0)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=2**63 - 1)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -19,10 +19,10 @@ from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec, make_pool
 from jpaged.execution.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampler import SamplingArrays
-from jpaged.execution.sampling_batch import all_plain, greedy_rows, sampling_arrays
+from jpaged.execution.sampling_batch import RANKED, all_plain, greedy_rows, sampling_arrays, top_size
 from jpaged.execution.step import make_block_copy, make_step
 from jpaged.model_api import TENSOR_AXIS
-from jpaged.scheduling.step import ScheduledStep
+from jpaged.scheduling.step import ScheduledStep, TopTokens
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +34,15 @@ class InFlight:
     step: ScheduledStep
     output: StepOutput
 
-    def wait(self) -> tuple[list[int], list[float]]:
-        """Sampled (tokens, logprobs), one a scheduled sample; blocks until the device is done."""
+    def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
+        """Sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled sample;
+        blocks until the device is done."""
         count = len(self.step.samples)
-        tokens, logprobs = jax.device_get((self.output.tokens, self.output.logprobs))
-        return tokens[:count].tolist(), logprobs[:count].tolist()
+        if not self.step.num_top:
+            tokens, logprobs = jax.device_get((self.output.tokens, self.output.logprobs))
+            return tokens[:count].tolist(), logprobs[:count].tolist(), None
+        tokens, logprobs, *top = (x[:count] for x in jax.device_get(self.output))
+        return tokens.tolist(), logprobs.tolist(), TopTokens(*top)
 
 
 class Runner:
@@ -95,7 +99,8 @@ class Runner:
         bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
         hidden = self._run(self._builder.build(step, bucket), bucket)
         rows = self.buckets.smallest_sample(len(step.samples))
-        return InFlight(step, self._draw(hidden, sampling_arrays(step.samples, rows, self._vocab_size)))
+        args = sampling_arrays(step.samples, rows, self._vocab_size)
+        return InFlight(step, self._draw(hidden, args, step.num_top))
 
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
         self._count(("step", bucket))
@@ -104,10 +109,10 @@ class Runner:
         )
         return hidden
 
-    def _draw(self, hidden: jax.Array, args: SamplingArrays) -> StepOutput:
-        plain = all_plain(args)
-        self._count(("sample", len(args.temperature), len(args.edit_row), plain))
-        output = self._sample(self.params, hidden, args, plain=plain)
+    def _draw(self, hidden: jax.Array, args: SamplingArrays, num_top: int = 0) -> StepOutput:
+        top = 0 if all_plain(args) else top_size(num_top)
+        self._count(("sample", len(args.temperature), len(args.edit_row), top))
+        output = self._sample(self.params, hidden, args, top=top)
         self._last_tokens = output.tokens
         return output
 
@@ -211,7 +216,7 @@ def step_temporary_bytes(
     _, hidden = step.out_info
     hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
     rows = greedy_rows(max_num_seqs, vocab_size)
-    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, plain=False)
+    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, top=RANKED)
     return max(_temporary_bytes(lowered.compile()) for lowered in (step, draw))
 
 

@@ -7,6 +7,7 @@ reductions over the vocabulary badly around them).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jpaged.execution.ranking import rank
 from jpaged.execution.sampler import SamplingArrays, most_likely, sample
 
 
@@ -24,27 +26,39 @@ class StepOutput(NamedTuple):
     Attributes:
         tokens: sampled ids.
         logprobs: their log-probabilities.
+        ranks: their places among all tokens by probability, from 1.
+        top_tokens, top_logprobs: the most likely tokens, best first. They and `ranks` mean something only where a
+            row asked for them; no columns in the plain variant.
     """
 
     tokens: Int[Array, " max_seqs"]
     logprobs: Float[Array, " max_seqs"]
+    ranks: Int[Array, " max_seqs"]
+    top_tokens: Int[Array, "max_seqs top"]
+    top_logprobs: Float[Array, "max_seqs top"]
 
 
 def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
-    """The function ``sample_step(params, hidden, args, plain=...) -> StepOutput``.
+    """The function ``sample_step(params, hidden, args, top=...) -> StepOutput``.
 
     `hidden`, ``[max_num_seqs, embed]``, comes from the step; as many of its rows are sampled as `args` has.
-    With ``plain=True`` every row takes its most likely token and only the number of rows counts.
+    `top` is how many of the most likely tokens a row can ask for. With ``top=0``, the plain variant, every row takes
+    its most likely token and only the number of rows in `args` counts.
     """
 
     def sample_step(
-        params: Any, hidden: Float[Array, "max_seqs embed"], args: SamplingArrays, *, plain: bool
+        params: Any, hidden: Float[Array, "max_seqs embed"], args: SamplingArrays, *, top: int
     ) -> StepOutput:
         rows = args.temperature.shape[0]
         logits = nnx.merge(graphdef, params).logits(hidden[:rows])
-        tokens, logprobs = most_likely(logits) if plain else sample(logits, args)
-        missing = hidden.shape[0] - rows
-        return StepOutput(jnp.pad(tokens, (0, missing)), jnp.pad(logprobs, (0, missing)))
+        tokens, logprobs = sample(logits, args) if top else most_likely(logits)
+        asked = jnp.any(args.ranked) if top else False
+        ranked = rank(logits, tokens, top, asked)
+        return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))
 
     replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(sample_step, static_argnames=("plain",), out_shardings=replicated)
+    return jax.jit(sample_step, static_argnames=("top",), out_shardings=replicated)
+
+
+def _pad_rows(rows: int, x: Array) -> Array:
+    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0) for _ in x.shape[1:])))

@@ -28,6 +28,7 @@ class SamplingArrays(NamedTuple):
         min_p: 0 = all.
         seed: the request's seed as two 32-bit words.
         position: of the token that is drawn.
+        ranked: whether somebody asked for the most likely tokens.
         edit_row, edit_token: (row, token) pairs that cannot be drawn; padding rows are out of range.
     """
 
@@ -37,6 +38,7 @@ class SamplingArrays(NamedTuple):
     min_p: Float[HostOrDevice, " seqs"]
     seed: UInt32[HostOrDevice, "seqs 2"]
     position: Int[HostOrDevice, " seqs"]
+    ranked: Bool[HostOrDevice, " seqs"]
     edit_row: Int[HostOrDevice, " edits"]
     edit_token: Int[HostOrDevice, " edits"]
 

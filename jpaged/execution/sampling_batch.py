@@ -8,6 +8,8 @@ from jpaged.execution.sampler import SamplingArrays
 from jpaged.scheduling.step import Sample
 
 EDITS_PER_SEQ = 4
+RANKED = 8
+"""Most likely tokens that every sampler but the plain one can give back; more compile another."""
 NO_TOKEN = np.int32(2**31 - 1)
 
 
@@ -26,6 +28,7 @@ def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> Sampl
             arrays.seed[row] = request.seed >> 32, request.seed & 0xFFFFFFFF
         position = chunk.start + chunk.length
         arrays.position[row] = position
+        arrays.ranked[row] = request.num_top > 0
         if position - seq.num_prompt < params.min_tokens:
             edits += [(row, token) for token in request.stop_ids]
     if edits:
@@ -36,8 +39,13 @@ def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> Sampl
 
 
 def all_plain(arrays: SamplingArrays) -> bool:
-    """Whether every row takes the most likely token of its unedited logits."""
-    return not arrays.temperature.any() and bool((arrays.edit_row == NO_TOKEN).all())
+    """Whether every row takes the most likely token of its unedited logits, and nobody asks for others."""
+    return not (arrays.temperature.any() or arrays.ranked.any() or (arrays.edit_row != NO_TOKEN).any())
+
+
+def top_size(asked: int) -> int:
+    """How many of the most likely tokens the sampler finds where `asked` are wanted."""
+    return RANKED if asked <= RANKED else _next_power(asked)
 
 
 def greedy_rows(width: int, vocab_size: int) -> SamplingArrays:
@@ -50,6 +58,7 @@ def greedy_rows(width: int, vocab_size: int) -> SamplingArrays:
         min_p=np.zeros(width, np.float32),
         seed=np.zeros((width, 2), np.uint32),
         position=np.zeros(width, np.int32),
+        ranked=np.zeros(width, bool),
         edit_row=np.full(edits, NO_TOKEN, np.int32),
         edit_token=np.full(edits, NO_TOKEN, np.int32),
     )

@@ -41,8 +41,9 @@ class StepPlan:
 
 
 def missing_tokens(request: Request, seq: Sequence) -> int:
-    """Tokens of a sequence that wait to be computed; 0 once it ended or its last token is on its way."""
-    if seq.finish_reason is not None:
+    """Tokens of a sequence that can be computed; 0 once it ended, its last token is on its way, or the host must
+    see its newest token first."""
+    if seq.finish_reason is not None or (seq.num_pending and request.needs_host):
         return 0
     total = len(seq.token_ids) + seq.num_pending
     return 0 if total >= request.max_total_tokens else total - seq.num_computed

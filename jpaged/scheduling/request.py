@@ -8,6 +8,7 @@ from enum import Enum
 
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling.step import TokenRanking
 
 
 class Status(Enum):
@@ -33,6 +34,7 @@ class Sequence:
         pending_row: where its pending token lies in the last step's samples.
         text: the text so far, where it is built token by token; None where nobody needs it before the end.
         num_settled: leading characters of `text` that no later token can take back.
+        logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
     """
 
     seq_id: int
@@ -49,6 +51,7 @@ class Sequence:
     stop_reason: str | int | None = None
     text: str | None = None
     num_settled: int = 0
+    logprobs: list[tuple[float, TokenRanking]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +111,16 @@ class Request:
     def live(self) -> list[Sequence]:
         """Sequences that still generate."""
         return [s for s in self.sequences if s.finish_reason is None]
+
+    @property
+    def num_top(self) -> int:
+        """Most likely tokens that come back beside each sampled one; 0 = nothing but the token."""
+        return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
+
+    @property
+    def needs_host(self) -> bool:
+        """The host must see each token before the next can be drawn, so that its sequences never run ahead."""
+        return False
 
     @property
     def needs_text(self) -> bool:

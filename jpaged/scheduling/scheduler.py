@@ -12,7 +12,7 @@ from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.order import SchedulingPolicy, service_order
 from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
 from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.step import Chunk, ScheduledStep
+from jpaged.scheduling.step import Chunk, ScheduledStep, TopTokens
 from jpaged.scheduling.stops import token_stop
 
 
@@ -173,17 +173,22 @@ class Scheduler:
 
     # ------------------------------------------------------------------ what came back
 
-    def update(self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float]) -> list[Request]:
-        """Take a step's sampled tokens and their log-probabilities; returns the requests that finished."""
+    def update(
+        self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
+    ) -> list[Request]:
+        """Take a step's sampled tokens, their log-probabilities and, where a request asked for them, the most
+        likely tokens; returns the requests that finished."""
         finished: list[Request] = []
         now = time.monotonic()
-        for sample, token, logprob in zip(step.samples, tokens, logprobs, strict=True):
+        for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, _ = sample
             seq.num_pending -= 1
             if seq.finish_reason is not None:
                 continue
             seq.token_ids.append(token)
             seq.cumulative_logprob += logprob
+            if top is not None and request.params.logprobs is not None:
+                seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
             if request.first_token_time is None:
                 request.first_token_time = now
             stop = token_stop(request, seq)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from jaxtyping import Float, Int
+
 if TYPE_CHECKING:
     from jpaged.memory import BlockCopy
     from jpaged.scheduling.request import Request, Sequence
@@ -36,6 +39,32 @@ class Sample(NamedTuple):
     chunk: Chunk
 
 
+class TopTokens(NamedTuple):
+    """What the device says beside a step's sampled tokens, one row a sample, where a request asked for it.
+
+    Attributes:
+        ranks: the sampled token's place among all by probability, from 1.
+        tokens, logprobs: the most likely tokens, best first; at least as many as the greediest request asked for.
+    """
+
+    ranks: Int[np.ndarray, " samples"]
+    tokens: Int[np.ndarray, "samples top"]
+    logprobs: Float[np.ndarray, "samples top"]
+
+    def row(self, sample: int, most: int) -> TokenRanking:
+        """One sample's, cut to the `most` asked for."""
+        tokens, logprobs = self.tokens[sample, :most].tolist(), self.logprobs[sample, :most].tolist()
+        return TokenRanking(int(self.ranks[sample]), tokens, logprobs)
+
+
+class TokenRanking(NamedTuple):
+    """A token's rank from 1, and the most likely tokens at its place with their log-probabilities, best first."""
+
+    rank: int
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+
 @dataclass(frozen=True)
 class ScheduledStep:
     """One iteration. Chunks of one token (decodes) come before longer ones.
@@ -53,6 +82,11 @@ class ScheduledStep:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def num_top(self) -> int:
+        """Most likely tokens to find beside each sampled one: what the greediest request asks for."""
+        return max((request.num_top for request, _, _ in self.samples), default=0)
 
     @property
     def num_decodes(self) -> int:

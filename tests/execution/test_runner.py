@@ -129,8 +129,8 @@ def test_warm_up_compiles_every_shape_once_and_touches_no_block(caplog):
 
 
 def test_results_are_one_a_sample_and_log_probabilities_are_finite(shared):
-    tokens, logprobs = shared.dispatch(one_token_step()).wait()
-    assert len(tokens) == len(logprobs) == 1
+    tokens, logprobs, top = shared.dispatch(one_token_step()).wait()
+    assert len(tokens) == len(logprobs) == 1 and top is None
     assert 0 <= tokens[0] < VOCAB and -20 < logprobs[0] <= 0
 
 
@@ -138,7 +138,7 @@ def test_new_weights_take_effect_and_old_ones_come_back(shared):
     old = shared.params
     before = shared.dispatch(one_token_step()).wait()
     shared.update_params(jax.tree.map(lambda leaf: leaf * 0, old))
-    tokens, logprobs = shared.dispatch(one_token_step()).wait()
+    tokens, logprobs, _ = shared.dispatch(one_token_step()).wait()
     assert tokens == [0] and logprobs == pytest.approx([-np.log(VOCAB)], abs=1e-5)
     shared.update_params(old)
     assert shared.dispatch(one_token_step()).wait() == before

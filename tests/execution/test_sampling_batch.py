@@ -66,10 +66,10 @@ def test_more_bans_than_reserved_still_fit():
 
 @pytest.mark.parametrize(
     ("params", "plain"),
-    [({}, True), ({"min_tokens": 1}, False), ({"temperature": 1.0}, False)],
+    [({}, True), ({"min_tokens": 1}, False), ({"temperature": 1.0}, False), ({"logprobs": 0}, False)],
     ids=str,
 )
-def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned(params, plain):
+def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned_or_asked_for(params, plain):
     settings = {"temperature": 0.0, "stop_token_ids": [3]} | params
     args = sampling_of(request(sequence([1], 0), temperature=0.0), request(sequence([1, 2], 1, 1), **settings))
     assert all_plain(args) == plain

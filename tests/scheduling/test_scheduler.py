@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_device import VOCAB, Loop, alone, group, make_request, make_scheduler
 
-from jpaged.scheduling import Scheduler, Status
+from jpaged.scheduling import Request, Scheduler, Status
 
 
 def constant(token: int):
@@ -368,3 +368,15 @@ def test_without_prefix_caching_nothing_is_reused():
     again = make_request(range(10), 3)
     loop.run(again)
     assert again.num_cached_tokens == 0
+
+
+def test_a_request_that_needs_the_host_waits_for_its_token_while_others_run_ahead(monkeypatch):
+    scheduler = make_scheduler()
+    waits, ahead = make_request(3, 5), make_request(3, 5)
+    monkeypatch.setattr(Request, "needs_host", property(lambda self: self is waits))
+    steps = Loop(scheduler).run(waits, ahead)
+    runs = {request: [any(s.request is request for s in step.samples) for step in steps] for request in (waits, ahead)}
+    assert runs[ahead][:5] == [True] * 5
+    assert runs[waits][:9] == [True, False] * 4 + [True]
+    assert all(chunk.source_row < 0 for step in steps for chunk in step.chunks if chunk.seq is waits.sequences[0])
+    assert waits.sequences[0].token_ids == ahead.sequences[0].token_ids

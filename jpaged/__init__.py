@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jpaged.async_llm import AsyncLLM
+    from jpaged.errors import EngineBusy, EngineStopped
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -16,6 +18,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "jpaged.llm",
+    "AsyncLLM": "jpaged.async_llm",
+    "EngineBusy": "jpaged.errors",
+    "EngineStopped": "jpaged.errors",
     "SamplingParams": "jpaged.sampling_params",
     "RequestOutput": "jpaged.outputs",
     "CompletionOutput": "jpaged.outputs",
@@ -23,7 +28,18 @@ _HOMES = {
     "MemoryReport": "jpaged.memory",
 }
 
-__all__ = ["LLM", "CompletionOutput", "MemoryReport", "RequestOutput", "SamplingParams", "StreamDelta", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineBusy",
+    "EngineStopped",
+    "MemoryReport",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamDelta",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from jpaged.engine import Engine
 from jpaged.memory import MemoryReport
 from jpaged.outputs import RequestOutput, StreamDelta
 from jpaged.progress import GenerationProgress, warmup_progress
-from jpaged.prompts import Messages, Prompt, chat_prompt, one_each, parse_prompt, priorities, refused, several
+from jpaged.prompts import Messages, Prompt, chat_prompt, make_request, one_each, priorities, refused, several
 from jpaged.results import DeltaReader, request_output
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
@@ -78,7 +78,7 @@ class LLM:
         try:
             for prompt, param, rank in zip(batch, params, ranks, strict=True):
                 try:
-                    request = self._make_request(prompt, param, rank)
+                    request = make_request(self._engine, self.tokenizer, prompt, param, rank)
                     self._engine.add(request)
                     queued.append(request)
                     entries.append(request)
@@ -115,7 +115,7 @@ class LLM:
         requests = []
         for i, (prompt, param, rank) in enumerate(zip(batch, params, priorities(priority, len(batch)), strict=True)):
             try:
-                requests.append(self._make_request(prompt, param, rank, streamed=True))
+                requests.append(make_request(self._engine, self.tokenizer, prompt, param, rank, streamed=True))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from error
         return self._deltas(requests)
@@ -178,19 +178,6 @@ class LLM:
                 unfinished.difference_update(request.request_id for request in finished)
                 progress.update(finished, self._engine.stats)
 
-    def _make_request(
-        self, prompt: Prompt, params: SamplingParams, priority: int | None = None, *, streamed: bool = False
-    ) -> Request:
-        parsed = parse_prompt(prompt, self.tokenizer)
-        return self._engine.make_request(
-            parsed.token_ids,
-            params,
-            parsed.text,
-            priority=priority,
-            cache_salt=parsed.cache_salt,
-            streamed=streamed,
-        )
-
     # ------------------------------------------------------------------ the engine's state
 
     def warmup(self, *, use_tqdm: bool = True) -> int:
@@ -250,3 +237,27 @@ class LLM:
             peak: as it was in the busiest step so far (to within 5 % of its blocks) instead of now.
         """
         return (self._engine.peak_report if peak else None) or self._engine.memory.report()
+
+    # ------------------------------------------------------------------ for AsyncLLM
+
+    def lend_engine(self) -> Engine:
+        """Hand the engine to the only thread that may touch it until `take_back`; meanwhile the LLM cannot be used.
+
+        Raises:
+            RuntimeError: requests are running, or the engine is lent already.
+        """
+        if self._engine.has_work:
+            raise RuntimeError("an AsyncLLM cannot take the engine while requests run")
+        engine, self._engine = self._engine, cast(Engine, _Lent())
+        return engine
+
+    def take_back(self, engine: Engine) -> None:
+        """The engine is nobody else's any more."""
+        self._engine = engine
+
+
+class _Lent:
+    """Stands where the engine was."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("the engine is in use by an AsyncLLM; shut that down first")

@@ -1,14 +1,18 @@
-"""What users give as prompts, and lists that go with them."""
+"""What users give as prompts and beside them, made into requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jpaged.outputs import RequestOutput
 from jpaged.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jpaged.engine import Engine
+    from jpaged.scheduling import Request
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -50,6 +54,31 @@ def parse_prompt(prompt: Prompt, tokenizer: Any) -> ParsedPrompt:
         return ParsedPrompt(text, [index(token) for token in ids], salt)
     except TypeError as error:
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
+
+
+def make_request(
+    engine: Engine,
+    tokenizer: Any,
+    prompt: Prompt,
+    params: SamplingParams,
+    priority: int | None = None,
+    *,
+    streamed: bool = False,
+) -> Request:
+    """A request for a prompt, checked but not queued.
+
+    Raises:
+        ValueError: as `parse_prompt` and `Engine.make_request`.
+    """
+    parsed = parse_prompt(prompt, tokenizer)
+    return engine.make_request(
+        parsed.token_ids,
+        params,
+        parsed.text,
+        priority=priority,
+        cache_salt=parsed.cache_salt,
+        streamed=streamed,
+    )
 
 
 def chat_prompt(messages: Messages, tokenizer: Any, *, add_generation_prompt: bool) -> dict[str, Any]:

@@ -1,0 +1,9 @@
+"""Errors that are about the engine's state, not about what it was asked."""
+
+
+class EngineBusy(RuntimeError):
+    """Too many requests wait already; try again later."""
+
+
+class EngineStopped(RuntimeError):
+    """The engine was shut down or failed; its cause is the exception that ended it."""

@@ -1,0 +1,377 @@
+"""Many clients, one engine: outputs, aborts, bounds, failures and ends of `AsyncLLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tiny_chat_model import make_chat_model
+
+from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
+DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
+LONG = replace(DRAWN, max_tokens=110)
+TEXT = "the cab is far"
+SECONDS = 30  # nothing may hang
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat-model")
+    make_chat_model(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def warm(folder):
+    """Its pool is small: four long requests do not fit at once."""
+    page = LLM(folder, **SETTINGS).memory_report().page_bytes
+    llm = LLM(folder, kv_cache_memory_bytes=24 * page, **SETTINGS)
+    llm.warmup(use_tqdm=False)
+    return llm
+
+
+@pytest.fixture
+def llm(warm):
+    """The engine; after every test its memory is empty and sound."""
+    yield warm
+    assert_nothing_is_left(warm)
+
+
+@pytest.fixture
+def slow(llm, monkeypatch):
+    """The engine, at 10 ms a step at least, so that nothing ends before its time."""
+    dispatch = llm._engine.runner.dispatch
+
+    def late(step):
+        time.sleep(0.01)
+        return dispatch(step)
+
+    monkeypatch.setattr(llm._engine.runner, "dispatch", late)
+    return llm
+
+
+def assert_nothing_is_left(llm):
+    assert llm._engine.memory.num_used_blocks == 0
+    assert not llm._engine.has_work
+    assert not llm._engine._detokenizers
+    llm._engine.memory.check_invariants()
+
+
+def run(main, seconds=SECONDS):
+    return asyncio.run(asyncio.wait_for(main, seconds))
+
+
+@asynccontextmanager
+async def serving(llm, **options):
+    async with AsyncLLM.from_llm(llm, **options) as engine:
+        yield engine
+
+
+async def outputs_of(engine, request_id, prompt=TEXT, params=DRAWN):
+    return [output async for output in engine.generate(prompt, params, request_id)]
+
+
+async def used_blocks(engine):
+    return sum(group.used for group in (await engine.memory_report()).groups)
+
+
+# ---------------------------------------------------------------------- outputs
+
+
+def test_the_last_output_is_what_generate_returns(llm):
+    prompts = [TEXT, "abc", {"prompt_token_ids": [9] * 20}, "d" * 40, "ef"]
+    params = [replace(DRAWN, seed=i, stop="a" if i % 2 else None) for i in range(5)]
+    expected = llm.generate(prompts, params, use_tqdm=False)
+
+    async def main():
+        async with serving(llm) as engine:
+            calls = (outputs_of(engine, f"r{i}", *pair) for i, pair in enumerate(zip(prompts, params, strict=True)))
+            return await asyncio.gather(*calls)
+
+    for i, outputs in enumerate(run(main())):
+        last, whole = outputs[-1], expected[i]
+        assert last.outputs == [replace(whole.outputs[0], cumulative_logprob=last.outputs[0].cumulative_logprob)]
+        assert last.outputs[0].cumulative_logprob == pytest.approx(whole.outputs[0].cumulative_logprob, abs=1e-4)
+        assert (last.request_id, last.prompt, last.prompt_token_ids) == (f"r{i}", whole.prompt, whole.prompt_token_ids)
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+def test_outputs_grow_and_nothing_shown_is_taken_back(slow):
+    async def main():
+        async with serving(slow) as engine:
+            return await outputs_of(engine, "r", params=replace(DRAWN, stop="no such text"))
+
+    outputs = [output.outputs[0] for output in run(main())]
+    assert len(outputs) > 1
+    for before, after in itertools.pairwise(outputs):
+        assert after.text.startswith(before.text)
+        assert after.token_ids[: len(before.token_ids)] == before.token_ids
+        assert len(after.token_ids) > len(before.token_ids)
+
+
+def test_a_slow_reader_gets_the_newest_output_and_the_last(slow):
+    async def main():
+        async with serving(slow) as engine:
+            outputs = []
+            async for output in engine.generate(TEXT, DRAWN, "slow"):
+                outputs.append(output)
+                await outputs_of(engine, "other")
+            return outputs
+
+    outputs = run(main())
+    assert len(outputs) == 2, "the second holds all that came meanwhile"
+    assert len(outputs[-1].outputs[0].token_ids) == 24
+
+
+def test_chat_goes_through_the_template(llm):
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def main():
+        async with serving(llm) as engine:
+            return await outputs_of(engine, "r", engine.chat_prompt(messages))
+
+    assert run(main())[-1].prompt == "<s>user: hi<s>assistant:"
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_bad_requests_are_refused_and_harm_no_other(llm):
+    async def main():
+        async with serving(llm) as engine:
+            good = asyncio.create_task(outputs_of(engine, "good"))
+            for prompt, message in (
+                ({"prompt_token_ids": []}, "0 tokens"),
+                ({"prompt_token_ids": [5] * 128}, "max_model_len=128"),
+                ({"text": "a"}, "not \\['text'\\]"),
+            ):
+                with pytest.raises(ValueError, match=message):
+                    await outputs_of(engine, "bad", prompt)
+            with pytest.raises(AttributeError, match="'str' object"):
+                await outputs_of(engine, "bad", params="hot")
+            return await good
+
+    assert run(main())[-1].outputs[0].finish_reason == "length"
+
+
+def test_a_request_id_is_unique_while_it_runs_and_free_afterwards(slow):
+    async def main():
+        async with serving(slow) as engine:
+            async with aclosing(engine.generate(TEXT, LONG, "same")) as first:
+                await anext(first)
+                with pytest.raises(ValueError, match="request_id='same' is running already"):
+                    await outputs_of(engine, "same")
+            return await outputs_of(engine, "same")
+
+    assert run(main())[-1].finished
+
+
+def test_more_waiting_requests_than_the_bound_are_refused(slow):
+    async def main():
+        async with serving(slow, max_waiting_requests=3) as engine:
+            running = [engine.generate(TEXT, LONG, f"running{i}") for i in range(4)]
+            for generator in running:
+                await anext(generator)  # admitted, so it does not count as waiting
+            waiting = [asyncio.create_task(outputs_of(engine, f"waiting{i}")) for i in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(EngineBusy, match="3 requests are waiting, and max_waiting_requests=3"):
+                await outputs_of(engine, "one more")
+            waiting.pop().cancel()
+            await asyncio.sleep(0)
+            await outputs_of(engine, "in its place")
+            done = await asyncio.gather(*waiting)
+            assert [outputs[-1].outputs[0].finish_reason for outputs in done] == ["length"] * 2
+            for generator in running:
+                await generator.aclose()
+
+    run(main())
+
+
+@pytest.mark.parametrize("bound", [0, -1, 1.5, True])
+def test_a_wrong_bound_is_named(llm, bound):
+    with pytest.raises(ValueError, match=f"max_waiting_requests={bound}"):
+        AsyncLLM.from_llm(llm, max_waiting_requests=bound)
+
+
+# ---------------------------------------------------------------------- going away
+
+
+def test_an_abort_ends_the_iterator_and_frees_the_blocks_before_it_returns(slow):
+    async def main():
+        async with serving(slow) as engine:
+            generator = engine.generate(TEXT, LONG, "r")
+            await anext(generator)
+            await engine.abort("r")
+            assert await used_blocks(engine) == 0
+            rest = [output async for output in generator]
+            await engine.abort("r")
+            await engine.abort("never seen")
+            return rest
+
+    (last,) = run(main())
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+    assert 1 <= len(last.outputs[0].token_ids) < 110
+
+
+@pytest.mark.parametrize("way", ["close", "cancel", "break"])
+def test_a_client_that_goes_away_frees_its_blocks(slow, way):
+    async def leave_early(generator):
+        async for _ in generator:
+            break
+
+    async def main():
+        async with serving(slow) as engine:
+            if way == "cancel":
+                task = asyncio.create_task(outputs_of(engine, "r", params=LONG))
+                while not await used_blocks(engine):
+                    pass
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            elif way == "break":
+                await leave_early(engine.generate(TEXT, LONG, "r"))
+                for _ in range(3):
+                    await asyncio.sleep(0)  # asyncio makes a task that closes what was dropped
+            else:
+                generator = engine.generate(TEXT, LONG, "r")
+                await anext(generator)
+                assert await used_blocks(engine) > 0
+                await generator.aclose()
+            assert await used_blocks(engine) == 0
+
+    run(main())
+
+
+def test_a_client_whose_event_loop_ended_holds_nothing(slow):
+    engine = AsyncLLM.from_llm(slow)
+
+    async def leave():
+        generator = engine.generate(TEXT, LONG, "r")
+        await anext(generator)
+
+    run(leave())
+    assert len(run(outputs_of(engine, "r"))) > 1
+    run(engine.shutdown())
+
+
+def test_a_thousand_random_submits_aborts_and_cancellations_leave_an_empty_pool(llm):
+    draw = random.Random(5)
+    ends = {"finished": 0, "abort": 0, "left": 0, "cancelled": 0, "busy": 0, "refused": 0}
+
+    async def client(engine, number):
+        try:
+            ends[await attempt(engine, number)] += 1
+        except asyncio.CancelledError:
+            ends["cancelled"] += 1
+        except EngineBusy:
+            ends["busy"] += 1
+            await asyncio.sleep(0.02)
+            await client(engine, number)
+        except ValueError:
+            ends["refused"] += 1
+
+    async def attempt(engine, number):
+        prompt = {"prompt_token_ids": [draw.randrange(3, 200)] * draw.choice([1, 7, 8, 20, 60])}
+        if draw.random() < 0.03:
+            prompt = {"prompt_token_ids": []}
+        params = replace(DRAWN, seed=number, max_tokens=draw.randint(1, 30), stop=draw.choice([None, "a", "the"]))
+        most = draw.choice([1, 3, 1000])
+        async with aclosing(engine.generate(prompt, params, f"r{number}")) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    return "abort" if output.outputs[0].finish_reason == "abort" else "finished"
+                if draw.random() < 0.05:
+                    await engine.abort(f"r{number}")
+                most -= 1
+                if most == 0:
+                    return "left"
+        raise AssertionError("the iterator ended without a finished output")
+
+    async def main():
+        async with serving(llm, max_waiting_requests=40) as engine:
+            tasks, room = [], asyncio.Semaphore(60)
+            for number in range(1000):
+                await room.acquire()
+                tasks.append(asyncio.create_task(client(engine, number)))
+                tasks[-1].add_done_callback(lambda _: room.release())
+                if draw.random() < 0.2:
+                    draw.choice(tasks[-60:]).cancel()
+                if draw.random() < 0.3:
+                    await engine.abort(f"r{draw.randrange(max(0, number - 60), number + 1)}")
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+            assert await used_blocks(engine) == 0
+
+    run(main(), seconds=120)
+    assert sum(ends.values()) - ends["busy"] > 800, "a task cancelled before it began counts nowhere"
+    assert all(count > 10 for count in ends.values()), ends
+
+
+# ---------------------------------------------------------------------- the end of the engine
+
+
+def test_shutdown_ends_running_iterators_with_an_error_and_frees_everything(slow):
+    async def main():
+        engine = AsyncLLM.from_llm(slow)
+        tasks = [asyncio.create_task(outputs_of(engine, f"r{i}", params=LONG)) for i in range(6)]
+        while not await used_blocks(engine):
+            pass
+        await engine.shutdown()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineStopped] * 6
+        assert "shut down" in str(results[0])
+        for late in (outputs_of(engine, "late"), engine.abort("r0"), engine.memory_report()):
+            with pytest.raises(EngineStopped, match="shut down"):
+                await late
+        await engine.shutdown()
+        assert not engine._thread._thread.is_alive()
+
+    run(main())
+
+
+def test_while_it_serves_the_llm_refuses_to_be_used_and_works_again_afterwards(llm):
+    async def main():
+        async with serving(llm):
+            with pytest.raises(RuntimeError, match="in use by an AsyncLLM"):
+                llm.generate(TEXT, DRAWN, use_tqdm=False)
+            with pytest.raises(RuntimeError, match="in use by an AsyncLLM"):
+                AsyncLLM.from_llm(llm)
+
+    run(main())
+    assert len(llm.generate(TEXT, DRAWN, use_tqdm=False)[0].outputs[0].token_ids) == 24
+    stream = llm.stream(TEXT, DRAWN)
+    next(stream)
+    with pytest.raises(RuntimeError, match="while requests run"):
+        AsyncLLM.from_llm(llm)
+    stream.close()
+
+
+def test_a_failure_of_the_loop_reaches_every_client_and_later_callers(folder):
+    async def main():
+        engine = AsyncLLM(folder, kv_cache_memory_bytes=1 << 20, **SETTINGS)
+        runner = engine._engine.runner
+        dispatch, steps = runner.dispatch, itertools.count()
+
+        def failing(step):
+            if next(steps) == 5:
+                raise MemoryError("the device is full")
+            return dispatch(step)
+
+        runner.dispatch = failing
+        tasks = [asyncio.create_task(outputs_of(engine, f"r{i}", params=LONG)) for i in range(6)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineStopped] * 6
+        assert all(isinstance(result.__cause__, MemoryError) for result in results)
+        for late in (outputs_of(engine, "late"), engine.abort("r0")):
+            with pytest.raises(EngineStopped, match="the device is full"):
+                await late
+        await engine.shutdown()
+
+    run(main())

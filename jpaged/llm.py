@@ -126,7 +126,7 @@ class LLM:
             for request in requests:
                 self._engine.add(request)
                 queued.append(request)
-            readers = [DeltaReader(request, i) for i, request in enumerate(requests)]
+            readers = [DeltaReader(request, self.tokenizer, i) for i, request in enumerate(requests)]
             while readers:
                 self._engine.step()
                 for reader in readers:

@@ -95,6 +95,7 @@ class StreamDelta:
         token_ids: the new tokens.
         finish_reason: why the output ended, in its last delta.
         stop_reason: as in `CompletionOutput`.
+        logprobs: of the new tokens, as in `CompletionOutput`.
     """
 
     prompt_index: int
@@ -103,3 +104,4 @@ class StreamDelta:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None

@@ -42,9 +42,10 @@ def _completion(request: Request, seq: Sequence, tokenizer: Any) -> CompletionOu
     )
 
 
-def _logprobs(seq: Sequence, tokenizer: Any) -> list[dict[int, Logprob]]:
-    tokens = seq.output_token_ids
-    return [by_token(token, *entry, tokenizer) for token, entry in zip(tokens, seq.logprobs, strict=True)]
+def _logprobs(seq: Sequence, tokenizer: Any, start: int = 0) -> list[dict[int, Logprob]]:
+    """Of the output tokens from `start` on."""
+    tokens = seq.token_ids[seq.num_prompt + start :]
+    return [by_token(token, *entry, tokenizer) for token, entry in zip(tokens, seq.logprobs[start:], strict=True)]
 
 
 class DeltaReader:
@@ -56,8 +57,9 @@ class DeltaReader:
         prompt_index: the request's place among the prompts of its stream.
     """
 
-    def __init__(self, request: Request, prompt_index: int) -> None:
+    def __init__(self, request: Request, tokenizer: Any, prompt_index: int) -> None:
         self.request = request
+        self._tokenizer = tokenizer
         self._prompt_index = prompt_index
         self._tokens: dict[int, int] = {}
         self._characters: dict[int, int] = {}
@@ -87,4 +89,5 @@ class DeltaReader:
             token_ids=tokens,
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
+            logprobs=None if self.request.params.logprobs is None else _logprobs(seq, self._tokenizer, start),
         )

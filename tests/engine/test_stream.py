@@ -76,6 +76,19 @@ def test_tokens_come_one_by_one_as_they_are_drawn(llm):
     assert all(delta.text == llm.tokenizer.decode(delta.token_ids, skip_special_tokens=True) for delta in deltas)
 
 
+def test_logprobs_come_with_their_tokens(llm):
+    params = replace(DRAWN, logprobs=2)
+    whole = llm.generate(TEXT, params, use_tqdm=False)[0].outputs[0].logprobs
+    deltas = list(llm.stream(TEXT, params))
+    assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
+    streamed = [entry for delta in deltas for entry in delta.logprobs]
+    assert [list(entry) for entry in streamed] == [list(entry) for entry in whole]
+    for ours, theirs in zip(streamed, whole, strict=True):
+        for token in ours:
+            assert ours[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-4)
+            assert (ours[token].rank, ours[token].decoded_token) == (theirs[token].rank, theirs[token].decoded_token)
+
+
 def test_a_batch_streams_side_by_side(llm):
     order = [delta.prompt_index for delta in llm.stream([TEXT] * 3, DRAWN)]
     assert order == [0, 1, 2] * 24

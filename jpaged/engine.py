@@ -83,7 +83,8 @@ class Engine:
         """A request, checked but not queued; see `Request` for the optional arguments.
 
         Raises:
-            ValueError: the prompt is empty, holds an id outside the vocabulary, or leaves no room for a token.
+            ValueError: the prompt is empty, holds an id outside the vocabulary, or leaves no room for a token; or
+                n is above max_num_seqs.
         """
         count = len(prompt_token_ids)
         if count == 0:
@@ -100,6 +101,8 @@ class Engine:
             raise ValueError(f"logprobs={params.logprobs} is above the engine's max_logprobs={self._max_logprobs}")
         if params.stop_strings and self._tokenizer is None:
             raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
+        if params.n > self.scheduler.max_num_seqs:
+            raise ValueError(f"n={params.n} is above max_num_seqs={self.scheduler.max_num_seqs}")
         most = self.max_model_len - count
         max_tokens = most if params.max_tokens is None else min(params.max_tokens, most)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
@@ -112,7 +115,7 @@ class Engine:
             max_total_tokens=count + max_tokens,
             stop_ids=eos | frozenset(params.stop_token_ids),
             eos_ids=eos,
-            sequences=[Sequence(next(self._seq_ids), 0, list(prompt_token_ids), count)],
+            sequences=[Sequence(next(self._seq_ids), i, list(prompt_token_ids), count) for i in range(params.n)],
             prompt=prompt,
             priority=priority,
             cache_salt=cache_salt,

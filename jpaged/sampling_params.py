@@ -14,6 +14,8 @@ class SamplingParams:
     Unknown names raise TypeError: nothing is accepted and ignored.
 
     Attributes:
+        n: outputs to generate, which share the prompt's memory. Each needs one of the engine's max_num_seqs places
+            and draws from a random stream of its own; output 0 is what n = 1 gives. At temperature 0 all are equal.
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 or -1 = all.
         top_p: keep the smallest set of most likely tokens whose probability reaches top_p; 1 = all.
@@ -32,6 +34,7 @@ class SamplingParams:
         detokenize: make text at all; False leaves it empty and allows no stop strings.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -48,6 +51,7 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        _integer("n", self.n, low=1)
         _number("temperature", self.temperature, low=0.0)
         _integer("top_k", self.top_k, low=-1)
         _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)

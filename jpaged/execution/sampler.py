@@ -26,7 +26,7 @@ class SamplingArrays(NamedTuple):
         top_k: vocabulary size = all.
         top_p: 1 = all.
         min_p: 0 = all.
-        seed: the request's seed as two 32-bit words.
+        seed: of the sequence, as two 32-bit words.
         position: of the token that is drawn.
         ranked: whether somebody asked for the most likely tokens.
         edit_row, edit_token: (row, token) pairs that cannot be drawn; padding rows are out of range.

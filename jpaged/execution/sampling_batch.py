@@ -25,7 +25,8 @@ def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> Sampl
             arrays.min_p[row] = params.min_p
             if params.top_k > 0:
                 arrays.top_k[row] = min(params.top_k, vocab_size)
-            arrays.seed[row] = request.seed >> 32, request.seed & 0xFFFFFFFF
+            seed = request.seed_of(seq)
+            arrays.seed[row] = seed >> 32, seed & 0xFFFFFFFF
         position = chunk.start + chunk.length
         arrays.position[row] = position
         arrays.ranked[row] = request.num_top > 0

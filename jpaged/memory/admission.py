@@ -39,15 +39,16 @@ class Admission:
         self._watermark_pages = int(watermark * layout.num_pages)
         self._max_step_tokens = max_step_tokens
 
-    def verdict(self, num_tokens: int, num_seqs: int, cached_tokens: int) -> Fit:
+    def verdict(self, num_tokens: int, num_seqs: int, cached_tokens: int, shared_tokens: int) -> Fit:
         """See `MemoryManager.can_admit`."""
         step = min(self._max_step_tokens or num_tokens, num_tokens)
         missing, pages = [], 0
         for group in self._layout.groups:
             policy, size = group.spec.policy, group.spec.block_size
-            copied_tails = num_seqs - 1
-            blocks = policy.peak_blocks(num_tokens, step, size) + copied_tails
-            uncached = policy.num_blocks(num_tokens, size) - cached_tokens // size + copied_tails
+            peak, total = policy.peak_blocks(num_tokens, step, size), policy.num_blocks(num_tokens, size)
+            own = (num_seqs - 1) * max(1, min(peak, total - shared_tokens // size))
+            blocks = peak + own
+            uncached = total - cached_tokens // size + own
             missing.append(min(blocks, uncached))
             pages += -(-blocks // group.blocks_per_page)
         if pages > self._layout.num_pages - self._watermark_pages:

@@ -74,18 +74,23 @@ class MemoryManager:
 
     # Admission.
 
-    def can_admit(self, num_tokens: int, num_seqs: int = 1, *, cached_tokens: int = 0) -> Fit:
+    def can_admit(
+        self, num_tokens: int, num_seqs: int = 1, *, cached_tokens: int = 0, shared_tokens: int | None = None
+    ) -> Fit:
         """Whether a new request's prompt of `num_tokens` fits, in large pages over all groups.
 
         Args:
             num_tokens: prompt length (or any longer length that must be possible).
-            num_seqs: sequences that will share the prompt; each but one costs a copied tail block a group.
+            num_seqs: sequences of that length; each but one has blocks of its own behind the shared full ones, at
+                least a copied tail block a group.
             cached_tokens: tokens that `match_prefix` already attached.
+            shared_tokens: tokens that all of them share; None = all `num_tokens`.
 
         Returns:
             NEVER when it could not fit an empty pool above the watermark; OK when it fits now; else LATER.
         """
-        return self._admission.verdict(num_tokens, num_seqs, cached_tokens)
+        shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
+        return self._admission.verdict(num_tokens, num_seqs, cached_tokens, shared)
 
     def free_blocks(self, group: int) -> int:
         """Blocks that `group` could get if no other group took any."""

@@ -70,6 +70,21 @@ class MemoryReport:
     free_pages: int
     idle_pages: int
 
+    @property
+    def used(self) -> int:
+        """Blocks with an owner, over all groups."""
+        return sum(group.used for group in self.groups)
+
+    @property
+    def blocks_saved(self) -> int:
+        """Blocks that sharing saves, over all groups."""
+        return sum(group.blocks_saved for group in self.groups)
+
+    @property
+    def saving(self) -> float:
+        """(blocks without sharing - blocks) / blocks without sharing, over all groups."""
+        return self.blocks_saved / (self.used + self.blocks_saved) if self.used else 0.0
+
     def __str__(self) -> str:
         head = ("group", "used", "evictable", "empty", "reserved", "tokens", "waste", "padding", "saved")
         rows = [head]
@@ -94,7 +109,7 @@ class MemoryReport:
         ]
         lines.append(
             f"{self.num_pages} large pages of {_size(self.page_bytes)}: "
-            f"{self.free_pages} free, {self.idle_pages} only cached"
+            f"{self.free_pages} free, {self.idle_pages} only cached; sharing saves {self.saving:.1%} of the blocks"
         )
         return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged.memory import BlockCopy, MemoryManager
+from jpaged.scheduling.forks import plan_forks, tokens_to_fork
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk
 
@@ -23,20 +24,26 @@ class Holdings:
         self, request: Request, live: list[Sequence], budget: int, max_chunk: int, *, use_cache: bool
     ) -> tuple[list[Chunk], list[BlockCopy]] | None:
         """First chunks of a request's sequences, after what the prefix cache holds; None (and nothing held) when
-        memory is short. They take `budget` tokens at most, each of them `max_chunk`."""
+        memory is short. They take `budget` tokens at most, each of them `max_chunk`. A sequence that begins like
+        another is left to be forked from it, unless the cache holds what they share."""
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
+        plan_forks(live)
         for number, seq in enumerate(live):
+            if seq.parent is not None and seq.parent.num_computed < seq.fork_at:
+                continue
+            seq.parent = None
             self.memory.add(seq.seq_id, request.request_id)
             most = None if use_cache else 0
             seq.num_computed = self.memory.match_prefix(
                 seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most
             )
-            length = min(seq.num_tokens - seq.num_computed, budget, max_chunk)
+            length = min(seq.num_tokens - seq.num_computed, budget, max_chunk, tokens_to_fork(live, seq))
             made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
             if made is None:
                 for placed in live[: number + 1]:
-                    self._drop_memory(placed)
+                    if placed.parent is None:
+                        self._drop_memory(placed)
                     placed.num_computed = 0
                 return None
             if length > 0:
@@ -44,6 +51,13 @@ class Holdings:
                 chunks.append(Chunk(seq, seq.num_computed, length, -1, self.tables(seq)))
                 budget -= length
         return chunks, copies
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child shares every block of its parent; the next append of either looks whether it has to copy."""
+        self.memory.fork(parent.seq_id, child.seq_id)
+        child.parent = None
+        child.num_computed = parent.num_computed
+        child.capacity = parent.capacity = 0
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy] | None:
         """Slots for the sequence's tokens up to `end`; None when the pool cannot give them."""
@@ -61,7 +75,9 @@ class Holdings:
     def release(self, seq: Sequence) -> None:
         """Take back what the sequence holds, if anything."""
         if seq.slot >= 0:
-            self._drop_memory(seq)
+            if seq.parent is None:
+                self._drop_memory(seq)
+            seq.parent = None
             self.free_slots.append(seq.slot)
             seq.slot = -1
 

@@ -31,19 +31,23 @@ class StepPlan:
             (self._decodes if length == 1 else self._prefills).append(chunk)
             seq.num_computed = end = start + length
             if end == seq.num_tokens:
-                seq.num_pending += 1
-                seq.pending_row = len(self._samples)
-                self._samples.append(Sample(request, seq, chunk))
+                self.sample(request, seq, chunk)
         self._copies += copies
+
+    def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
+        """Plan to draw the sequence's next token after the last token of `chunk`."""
+        seq.num_pending += 1
+        seq.pending_row = len(self._samples)
+        self._samples.append(Sample(request, seq, chunk))
 
     def step(self) -> ScheduledStep:
         return ScheduledStep(self._decodes + self._prefills, self._samples, self._copies, self.preempted)
 
 
 def missing_tokens(request: Request, seq: Sequence) -> int:
-    """Tokens of a sequence that can be computed; 0 once it ended, its last token is on its way, or the host must
-    see its newest token first."""
-    if seq.finish_reason is not None or (seq.num_pending and request.needs_host):
+    """Tokens of a sequence that can be computed; 0 once it ended or its last token is on its way, while it waits to be
+    forked, and while the host must see its newest token first."""
+    if seq.finish_reason is not None or seq.parent is not None or (seq.num_pending and request.needs_host):
         return 0
     total = len(seq.token_ids) + seq.num_pending
     return 0 if total >= request.max_total_tokens else total - seq.num_computed

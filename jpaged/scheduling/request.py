@@ -32,6 +32,8 @@ class Sequence:
         capacity: tokens its blocks hold without a new one; 0 asks the memory manager again.
         slot: its row in the engine's persistent batch arrays, -1 while it is not running.
         pending_row: where its pending token lies in the last step's samples.
+        parent: the sequence it is to be forked from; None once it has block tables of its own.
+        fork_at: tokens both have in common: it is forked when its parent has computed them.
         text: the text so far, where it is built token by token; None where nobody needs it before the end.
         num_settled: leading characters of `text` that no later token can take back.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
@@ -46,6 +48,8 @@ class Sequence:
     capacity: int = 0
     slot: int = -1
     pending_row: int = -1
+    parent: Sequence | None = None
+    fork_at: int = 0
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -77,6 +81,7 @@ class Request:
     """What a user asked for. Its sequences are scheduled and preempted together (paper, section 4.5).
 
     Attributes:
+        seed: of output 0; see `seed_of`.
         max_total_tokens: prompt + most tokens it may generate, within max_model_len.
         stop_ids: tokens that end a sequence: end-of-sequence (unless ignored) and stop_token_ids.
         eos_ids: the ones among them that are the model's own (finish without a stop_reason).
@@ -111,6 +116,13 @@ class Request:
     def live(self) -> list[Sequence]:
         """Sequences that still generate."""
         return [s for s in self.sequences if s.finish_reason is None]
+
+    def seed_of(self, seq: Sequence) -> int:
+        """The seed of one output's random stream, 64 bits: ``seed + index * 0x9E3779B97F4A7C15`` modulo 2**64.
+
+        Output 0 draws what a request of one output with this seed draws; the constant is SplitMix64's.
+        """
+        return (self.seed + seq.index * 0x9E3779B97F4A7C15) % 2**64
 
     @property
     def num_top(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy, Fit, MemoryManager
 from jpaged.outputs import FinishReason
+from jpaged.scheduling.forks import children_due, tokens_to_fork
 from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.order import SchedulingPolicy, service_order
 from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
@@ -68,12 +69,12 @@ class Scheduler:
         width = len(request.sequences)
         if width > self.max_num_seqs:
             raise ValueError(f"a request of {width} sequences is above max_num_seqs={self.max_num_seqs}")
-        if self.memory.can_admit(request.max_total_tokens, width) is Fit.NEVER:
-            layout = self.memory.layout
+        num_prompt = len(request.prompt_token_ids)
+        if self.memory.can_admit(request.max_total_tokens, width, shared_tokens=num_prompt) is Fit.NEVER:
+            layout, several = self.memory.layout, f" in each of {width} sequences" if width > 1 else ""
             raise ValueError(
-                f"a request of {len(request.prompt_token_ids)} prompt tokens that may grow to "
-                f"{request.max_total_tokens} tokens can never fit the pool of {layout.num_pages} large pages of "
-                f"{layout.page_bytes:,} bytes"
+                f"a request of {num_prompt} prompt tokens that may grow to {request.max_total_tokens} tokens{several} "
+                f"can never fit the pool of {layout.num_pages} large pages of {layout.page_bytes:,} bytes"
             )
         request.arrival_number = self._num_added
         self._num_added += 1
@@ -108,7 +109,10 @@ class Scheduler:
         copies: list[BlockCopy] = []
         for seq in request.sequences:
             missing = missing_tokens(request, seq)
-            length = missing if missing <= 1 else min(missing, plan.left - plan.reserved, self._max_chunk)
+            length = missing
+            if missing > 1:
+                most = tokens_to_fork(request.sequences, seq)
+                length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
             if length <= 0:
                 continue
             tables = None
@@ -124,8 +128,17 @@ class Scheduler:
             chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end), tables))
             plan.left -= length
             plan.reserved -= missing == 1
-        plan.add(request, chunks, copies)
+        self._plan(request, chunks, copies, plan)
         return True
+
+    def _plan(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy], plan: StepPlan) -> None:
+        plan.add(request, chunks, copies)
+        if len(request.sequences) > 1:
+            for chunk in chunks:
+                for child in children_due(request.sequences, chunk.seq):
+                    self.holdings.fork(chunk.seq, child)
+                    if child.num_computed == child.num_tokens:
+                        plan.sample(request, child, chunk)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Move the first waiting request into the batch if slots, budget and memory allow."""
@@ -135,7 +148,7 @@ class Scheduler:
             plan.left <= 0
             or len(live) > len(self.holdings.free_slots)
             or any(seq.num_pending for seq in live)
-            or self.memory.can_admit(num_tokens, len(live)) is not Fit.OK
+            or self.memory.can_admit(num_tokens, len(live), shared_tokens=live[0].num_prompt) is not Fit.OK
         ):
             return False
         planned = self.holdings.place(request, live, plan.left, self._max_chunk, use_cache=True)
@@ -154,7 +167,7 @@ class Scheduler:
         request.status = Status.RUNNING
         del self.waiting[0]
         insort(self.running, request, key=service_order)
-        plan.add(request, chunks, copies)
+        self._plan(request, chunks, copies, plan)
         return True
 
     # ------------------------------------------------------------------ giving memory back

@@ -88,3 +88,9 @@ def test_every_group_needs_a_page_of_its_own():
 def test_the_watermark_is_a_share(watermark):
     with pytest.raises(ValueError, match=f"watermark={watermark}"):
         full_manager(watermark=watermark)
+
+
+def test_sequences_that_share_a_part_have_the_rest_for_themselves():
+    manager = full_manager(10, 4, watermark=0)
+    assert manager.can_admit(16, num_seqs=4, shared_tokens=11) is Fit.OK  # 2 shared blocks and 2 of each
+    assert manager.can_admit(17, num_seqs=4, shared_tokens=11) is Fit.NEVER

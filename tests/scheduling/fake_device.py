@@ -25,6 +25,11 @@ def hash_model(name: Hashable) -> int:
     return hash(("next", name)) % VOCAB
 
 
+def draw(model: Model, name: Hashable, index: int) -> int:
+    """The next token of a request's output number `index`: each has a random stream of its own."""
+    return model(name if index == 0 else hash((name, index)))
+
+
 def group(name: str = "full", *, window: int | None = None, block_size: int = 4, layer_bytes: int = 8) -> GroupSpec:
     policy = FullAttention() if window is None else SlidingWindow(window)
     return GroupSpec(name, layer_bytes, 1, block_size, policy)
@@ -66,7 +71,7 @@ def make_request(
 ) -> Request:
     """A request as the engine makes it; an integer prompt stands for that many tokens."""
     tokens = [1] * prompt if isinstance(prompt, int) else list(prompt)
-    settings = SamplingParams(max_tokens=max_tokens, **params)
+    settings = SamplingParams(max_tokens=max_tokens, n=width, **params)
     eos_ids = frozenset() if settings.ignore_eos else frozenset(eos)
     return Request(
         request_id=next(_ids),
@@ -98,7 +103,7 @@ class FakeDevice:
             for offset in range(self.layout.groups[copy.group].spec.block_size):
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
         names = {id(chunk): self._compute(chunk) for chunk in step.chunks}
-        self.last_tokens = [self.model(names[id(sample.chunk)]) for sample in step.samples]
+        self.last_tokens = [draw(self.model, names[id(s.chunk)], s.seq.index) for s in step.samples]
         return self.last_tokens
 
     def _compute(self, chunk) -> Hashable:  # type: ignore[no-untyped-def]
@@ -189,14 +194,17 @@ def first_read(spec: GroupSpec, position: int) -> int:
     return max(0, position - spec.policy.window + 1) if isinstance(spec.policy, SlidingWindow) else 0
 
 
-def alone(request: Request, groups: list[GroupSpec], model: Model = hash_model) -> tuple[list[int], str]:
-    """(generated tokens, finish reason) of a request that has a device to itself, without paging or batching."""
+def alone(
+    request: Request, groups: list[GroupSpec], model: Model = hash_model, index: int = 0
+) -> tuple[list[int], str]:
+    """(generated tokens, finish reason) of one output of a request that has a device to itself, without paging or
+    batching."""
     tokens, names = list(request.prompt_token_ids), []
     while True:
         for position in range(len(names), len(tokens)):
             read = tuple(tuple(names[first_read(spec, position) : position]) for spec in groups)
             names.append(hash((tokens[position], read)))
-        tokens.append(model(names[-1]))
+        tokens.append(draw(model, names[-1], index))
         output = tokens[len(request.prompt_token_ids) :]
         if output[-1] in request.stop_ids and len(output) >= request.params.min_tokens:
             return output, "stop"

@@ -156,7 +156,7 @@ def test_sequences_of_one_request_are_preempted_together():
     at = next(i for i, step in enumerate(steps) if pair in step.preempted)
     assert not {seq.seq_id for seq in pair.sequences} & set(ids(steps[at]))
     outputs = [seq.output_token_ids for seq in pair.sequences]
-    assert outputs == [alone(pair, [group()])[0]] * 2
+    assert outputs == [alone(pair, [group()], index=i)[0] for i in range(2)]
     assert loop.num_used_blocks == 0
 
 

@@ -34,6 +34,7 @@ arrivals = st.lists(
         st.sampled_from([(), (), (3,), (3, 7)]),  # end-of-sequence ids
         st.integers(0, 9),  # min_tokens
         st.sampled_from([None] * 5 + [0, 1, 3, 8, 20]),  # steps until it is aborted
+        st.sampled_from([1, 1, 2, 3, 4]),  # n
     ),
     min_size=2,
     max_size=10,
@@ -52,7 +53,7 @@ def pages_for(arrivals, options) -> int:
 @given(
     arrivals=arrivals,
     groups=st.sampled_from(sorted(GROUPS)),
-    spare_pages=st.integers(0, 6),
+    spare_pages=st.integers(0, 16),
     max_num_seqs=st.integers(1, 6),
     extra_budget=st.integers(0, 12),
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
@@ -75,14 +76,14 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     total = 0
     for now in range(20_000):
         while todo and todo[0][0] <= now:
-            _, length, which, max_tokens, eos, min_tokens, patience = todo.pop(0)
+            _, length, which, max_tokens, eos, min_tokens, patience, n = todo.pop(0)
             prompt = [(which * 5 + i * i) % 11 for i in range(length)]
-            request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens))
+            request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens), width=n)
             try:
                 scheduler.add(request)
             except ValueError:
                 continue
-            total += request.max_total_tokens
+            total += request.max_total_tokens * n
             accepted.append((request, None if patience is None else now + patience))
         for request, when in accepted:
             if when == now:
@@ -94,14 +95,14 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         assert now < 50 + 40 * total, "it does not end"
 
     for request, _ in accepted:
-        seq = request.sequences[0]
-        tokens, reason = alone(request, specs)
-        if seq.finish_reason == "abort":
-            assert request.request_id in aborted
-            assert seq.output_token_ids == tokens[: seq.num_output]
-        else:
-            assert (seq.output_token_ids, seq.finish_reason) == (tokens, reason)
-            assert request in loop.finished
+        for seq in request.sequences:
+            tokens, reason = alone(request, specs, index=seq.index)
+            if seq.finish_reason == "abort":
+                assert request.request_id in aborted
+                assert seq.output_token_ids == tokens[: seq.num_output]
+            else:
+                assert (seq.output_token_ids, seq.finish_reason) == (tokens, reason)
+        assert request.request_id in aborted or request in loop.finished
     assert len(loop.finished) == len(set(map(id, loop.finished)))
     assert loop.num_used_blocks == 0
     assert sorted(scheduler.holdings.free_slots) == list(range(max_num_seqs))

@@ -50,6 +50,7 @@ def generate(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
+    n: Annotated[int, typer.Option(min=1, help="Outputs a prompt.")] = 1,
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
@@ -71,7 +72,10 @@ def generate(
         raise typer.BadParameter("give prompts, or --file with one a line")
     if stream and len(texts) > 1:
         raise typer.BadParameter(f"--stream shows one prompt, not {len(texts)}")
+    if stream and n > 1:
+        raise typer.BadParameter(f"--stream shows one output, not --n {n}")
     params = _sampling(
+        n=n,
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -98,12 +102,14 @@ def generate(
             _print_stream(llm, texts[0], params)
     outputs = [] if stream else llm.generate(texts, params, on_error="return")
     for output in outputs:
-        console.rule(style="dim")
-        console.print(output.prompt, style="bold", end="", markup=False)
         if output.error is not None:
-            console.print(f"\nrefused: {output.error}", style="red", markup=False)
-        else:
-            console.print(output.outputs[0].text, markup=False)
+            console.rule(style="dim")
+            console.print(output.prompt, style="bold", markup=False)
+            console.print(f"refused: {output.error}", style="red", markup=False)
+        for completion in output.outputs:
+            console.rule(style="dim")
+            console.print(output.prompt, style="bold", end="", markup=False)
+            console.print(completion.text, markup=False)
     if memory:
         console.print(str(llm.memory_report()), markup=False)
     if any(output.error is not None for output in outputs):

@@ -43,6 +43,16 @@ def test_sampling_settings_become_rows_and_padding_is_greedy():
     assert (args.edit_row == NO_TOKEN).all()
 
 
+def test_every_output_has_a_random_stream_of_its_own_and_output_0_the_requests():
+    seqs = [Sequence(i, i, [1], 1, slot=i) for i in range(3)]
+    wide = Request(0, [1], SamplingParams(n=3), 2**63 - 1, 16, frozenset(), frozenset(), seqs)
+    chunk = Chunk(seqs[0], 0, 1, -1, None)
+    args = sampling_arrays([Sample(wide, seq, chunk) for seq in seqs], 3, VOCAB)
+    assert args.seed[0].tolist() == [2**31 - 1, 2**32 - 1]
+    words = [(high << 32) | low for high, low in args.seed.tolist()]
+    assert words == [(2**63 - 1 + j * 0x9E3779B97F4A7C15) % 2**64 for j in range(3)]
+
+
 def edits(args) -> set[tuple[int, int]]:
     pairs = zip(args.edit_row.tolist(), args.edit_token.tolist(), strict=True)
     return {pair for pair in pairs if pair[0] != NO_TOKEN}

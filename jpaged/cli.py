@@ -35,6 +35,9 @@ Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most like
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens at least this fraction as likely as the best.")]
+Presence = Annotated[float, typer.Option(help="Taken from the logits of tokens the output has.")]
+Frequency = Annotated[float, typer.Option(help="Taken from a token's logit each time the output has it.")]
+Repetition = Annotated[float, typer.Option(help="Divides the logits of tokens prompt or output have; 1 = off.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the samples; default: drawn from the engine's.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
@@ -51,6 +54,10 @@ def generate(
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     n: Annotated[int, typer.Option(min=1, help="Outputs a prompt.")] = 1,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    repetition_penalty: Repetition = 1.0,
+    min_tokens: Annotated[int, typer.Option(min=0, help="No end before this many tokens.")] = 0,
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
@@ -81,6 +88,10 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        min_tokens=min_tokens,
         seed=seed,
         stop=stop,
         ignore_eos=ignore_eos,

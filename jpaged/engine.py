@@ -13,6 +13,7 @@ from jpaged.execution import InFlight, Runner
 from jpaged.memory import MemoryManager, MemoryReport
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, Scheduler, Sequence
+from jpaged.token_rules import allowed_mask, bad_word_tokens, check_token_ids
 
 
 @dataclass
@@ -94,9 +95,9 @@ class Engine:
                 f"the prompt has {count} tokens, which leaves no room for output within "
                 f"max_model_len={self.max_model_len}"
             )
-        for token in (min(prompt_token_ids), max(prompt_token_ids), *params.stop_token_ids):
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"token id {token} is outside the vocabulary [0, {self.vocab_size})")
+        check_token_ids((min(prompt_token_ids), max(prompt_token_ids)), self.vocab_size)
+        for named in (params.stop_token_ids, params.allowed_token_ids or (), params.logit_bias or ()):
+            check_token_ids(named, self.vocab_size)
         if params.logprobs is not None and params.logprobs > self._max_logprobs:
             raise ValueError(f"logprobs={params.logprobs} is above the engine's max_logprobs={self._max_logprobs}")
         if params.stop_strings and self._tokenizer is None:
@@ -107,19 +108,23 @@ class Engine:
         max_tokens = most if params.max_tokens is None else min(params.max_tokens, most)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
         eos = frozenset() if params.ignore_eos else self._eos_ids
+        stop_ids = eos | frozenset(params.stop_token_ids)
+        bad_words = bad_word_tokens(params, self._tokenizer)
         request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=prompt_token_ids,
             params=params,
             seed=seed,
             max_total_tokens=count + max_tokens,
-            stop_ids=eos | frozenset(params.stop_token_ids),
+            stop_ids=stop_ids,
             eos_ids=eos,
             sequences=[Sequence(next(self._seq_ids), i, list(prompt_token_ids), count) for i in range(params.n)],
             prompt=prompt,
             priority=priority,
             cache_salt=cache_salt,
             streamed=streamed,
+            bad_words=bad_words,
+            allowed_mask=allowed_mask(params, self.vocab_size, stop_ids, bad_words),
         )
         if request.needs_text and self._tokenizer is not None and not hasattr(self._tokenizer, "backend_tokenizer"):
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -20,6 +20,13 @@ class SamplingParams:
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 or -1 = all.
         top_p: keep the smallest set of most likely tokens whose probability reaches top_p; 1 = all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 = all.
+        presence_penalty: subtracted from the logits of tokens that the output has; in [-2, 2].
+        frequency_penalty: subtracted from a token's logit as often as the output has it; in [-2, 2].
+        repetition_penalty: logits of tokens that prompt or output have are divided by it where positive and
+            multiplied where negative; above 0, 1 = none.
+        logit_bias: added to the logits of token ids, before the penalties; in [-100, 100].
+        allowed_token_ids: the only tokens that can be drawn; None = all.
+        bad_words: texts whose tokens, with and without a leading space, the output cannot hold.
         max_tokens: most tokens to generate; None = up to the engine's max_model_len.
         min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens.
         seed: the sequence's random stream; None = drawn from the engine's seed, different for each request.
@@ -39,6 +46,12 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = field(default=())
     max_tokens: int | None = 16
     min_tokens: int = 0
     seed: int | None = None
@@ -56,6 +69,10 @@ class SamplingParams:
         _integer("top_k", self.top_k, low=-1)
         _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         _number("min_p", self.min_p, low=0.0, high=1.0)
+        _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
+        self._check_tokens()
         _integer("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=1)
@@ -65,23 +82,51 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, low=0)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=2**63 - 1)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise ValueError(f"stop={self.stop!r} must be non-empty strings, got {text!r}")
+        stop = _texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, low=0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             _boolean(name, getattr(self, name))
         if stop and not self.detokenize:
             raise ValueError(f"stop={stop!r} needs text, and detokenize=False makes none")
 
+    def _check_tokens(self) -> None:
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, low=0)
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
+            for token in self.allowed_token_ids:
+                _integer("allowed_token_ids", token, low=0)
+        if isinstance(self.bad_words, str):
+            raise ValueError(f"bad_words={self.bad_words!r} must be a list of strings")
+        object.__setattr__(self, "bad_words", _texts("bad_words", self.bad_words))
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise ValueError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+            for token, bias in self.logit_bias.items():
+                _integer("token id in logit_bias", token, low=0)
+                _number(f"logit_bias[{token}]", bias, low=-100.0, high=100.0)
+
+    @property
+    def penalised(self) -> bool:
+        """Any of the three penalties changes a logit."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, however it was given."""
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
+
+
+def _texts(name: str, values: Iterable[str] | None) -> tuple[str, ...]:
+    texts = tuple(values or ())
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{name}={values!r} must be non-empty strings, got {text!r}")
+    return texts
 
 
 def _boolean(name: str, value: bool) -> None:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.logit_edits import LogitEdits
 from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec, make_pool
 from jpaged.execution.sample_step import StepOutput, make_sample_step
@@ -79,6 +80,7 @@ class Runner:
         self._copy = make_block_copy(spec, mesh)
         self._pool = make_pool(spec, mesh)
         self._last_tokens = jax.device_put(jnp.zeros(max_num_seqs, jnp.int32), sharding(mesh))
+        self._open_masks: dict[int, jax.Array] = {}
         self._compiled: set[tuple[Any, ...]] = set()
         self._warm = False
 
@@ -111,10 +113,21 @@ class Runner:
 
     def _draw(self, hidden: jax.Array, args: SamplingArrays, num_top: int = 0) -> StepOutput:
         top = 0 if all_plain(args) else top_size(num_top)
-        self._count(("sample", len(args.temperature), len(args.edit_row), top))
-        output = self._sample(self.params, hidden, args, top=top)
+        rows, edits = len(args.temperature), args.edits
+        self._count(("sample", rows, len(edits.token_row), len(edits.ban_row), top))
+        args = args._replace(edits=edits._replace(mask=self._mask(edits)))
+        output = self._sample(self.params, hidden, args, self._last_tokens, top=top)
         self._last_tokens = output.tokens
         return output
+
+    def _mask(self, edits: LogitEdits) -> jax.Array:
+        """The step's token masks on the device; where no row has one, an array that is there already."""
+        if edits.masked.any():
+            return jax.device_put(edits.mask, sharding(self.mesh))
+        rows = len(edits.masked)
+        if rows not in self._open_masks:
+            self._open_masks[rows] = jax.device_put(edits.mask, sharding(self.mesh))
+        return self._open_masks[rows]
 
     def _dispatch_copies(self, step: ScheduledStep) -> None:
         per_group = [[copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))]
@@ -216,7 +229,7 @@ def step_temporary_bytes(
     _, hidden = step.out_info
     hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
     rows = greedy_rows(max_num_seqs, vocab_size)
-    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, top=RANKED)
+    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED)
     return max(_temporary_bytes(lowered.compile()) for lowered in (step, draw))
 
 

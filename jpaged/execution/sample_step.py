@@ -39,19 +39,25 @@ class StepOutput(NamedTuple):
 
 
 def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
-    """The function ``sample_step(params, hidden, args, top=...) -> StepOutput``.
+    """The function ``sample_step(params, hidden, args, last_tokens, top=...) -> StepOutput``.
 
     `hidden`, ``[max_num_seqs, embed]``, comes from the step; as many of its rows are sampled as `args` has.
-    `top` is how many of the most likely tokens a row can ask for. With ``top=0``, the plain variant, every row takes
-    its most likely token and only the number of rows in `args` counts.
+    `last_tokens` were sampled in the step before. `top` is how many of the most likely tokens a row can ask for.
+    With ``top=0``, the plain variant, every row takes its most likely token and only the number of rows in `args`
+    counts.
     """
 
     def sample_step(
-        params: Any, hidden: Float[Array, "max_seqs embed"], args: SamplingArrays, *, top: int
+        params: Any,
+        hidden: Float[Array, "max_seqs embed"],
+        args: SamplingArrays,
+        last_tokens: Int[Array, " max_seqs"],
+        *,
+        top: int,
     ) -> StepOutput:
         rows = args.temperature.shape[0]
         logits = nnx.merge(graphdef, params).logits(hidden[:rows])
-        tokens, logprobs = sample(logits, args) if top else most_likely(logits)
+        tokens, logprobs = sample(logits, args, last_tokens) if top else most_likely(logits)
         asked = jnp.any(args.ranked) if top else False
         ranked = rank(logits, tokens, top, asked)
         return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.logit_edits import LogitEdits, edit_logits
 
 _CHUNK = 128
 
@@ -29,7 +30,7 @@ class SamplingArrays(NamedTuple):
         seed: of the sequence, as two 32-bit words.
         position: of the token that is drawn.
         ranked: whether somebody asked for the most likely tokens.
-        edit_row, edit_token: (row, token) pairs that cannot be drawn; padding rows are out of range.
+        edits: of the logits.
     """
 
     temperature: Float[HostOrDevice, " seqs"]
@@ -39,15 +40,17 @@ class SamplingArrays(NamedTuple):
     seed: UInt32[HostOrDevice, "seqs 2"]
     position: Int[HostOrDevice, " seqs"]
     ranked: Bool[HostOrDevice, " seqs"]
-    edit_row: Int[HostOrDevice, " edits"]
-    edit_token: Int[HostOrDevice, " edits"]
+    edits: LogitEdits
 
 
 def sample(
-    logits: Float[Array, "seqs vocab"], args: SamplingArrays
+    logits: Float[Array, "seqs vocab"], args: SamplingArrays, last_tokens: Int[Array, " max_seqs"]
 ) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
-    """Draw one token a row; returns (tokens, their log-probabilities under the unedited softmax)."""
-    edited = logits.at[args.edit_row, args.edit_token].set(-jnp.inf, mode="drop")
+    """Draw one token a row; returns (tokens, their log-probabilities under the unedited softmax).
+
+    `last_tokens` were sampled in the step before; see `LogitEdits.pending`.
+    """
+    edited = edit_logits(logits, args.edits, last_tokens)
     greedy = _argmax(edited)
     tokens = lax.cond(jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy)
     return tokens, _logprobs(logits, tokens)

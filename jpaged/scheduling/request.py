@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.step import TokenRanking
@@ -88,6 +90,8 @@ class Request:
         priority: lower is served first; None where requests are served in order of arrival.
         cache_salt: keeps its blocks apart in the prefix cache from those of other salts.
         streamed: somebody reads its text while it is generated.
+        bad_words: token sequences that its output cannot hold.
+        allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
         arrival_number: its place in the order of arrival, given by the scheduler.
     """
 
@@ -103,6 +107,8 @@ class Request:
     priority: int | None = None
     cache_salt: str | None = None
     streamed: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_mask: np.ndarray | None = None
     arrival_number: int = -1
     status: Status = Status.WAITING
     num_cached_tokens: int = 0
@@ -128,6 +134,13 @@ class Request:
     def num_top(self) -> int:
         """Most likely tokens that come back beside each sampled one; 0 = nothing but the token."""
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Its logits may be changed before a token is chosen."""
+        params = self.params
+        edited = params.penalised or params.logit_bias or params.min_tokens
+        return bool(edited or self.bad_words or self.allowed_mask is not None)
 
     @property
     def needs_host(self) -> bool:

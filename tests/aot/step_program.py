@@ -70,7 +70,7 @@ def main(target: str) -> None:
     start = time.perf_counter()
     hidden = jax.ShapeDtypeStruct((MAX_NUM_SEQS, config.hidden_size), jnp.bfloat16, sharding=sharding(mesh))
     rows = greedy_rows(MAX_NUM_SEQS, config.vocab_size)
-    report("sampler", make_sample_step(graphdef, mesh).lower(params, hidden, rows, top=RANKED), spec, start)
+    report("sampler", make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED), spec, start)
 
 
 def report(name: str, lowered: Any, spec: Any, start: float) -> None:

@@ -154,7 +154,7 @@ def test_a_stop_token_outside_the_vocabulary_is_refused(llm):
         generate(llm, TEXT, replace(GREEDY, stop_token_ids=[211]))
 
 
-@pytest.mark.parametrize("name", ["best_of", "frequency_penalty", "tempreature"])
+@pytest.mark.parametrize("name", ["best_of", "logits_processors", "tempreature"])
 def test_a_sampling_parameter_that_does_not_work_is_not_accepted(name):
     with pytest.raises(TypeError, match=name):
         SamplingParams(**{name: 1})

@@ -9,11 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from logit_edit_cases import edits_of, expected_logits, request_of
 
+from jpaged.execution.logit_edits import LogitEdits
+from jpaged.execution.logit_edits_batch import no_edits
 from jpaged.execution.sampler import SamplingArrays, _invert, _truncate, most_likely, sample
-from jpaged.execution.sampling_batch import NO_TOKEN, greedy_rows
+from jpaged.execution.sampling_batch import greedy_rows
 
-sample_jit = jax.jit(sample)
+_sample = jax.jit(sample)
+PER_TOKEN = [name for name in LogitEdits._fields if name.startswith("token_")]
+PER_BAN = [name for name in LogitEdits._fields if name.startswith("ban_")]
+PER_ROW = [name for name in LogitEdits._fields if name not in PER_TOKEN + PER_BAN]
+
+
+def sample_jit(logits, args):
+    """Nothing is pending."""
+    return _sample(logits, args, np.zeros(len(logits), np.int32))
+
+
 DRAWS = 4096
 VOCAB = 40
 
@@ -24,8 +37,8 @@ def settings(
     """One row's settings on every row; `seed` (default: the row number) makes each draw its own."""
     arrays = greedy_rows(rows, vocab)
     seeds = np.arange(rows) if seed is None else np.broadcast_to(seed, rows)
-    edits = [(row, token) for row in range(rows) for token in banned]
-    pairs = np.array(edits, np.int32).T if edits else np.stack([arrays.edit_row, arrays.edit_token])
+    bans = [(row, token, -1) for row in range(rows) for token in banned]
+    columns = dict(zip(("ban_row", "ban_id", "ban_after"), np.array(bans, np.int32).T, strict=True)) if bans else {}
     return arrays._replace(
         temperature=np.full(rows, temperature, np.float32),
         top_k=np.full(rows, top_k if top_k > 0 else vocab, np.int32),
@@ -33,8 +46,7 @@ def settings(
         min_p=np.full(rows, min_p, np.float32),
         seed=np.stack([np.zeros(rows), seeds], axis=1).astype(np.uint32),
         position=np.broadcast_to(np.asarray(position, np.int32), rows).copy(),
-        edit_row=pairs[0],
-        edit_token=pairs[1],
+        edits=arrays.edits._replace(**columns),
     )
 
 
@@ -178,9 +190,8 @@ def test_a_draw_depends_on_no_neighbour_and_no_batch_size():
 
 
 def _rows(args: SamplingArrays, rows) -> SamplingArrays:
-    per_row = {name: getattr(args, name)[rows] for name in SamplingArrays._fields if not name.startswith("edit")}
-    empty = np.full(len(rows), NO_TOKEN, np.int32)
-    return args._replace(**per_row, edit_row=empty, edit_token=empty)
+    per_row = {name: getattr(args, name)[rows] for name in SamplingArrays._fields if name != "edits"}
+    return args._replace(**per_row, edits=no_edits(len(rows), VOCAB))
 
 
 def test_seed_and_position_choose_the_draw():
@@ -217,7 +228,7 @@ def test_a_ban_touches_its_own_row_only():
     logits = jnp.tile(logits_of(6), (4, 1))
     args = greedy_rows(4, VOCAB)
     best = int(logits[0].argmax())
-    args.edit_row[:2], args.edit_token[:2] = (2, 2), (best, (best + 1) % VOCAB)
+    args.edits.ban_row[:2], args.edits.ban_id[:2] = (2, 2), (best, (best + 1) % VOCAB)
     tokens, _ = sample_jit(logits, args)
     assert [int(token) == best for token in tokens] == [True, True, False, True]
 
@@ -279,3 +290,43 @@ def test_the_most_likely_tokens_are_what_greedy_rows_draw():
     np.testing.assert_allclose(
         logprobs, torch.log_softmax(torch.tensor(np.asarray(logits)), 1).max(1).values, atol=1e-5
     )
+
+
+EDITED = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.8},
+    {"frequency_penalty": -1.1, "presence_penalty": 0.4},
+    {"repetition_penalty": 1.7},
+    {"logit_bias": {3: 2.5, 9: -1.5, 30: -100.0}},
+    {"allowed": [2, 3, 9, 17, 39]},
+    {"bad_words": [[9], [3, 17], [9, 9, 4]]},
+    {"min_tokens": 9, "stop_ids": [9, 30]},
+    {"repetition_penalty": 0.8, "presence_penalty": 1.0, "logit_bias": {3: 3.0}, "bad_words": [[5]]},
+]
+
+
+@pytest.mark.parametrize("pending", [False, True])
+@pytest.mark.parametrize("options", EDITED, ids=str)
+def test_draws_follow_the_exact_distribution_of_edited_logits(options, pending):
+    logits = logits_of(3)
+    request = request_of([5, 9, 20], [9, 30, 9, 3], **options)
+    want = expected(expected_logits(logits, request))
+    edits, last_tokens = edits_of([request], pending=pending)
+    args = settings(DRAWS)
+    rows = np.arange(DRAWS, dtype=np.int32)
+    per_row = {name: np.repeat(getattr(edits, name), DRAWS, axis=0) for name in PER_ROW}
+    one = edits.token_row == 0
+    tokens = {name: np.tile(getattr(edits, name)[one], DRAWS) for name in PER_TOKEN}
+    bans = {name: np.tile(getattr(edits, name)[edits.ban_row == 0], DRAWS) for name in PER_BAN}
+    tokens["token_row"], bans["ban_row"] = np.repeat(rows, one.sum()), np.repeat(rows, (edits.ban_row == 0).sum())
+    drawn, logprobs = _sample(
+        np.tile(logits, (DRAWS, 1)), args._replace(edits=LogitEdits(**per_row, **tokens, **bans)), last_tokens
+    )
+    drawn = np.asarray(drawn)
+    counts = np.bincount(drawn, minlength=VOCAB)
+    assert not counts[want == 0].any()
+    often = want * DRAWS >= 5
+    chi_square = ((counts - want * DRAWS)[often] ** 2 / (want * DRAWS)[often]).sum()
+    assert chi_square < chi_square_limit(often.sum() - 1)
+    raw = torch.log_softmax(torch.from_numpy(logits), 0)[torch.tensor(drawn).long()]
+    np.testing.assert_allclose(np.asarray(logprobs), raw.numpy(), atol=1e-4)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jpaged.execution.sampling_batch import EDITS_PER_SEQ, NO_TOKEN, all_plain, greedy_rows, sampling_arrays
+from jpaged.execution.logit_edits_batch import BANS, NO_ROW
+from jpaged.execution.sampling_batch import all_plain, greedy_rows, sampling_arrays
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
 
@@ -40,7 +41,7 @@ def test_sampling_settings_become_rows_and_padding_is_greedy():
     np.testing.assert_allclose(args.top_p, [0.9, 1.0, 1.0, 1.0])
     np.testing.assert_allclose(args.min_p, [0.1, 0.0, 0.0, 0.0])
     assert args.seed[0].tolist() == [5, 9]
-    assert (args.edit_row == NO_TOKEN).all()
+    assert (args.edits.ban_row == NO_ROW).all() and (args.edits.token_row == NO_ROW).all()
 
 
 def test_every_output_has_a_random_stream_of_its_own_and_output_0_the_requests():
@@ -53,9 +54,9 @@ def test_every_output_has_a_random_stream_of_its_own_and_output_0_the_requests()
     assert words == [(2**63 - 1 + j * 0x9E3779B97F4A7C15) % 2**64 for j in range(3)]
 
 
-def edits(args) -> set[tuple[int, int]]:
-    pairs = zip(args.edit_row.tolist(), args.edit_token.tolist(), strict=True)
-    return {pair for pair in pairs if pair[0] != NO_TOKEN}
+def bans(args) -> set[tuple[int, int]]:
+    pairs = zip(args.edits.ban_row.tolist(), args.edits.ban_id.tolist(), strict=True)
+    return {pair for pair in pairs if pair[0] != NO_ROW}
 
 
 def test_stop_tokens_are_banned_until_min_tokens_were_generated():
@@ -63,20 +64,26 @@ def test_stop_tokens_are_banned_until_min_tokens_were_generated():
         return request(sequence([1, 2, 3], 0, num_prompt=1), eos=(7,), stop_token_ids=[8, 9], min_tokens=min_tokens)
 
     # The token at position 3 is drawn: two were generated before it.
-    assert edits(sampling_of(make(3), start=2)) == {(0, 7), (0, 8), (0, 9)}
-    assert edits(sampling_of(make(2), start=2)) == set()
+    assert bans(sampling_of(make(3), start=2)) == {(0, 7), (0, 8), (0, 9)}
+    assert bans(sampling_of(make(2), start=2)) == set()
 
 
 def test_more_bans_than_reserved_still_fit():
-    many = list(range(10, 10 + 3 * EDITS_PER_SEQ))
+    many = list(range(10, 10 + BANS + 1))
     args = sampling_of(request(sequence([1], 0), stop_token_ids=many, min_tokens=5), width=1)
-    assert edits(args) == {(0, token) for token in many}
-    assert len(args.edit_row) == 16
+    assert bans(args) == {(0, token) for token in many}
+    assert len(args.edits.ban_row) == 4 * BANS
 
 
 @pytest.mark.parametrize(
     ("params", "plain"),
-    [({}, True), ({"min_tokens": 1}, False), ({"temperature": 1.0}, False), ({"logprobs": 0}, False)],
+    [
+        ({}, True),
+        ({"min_tokens": 1}, False),
+        ({"temperature": 1.0}, False),
+        ({"logprobs": 0}, False),
+        ({"presence_penalty": 0.1}, False),
+    ],
     ids=str,
 )
 def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned_or_asked_for(params, plain):

@@ -1,0 +1,61 @@
+"""What a request's parameters mean in the model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jpaged.sampling_params import SamplingParams
+
+
+def check_token_ids(tokens: Iterable[int], vocab_size: int) -> None:
+    """Raises:
+    ValueError: one is outside the vocabulary.
+    """
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"token id {token} is outside the vocabulary [0, {vocab_size})")
+
+
+def bad_word_tokens(params: SamplingParams, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of `bad_words`: each as a text begins and as it follows a space.
+
+    Raises:
+        ValueError: there is no tokenizer, or a word has no tokens.
+    """
+    if params.bad_words and tokenizer is None:
+        raise ValueError(f"bad_words={params.bad_words!r} needs a tokenizer, and the model has none")
+    found = {}
+    for word in params.bad_words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False)) if text.strip() else ()
+            if not tokens:
+                raise ValueError(f"bad_words has {word!r}, which has no tokens")
+            found[tokens] = True
+    return tuple(found)
+
+
+def allowed_mask(
+    params: SamplingParams, vocab_size: int, stop_ids: Iterable[int], bad_words: Iterable[tuple[int, ...]]
+) -> Int[np.ndarray, " words"] | None:
+    """Packed bits of `allowed_token_ids`, 32 tokens a word, lowest bit first; None = all.
+
+    Raises:
+        ValueError: bad_words, or stop tokens before min_tokens, could leave no token of them.
+    """
+    if params.allowed_token_ids is None:
+        return None
+    banned = {word[-1] for word in bad_words}
+    if params.min_tokens:
+        banned |= set(stop_ids)
+    if banned.issuperset(params.allowed_token_ids):
+        raise ValueError(
+            f"allowed_token_ids={params.allowed_token_ids} may leave no token to draw beside "
+            f"bad_words={params.bad_words} and min_tokens={params.min_tokens}"
+        )
+    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
+    bits[list(params.allowed_token_ids)] = True
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.logit_edits import LogitEdits
 from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec, make_pool
+from jpaged.execution.program import Program
 from jpaged.execution.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.execution.sampling_batch import RANKED, all_plain, greedy_rows, sampling_arrays, top_size
@@ -75,14 +78,28 @@ class Runner:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._builder = BatchBuilder(spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        self._step = make_step(graphdef, spec, mesh)
-        self._sample = make_sample_step(graphdef, mesh)
-        self._copy = make_block_copy(spec, mesh)
-        self._pool = make_pool(spec, mesh)
-        self._last_tokens = jax.device_put(jnp.zeros(max_num_seqs, jnp.int32), sharding(mesh))
-        self._open_masks: dict[int, jax.Array] = {}
-        self._compiled: set[tuple[Any, ...]] = set()
+        self._compiled: set[Hashable] = set()
         self._warm = False
+        self._step = Program(make_step(graphdef, spec, mesh), self._count)
+        self._sample = Program(make_sample_step(graphdef, mesh), self._count)
+        self._copy = Program(make_block_copy(spec, mesh), self._count)
+        # A CPU takes a second to map a gigabyte of pool, and warming up does not need it.
+        thread = ThreadPoolExecutor(1)
+        self._pool_made = thread.submit(make_pool, spec, mesh)
+        thread.shutdown(wait=False)
+        self._pool_array: jax.Array | None = None
+        self._open_masks: dict[int, jax.Array] = {}
+        self._last_tokens = jax.device_put(jnp.zeros(max_num_seqs, jnp.int32), sharding(mesh))
+
+    @property
+    def _pool(self) -> jax.Array:
+        if self._pool_array is None:
+            self._pool_array = self._pool_made.result()
+        return self._pool_array
+
+    @_pool.setter
+    def _pool(self, pool: jax.Array) -> None:
+        self._pool_array = pool
 
     @property
     def num_compiled(self) -> int:
@@ -105,20 +122,20 @@ class Runner:
         return InFlight(step, self._draw(hidden, args, step.num_top))
 
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
-        self._count(("step", bucket))
         self._pool, hidden = self._step(
-            self.params, self._pool, batch, self._last_tokens, decode_only=bucket.decode_only
+            ("step", bucket), self.params, self._pool, batch, self._last_tokens, decode_only=bucket.decode_only
         )
         return hidden
 
     def _draw(self, hidden: jax.Array, args: SamplingArrays, num_top: int = 0) -> StepOutput:
         top = 0 if all_plain(args) else top_size(num_top)
-        rows, edits = len(args.temperature), args.edits
-        self._count(("sample", rows, len(edits.token_row), len(edits.ban_row), top))
-        args = args._replace(edits=edits._replace(mask=self._mask(edits)))
-        output = self._sample(self.params, hidden, args, self._last_tokens, top=top)
+        args = self._placed(args)
+        output = self._sample(_sample_key(args, top), self.params, hidden, args, self._last_tokens, top=top)
         self._last_tokens = output.tokens
         return output
+
+    def _placed(self, args: SamplingArrays) -> SamplingArrays:
+        return args._replace(edits=args.edits._replace(mask=self._mask(args.edits)))
 
     def _mask(self, edits: LogitEdits) -> jax.Array:
         """The step's token masks on the device; where no row has one, an array that is there already."""
@@ -140,15 +157,9 @@ class Runner:
                 if not (0 <= copy.src < limit and 0 <= copy.dst < limit):
                     raise RuntimeError(f"block copy {copy} is outside [0, {limit})")
                 pairs[:, group, i] = copy.src, copy.dst
-        self._copy_blocks(pairs)
+        self._pool = self._copy(("copy", size), self._pool, pairs[0], pairs[1])
 
-    def _copy_blocks(self, pairs: np.ndarray) -> None:
-        self._count(("copy", pairs.shape[2]))
-        self._pool = self._copy(self._pool, pairs[0], pairs[1])
-
-    def _count(self, shape: tuple[Any, ...]) -> None:
-        if shape in self._compiled:
-            return
+    def _count(self, shape: Hashable) -> None:
         self._compiled.add(shape)
         if self._warm:
             self.num_recompiles += 1
@@ -157,34 +168,52 @@ class Runner:
     # ------------------------------------------------------------------ warm-up
 
     def warmup(self) -> Iterator[str]:
-        """Compile every shape, one an iteration; yields what was just compiled. Nothing in the pool changes."""
-        for size in self.copy_sizes:
-            self._copy_blocks(np.full((2, len(self.spec.views), size), -1, np.int32))
-            yield f"block copy x{size}"
-        for bucket in self.buckets.all:
-            hidden = self._run(self._empty_batch(bucket), bucket)
-            jax.block_until_ready(hidden)
-            kind = "decode" if bucket.decode_only else "mixed"
-            yield f"{kind} step, {bucket.tokens} tokens"
-        for rows in self.buckets.sample_rows:
-            for args, kind in self._warmup_samples(rows):
-                jax.block_until_ready(self._draw(hidden, args))
-                yield f"{kind} sampler, {rows} rows"
+        """Compile every shape, one an iteration; yields what was just compiled. Nothing is run.
+
+        Shapes are traced here and compiled in threads, as the compiler leaves Python free to go on.
+        """
+        with ThreadPoolExecutor(2) as threads:
+            pending = deque[tuple[str, Future[None]]]()
+            for name, compile_it in self._shapes():
+                pending.append((name, threads.submit(compile_it)))
+                while len(pending) > 4 or (pending and pending[0][1].done()):
+                    yield _finished(*pending.popleft())
+            while pending:
+                yield _finished(*pending.popleft())
+        jax.block_until_ready(self._pool)
         self._warm = True
+
+    def _shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """What `warmup` compiles: names and the compilations of traced programs."""
+        pool = jax.ShapeDtypeStruct(self.spec.shape, self.spec.dtype, sharding=sharding(self.mesh, TENSOR_AXIS))
+        for size in self.copy_sizes:
+            ids = np.full((len(self.spec.views), size), -1, np.int32)
+            yield f"block copy x{size}", self._copy.prepare(("copy", size), pool, ids, ids)
+        for bucket in self.buckets.all:
+            kind = "decode" if bucket.decode_only else "mixed"
+            batch = empty_batch(
+                bucket, self.spec.layout, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len
+            )
+            yield (
+                f"{kind} step, {bucket.tokens} tokens",
+                self._step.prepare(
+                    ("step", bucket), self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only
+                ),
+            )
+        _, hidden = self._step.out_info
+        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
+        for rows in self.buckets.sample_rows:
+            for top, kind in ((0, "greedy"), (RANKED, "full")):
+                args = self._placed(greedy_rows(rows, self._vocab_size))
+                yield (
+                    f"{kind} sampler, {rows} rows",
+                    self._sample.prepare(_sample_key(args, top), self.params, hidden, args, self._last_tokens, top=top),
+                )
 
     @property
     def num_warmup(self) -> int:
         """How many shapes `warmup` compiles."""
         return len(self.copy_sizes) + len(self.buckets.all) + 2 * len(self.buckets.sample_rows)
-
-    def _empty_batch(self, bucket: Bucket) -> StepBatch:
-        sizes = {"max_num_seqs": self.max_num_seqs, "max_model_len": self._max_model_len}
-        return empty_batch(bucket, self.spec.layout, **sizes)
-
-    def _warmup_samples(self, rows: int) -> Iterator[tuple[SamplingArrays, str]]:
-        plain = greedy_rows(rows, self._vocab_size)
-        yield plain, "greedy"
-        yield plain._replace(temperature=np.ones(rows, np.float32)), "full"
 
     # ------------------------------------------------------------------ weights
 
@@ -206,6 +235,15 @@ class Runner:
                     f"the engine's is {old.dtype}{list(old.shape)}"
                 )
         self.params = jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params))
+
+
+def _sample_key(args: SamplingArrays, top: int) -> Hashable:
+    return "sample", len(args.temperature), len(args.edits.token_row), len(args.edits.ban_row), top
+
+
+def _finished(name: str, compiling: Future[None]) -> str:
+    compiling.result()
+    return name
 
 
 def step_temporary_bytes(

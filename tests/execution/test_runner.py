@@ -114,12 +114,10 @@ def test_warm_up_compiles_every_shape_once_and_touches_no_block(caplog):
     view = np.asarray(runner._pool).reshape(runner.spec.views[0])
     assert (view == want.reshape(-1, 1, 1, 1, 1, 1)).all()
 
-    cached = runner._step._cache_size()
     for _ in range(3):
         runner.dispatch(one_token_step()).wait()
     runner._dispatch_copies(copies(BlockCopy(0, 3, 20)))
     assert runner.num_recompiles == 0 and runner.num_compiled == runner.num_warmup
-    assert runner._step._cache_size() == cached, "XLA compiled what was not counted"
 
     with caplog.at_level(logging.WARNING):
         runner._dispatch_copies(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))

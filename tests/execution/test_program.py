@@ -1,0 +1,50 @@
+"""Programs: compiled once a key, ahead of the first call or at it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jpaged.execution.program import Program
+
+
+@pytest.fixture
+def made():
+    """A program that scales and sums, the keys it compiled and the shapes it traced."""
+    keys, traced = [], []
+
+    @partial(jax.jit, static_argnames="factor")
+    def scaled_sum(x, *, factor):
+        traced.append(x.shape)
+        return (x * factor).sum()
+
+    return Program(scaled_sum, keys.append), keys, traced
+
+
+def test_a_call_compiles_its_key_once(made):
+    program, keys, traced = made
+    for _ in range(3):
+        assert program("four", np.ones(4, np.float32), factor=2) == 8
+    assert program("two", np.ones(2, np.float32), factor=3) == 6
+    assert keys == ["four", "two"] and traced == [(4,), (2,)]
+
+
+def test_what_was_prepared_from_shapes_is_not_traced_again(made):
+    program, keys, traced = made
+    compile_it = program.prepare("four", jax.ShapeDtypeStruct((4,), jnp.float32), factor=5)
+    assert (program.out_info.shape, program.out_info.dtype) == ((), jnp.float32)
+    compile_it()
+    assert program("four", np.arange(4, dtype=np.float32), factor=5) == 30
+    assert keys == ["four"] and traced == [(4,)]
+
+
+def test_another_shape_under_a_known_key_is_an_error_rather_than_a_compilation(made):
+    program, keys, traced = made
+    program("four", np.ones(4, np.float32), factor=1)
+    with pytest.raises(TypeError, match=r"float32\[5\]"):
+        program("four", np.ones(5, np.float32), factor=1)
+    assert keys == ["four"] and traced == [(4,)]

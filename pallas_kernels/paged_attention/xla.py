@@ -100,9 +100,11 @@ def _decode(
             seen &= position >= lens[seq, None] - problem.window
         blocks = tables[seq[:, None], jnp.minimum(page, pages - 1)]
         k, v, seen = _gather(problem, blocks, seen)
+        # XLA:CPU is slow to multiply with the transpose of K, and fast to transpose it as it is gathered.
+        k = lax.optimization_barrier([tile.swapaxes(2, 3) for tile in k])
         mine = q[row[seq]]
         mask = seen[:, None, None]
-        scores = jnp.where(mask, _cap(_scores(mine, k), problem.soft_cap), _NEVER)
+        scores = jnp.where(mask, _cap(_scores(mine, k, "uhrd,uhdk->uhrk"), problem.soft_cap), _NEVER)
         top = scores.max(axis=3)
         weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)
         values = jnp.concatenate([jnp.einsum("uhgk,uhkd->uhgd", weights, tile) for tile in v], axis=-1)
@@ -173,7 +175,7 @@ def _prefill(
             seen = known[0] & (position <= query_pos[:, None])
             if problem.window is not None:
                 seen &= position > query_pos[:, None] - problem.window
-            scores = jnp.where(seen, _cap(_scores(mine, k), problem.soft_cap)[0], _NEVER)
+            scores = jnp.where(seen, _cap(_scores(mine, k, "uhrd,uhkd->uhrk"), problem.soft_cap)[0], _NEVER)
             top = scores.max(axis=2)
             weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0.0)
             parts = [jnp.einsum("hrk,hkd->hrd", weights, part[0]) for part in v]
@@ -227,10 +229,11 @@ def _gather(
 
 
 def _scores(
-    q: Float[Array, "units kv_heads rows padded_dim"], k: list[Float[Array, "units kv_heads span lanes"]]
+    q: Float[Array, "units kv_heads rows padded_dim"], k: list[Array], product: str
 ) -> Float[Array, "units kv_heads rows span"]:
-    lanes = k[0].shape[-1]
-    parts = [jnp.einsum("uhrd,uhkd->uhrk", q[..., t * lanes : (t + 1) * lanes], tile) for t, tile in enumerate(k)]
+    """`k`: a tile of lanes each, as `product` says."""
+    lanes = q.shape[-1] // len(k)
+    parts = [jnp.einsum(product, q[..., t * lanes : (t + 1) * lanes], tile) for t, tile in enumerate(k)]
     return sum(parts[1:], parts[0])
 
 

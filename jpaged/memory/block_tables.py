@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.pages import Association
 
@@ -52,3 +54,22 @@ class BlockTables:
         child.num_hashed = self.num_hashed.copy()
         child.num_computed = self.num_computed
         return child
+
+
+class Sequences(dict[int, BlockTables]):
+    """Block tables by sequence id."""
+
+    def __missing__(self, seq_id: int) -> BlockTables:
+        raise KeyError(f"sequence {seq_id} has no block tables: it was never added or already freed")
+
+
+class BlockCopy(NamedTuple):
+    """A copy-on-write: the device copies `src` to `dst` in every layer of the group before the step writes.
+
+    The copies of one step can be made in any order, as no destination is another's source or destination. When
+    a request is freed while the step is planned, its copies must be dropped: their blocks go to others.
+    """
+
+    group: int
+    src: int
+    dst: int

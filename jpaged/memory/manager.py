@@ -7,33 +7,15 @@ free. Blocks are shared by reference count and copied on the first diverging wri
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
 
 from jpaged.memory import invariants
 from jpaged.memory.admission import Admission, Fit
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request
+from jpaged.memory.block_tables import NO_BLOCK, BlockCopy, BlockTables, Request, Sequences
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.pages import Time
+from jpaged.memory.ownership import Ownership
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
-
-
-class BlockCopy(NamedTuple):
-    """A copy-on-write: the device copies `src` to `dst` in every layer of the group before the step writes.
-
-    The copies of one step can be made in any order, as no destination is another's source or destination. When
-    a request is freed while the step is planned, its copies must be dropped: their blocks go to others.
-    """
-
-    group: int
-    src: int
-    dst: int
-
-
-class _Sequences(dict[int, BlockTables]):
-    def __missing__(self, seq_id: int) -> BlockTables:
-        raise KeyError(f"sequence {seq_id} has no block tables: it was never added or already freed")
 
 
 class MemoryManager:
@@ -67,10 +49,9 @@ class MemoryManager:
             [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
         )
         self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
-        self._sequences = _Sequences()
+        self._ownership = Ownership(self._groups, self._allocator, self._cache)
+        self._sequences = Sequences()
         self._requests: dict[int, Request] = {}
-        self._clock = 0
-        self._version = 0
 
     # Admission.
 
@@ -115,7 +96,9 @@ class MemoryManager:
         if request is None:
             request = self._requests[request_id] = Request(request_id, self._allocator.associate())
         request.num_seqs += 1
-        self._sequences[seq_id] = BlockTables(request, len(self._groups), self._cache.chains(), self._next_version())
+        self._sequences[seq_id] = BlockTables(
+            request, len(self._groups), self._cache.chains(), self._ownership.next_version()
+        )
 
     def match_prefix(
         self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
@@ -145,7 +128,7 @@ class MemoryManager:
         sequence.chains = self._cache.chains(salt)
         length, tables = self._cache.match(sequence.chains, token_ids, max(limit, 0))
         if length:
-            self._attach(sequence, tables, length)
+            self._ownership.attach(sequence, tables, length)
         return length
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
@@ -182,7 +165,7 @@ class MemoryManager:
             taken = self._allocator.take(needs, sequence.request.association)
             if taken is None:
                 return None
-            copies = self._install(sequence, taken, replaced, first_write)
+            copies = self._ownership.install(sequence, taken, replaced, first_write)
         else:
             copies = []
         if self.prefix_caching and first_write < num_tokens:
@@ -204,7 +187,7 @@ class MemoryManager:
         sequence.num_computed = num_computed
         if self.prefix_caching:
             self._cache.record(sequence, token_ids, min(num_computed, len(token_ids)))
-        self._release_inactive(sequence, num_computed)
+        self._ownership.release_inactive(sequence, num_computed)
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """A new sequence of the same request that shares every block of its parent.
@@ -214,7 +197,7 @@ class MemoryManager:
         """
         parent = self._sequences[parent_id]
         self._new_id(child_id)
-        child = parent.fork(self._next_version())
+        child = parent.fork(self._ownership.next_version())
         for g, table in enumerate(child.tables):
             for block in table:
                 if block != NO_BLOCK:
@@ -225,9 +208,7 @@ class MemoryManager:
     def free(self, seq_id: int) -> None:
         """The sequence gives up its blocks, tails before heads; those in the prefix cache stay, evictable."""
         sequence = self._sequences[seq_id]
-        self._clock += 1
-        for g, table in enumerate(sequence.tables):
-            self._release(g, table, range(len(table)))
+        self._ownership.release_all(sequence)
         del self._sequences[seq_id]
         request = sequence.request
         request.num_seqs -= 1
@@ -287,60 +268,3 @@ class MemoryManager:
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences:
             raise ValueError(f"sequence {seq_id} exists already")
-
-    def _next_version(self) -> int:
-        self._version += 1
-        return self._version
-
-    def _attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
-        for g, (policy, size) in enumerate(self._groups):
-            for block in tables[g]:
-                if block != NO_BLOCK:
-                    self._allocator.share(g, block)
-            sequence.behind[g] = policy.active_blocks(length, size)[-1].start
-            sequence.num_hashed[g] = len(tables[g])
-        sequence.tables = tables
-        sequence.num_computed = length
-        sequence.version = self._next_version()
-
-    def _install(
-        self, sequence: BlockTables, taken: list[list[int]], replaced: list[list[int]], first_write: int
-    ) -> list[BlockCopy]:
-        copies = []
-        now = Time(self._clock, 0)  # never used: these blocks have other owners left
-        for g, new_blocks in enumerate(taken):
-            table = sequence.tables[g]
-            for i in replaced[g]:
-                old, table[i] = table[i], new_blocks.pop()
-                if i * self._groups[g][1] < first_write:
-                    copies.append(BlockCopy(g, old, table[i]))
-                self._allocator.release(g, old, now, keep=False)
-            table += new_blocks
-        sequence.version = self._next_version()
-        return copies
-
-    def _release_inactive(self, sequence: BlockTables, length: int) -> None:
-        self._clock += 1
-        for g, (policy, size) in enumerate(self._groups):
-            runs = policy.active_blocks(length, size)
-            behind, first_active = sequence.behind[g], runs[-1].start
-            if first_active <= behind:
-                continue
-            table = sequence.tables[g]
-            # The gaps before and between the runs, the last first.
-            gap_starts = [0, *(run.stop for run in runs[:-1])]
-            for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
-                gap = range(max(start, behind), run.start)
-                self._release(g, table, gap)
-                for i in gap:
-                    table[i] = NO_BLOCK
-            sequence.behind[g] = first_active
-            sequence.version = self._next_version()
-
-    def _release(self, g: int, table: list[int], logical: range) -> None:
-        """Give up the blocks of `table` in `logical`, the longest prefix first."""
-        allocator, cache, tick, size = self._allocator, self._cache, self._clock, self._groups[g][1]
-        for i in reversed(logical):
-            block = table[i]
-            if block != NO_BLOCK:
-                allocator.release(g, block, Time(tick, -(i + 1) * size), cache.holds(g, block))

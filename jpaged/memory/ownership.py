@@ -1,0 +1,93 @@
+"""Puts blocks into the tables of sequences and takes them out again, so that every count stays true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.block_tables import NO_BLOCK, BlockCopy, BlockTables
+from jpaged.memory.pages import Time
+from jpaged.memory.policies import Policy
+from jpaged.memory.prefix_cache import PrefixCache
+
+
+class Ownership:
+    """What sequences own, in the allocator's terms.
+
+    Args:
+        groups: policy and block size (tokens) of each group.
+    """
+
+    def __init__(self, groups: Sequence[tuple[Policy, int]], allocator: BlockAllocator, cache: PrefixCache) -> None:
+        self._groups = groups
+        self._allocator = allocator
+        self._cache = cache
+        self._clock = 0
+        self._version = 0
+
+    def next_version(self) -> int:
+        """A table version that no sequence had before."""
+        self._version += 1
+        return self._version
+
+    def attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
+        """Give a sequence without blocks the cached ones of a prefix of `length` tokens."""
+        for g, (policy, size) in enumerate(self._groups):
+            for block in tables[g]:
+                if block != NO_BLOCK:
+                    self._allocator.share(g, block)
+            sequence.behind[g] = policy.active_blocks(length, size)[-1].start
+            sequence.num_hashed[g] = len(tables[g])
+        sequence.tables = tables
+        sequence.num_computed = length
+        sequence.version = self.next_version()
+
+    def install(
+        self, sequence: BlockTables, taken: list[list[int]], replaced: list[list[int]], first_write: int
+    ) -> list[BlockCopy]:
+        """Append the blocks `taken` for each group, the logical ones `replaced` first; returns the copies to make."""
+        copies = []
+        now = Time(self._clock, 0)  # never used: these blocks have other owners left
+        for g, new_blocks in enumerate(taken):
+            table = sequence.tables[g]
+            for i in replaced[g]:
+                old, table[i] = table[i], new_blocks.pop()
+                if i * self._groups[g][1] < first_write:
+                    copies.append(BlockCopy(g, old, table[i]))
+                self._allocator.release(g, old, now, keep=False)
+            table += new_blocks
+        sequence.version = self.next_version()
+        return copies
+
+    def release_inactive(self, sequence: BlockTables, length: int) -> None:
+        """Give up the blocks that no token from position `length` on will read."""
+        self._clock += 1
+        for g, (policy, size) in enumerate(self._groups):
+            runs = policy.active_blocks(length, size)
+            behind, first_active = sequence.behind[g], runs[-1].start
+            if first_active <= behind:
+                continue
+            table = sequence.tables[g]
+            # The gaps before and between the runs, the last first.
+            gap_starts = [0, *(run.stop for run in runs[:-1])]
+            for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
+                gap = range(max(start, behind), run.start)
+                self._release(g, table, gap)
+                for i in gap:
+                    table[i] = NO_BLOCK
+            sequence.behind[g] = first_active
+            sequence.version = self.next_version()
+
+    def release_all(self, sequence: BlockTables) -> None:
+        """Give up every block, tails before heads; those in the prefix cache stay, evictable."""
+        self._clock += 1
+        for g, table in enumerate(sequence.tables):
+            self._release(g, table, range(len(table)))
+
+    def _release(self, g: int, table: list[int], logical: range) -> None:
+        """Give up the blocks of `table` in `logical`, the longest prefix first."""
+        allocator, cache, tick, size = self._allocator, self._cache, self._clock, self._groups[g][1]
+        for i in reversed(logical):
+            block = table[i]
+            if block != NO_BLOCK:
+                allocator.release(g, block, Time(tick, -(i + 1) * size), cache.holds(g, block))

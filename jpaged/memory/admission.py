@@ -36,7 +36,7 @@ class Admission:
             raise ValueError(f"watermark={watermark} must be in [0, 1)")
         self._layout = layout
         self._allocator = allocator
-        self._watermark_pages = int(watermark * layout.num_pages)
+        self.watermark_pages = int(watermark * layout.num_pages)
         self._max_step_tokens = max_step_tokens
 
     def verdict(self, num_tokens: int, num_seqs: int, cached_tokens: int, shared_tokens: int) -> Fit:
@@ -51,7 +51,7 @@ class Admission:
             uncached = total - cached_tokens // size + own
             missing.append(min(blocks, uncached))
             pages += -(-blocks // group.blocks_per_page)
-        if pages > self._layout.num_pages - self._watermark_pages:
+        if pages > self._layout.num_pages - self.watermark_pages:
             return Fit.NEVER
-        room = self._allocator.pages.num_available - self._watermark_pages
+        room = self._allocator.pages.num_available - self.watermark_pages
         return Fit.OK if self._allocator.pages_needed(missing) <= room else Fit.LATER

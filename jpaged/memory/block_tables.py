@@ -60,7 +60,7 @@ class Sequences(dict[int, BlockTables]):
     """Block tables by sequence id."""
 
     def __missing__(self, seq_id: int) -> BlockTables:
-        raise KeyError(f"sequence {seq_id} has no block tables: it was never added or already freed")
+        raise KeyError(f"sequence {seq_id} has no block tables: it was never added, already freed or swapped out")
 
 
 class BlockCopy(NamedTuple):

@@ -16,6 +16,7 @@ from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
+from jpaged.memory.swap import HostBlock, SwapCopy, SwapSpace
 
 
 class MemoryManager:
@@ -26,11 +27,12 @@ class MemoryManager:
         watermark: share of the large pages kept free at admission, so that running sequences can still grow
             (PagedAttention's system keeps 1 %).
         prefix_caching: keep the content of full blocks for later requests.
+        swap_space_bytes: host memory that swapped sequences may take, as bytes of one device; 0 = none.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
 
     Raises:
-        ValueError: when the watermark is outside [0, 1).
+        ValueError: when the watermark is outside [0, 1), or swap_space_bytes outside [0, bytes of the pool].
     """
 
     def __init__(
@@ -40,7 +42,10 @@ class MemoryManager:
         watermark: float = 0.01,
         prefix_caching: bool = False,
         max_step_tokens: int | None = None,
+        swap_space_bytes: int = 0,
     ) -> None:
+        if not 0 <= swap_space_bytes <= layout.pool_bytes:
+            raise ValueError(f"swap_space_bytes={swap_space_bytes:,} is outside [0, {layout.pool_bytes:,}], the pool")
         self.layout = layout
         self.prefix_caching = prefix_caching
         self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
@@ -51,6 +56,7 @@ class MemoryManager:
         self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
         self._ownership = Ownership(self._groups, self._allocator, self._cache)
         self._sequences = Sequences()
+        self._swap = SwapSpace(layout, self._allocator, self._ownership, self._sequences, swap_space_bytes)
         self._requests: dict[int, Request] = {}
 
     # Admission.
@@ -145,22 +151,7 @@ class MemoryManager:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
         """
         sequence = self._sequences[seq_id]
-        needs, replaced = [], []
-        for g, (policy, size) in enumerate(self._groups):
-            table = sequence.tables[g]
-            total = policy.num_blocks(num_tokens, size)
-            if first_write > policy.capacity(len(table), size):
-                raise ValueError(f"first_write={first_write} leaves a hole after {len(table) * size} tokens")
-            shared = []
-            if first_write < num_tokens:
-                ref_count = self._allocator.groups[g].ref_count
-                for i in range(first_write // size, min(len(table), total)):
-                    if table[i] == NO_BLOCK:
-                        raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
-                    if ref_count[table[i]] > 1:
-                        shared.append(i)
-            replaced.append(shared)
-            needs.append(max(0, total - len(table)) + len(shared))
+        needs, replaced = self._ownership.missing_blocks(sequence, num_tokens, first_write)
         if any(needs):
             taken = self._allocator.take(needs, sequence.request.association)
             if taken is None:
@@ -192,28 +183,77 @@ class MemoryManager:
     def fork(self, parent_id: int, child_id: int) -> None:
         """A new sequence of the same request that shares every block of its parent.
 
+        The child of a swapped sequence is swapped too.
+
         Raises:
             ValueError: when the child exists.
         """
-        parent = self._sequences[parent_id]
         self._new_id(child_id)
-        child = parent.fork(self._ownership.next_version())
-        for g, table in enumerate(child.tables):
-            for block in table:
-                if block != NO_BLOCK:
-                    self._allocator.share(g, block)
+        swapped = self._swap.sequences.get(parent_id)
+        child = (swapped or self._sequences[parent_id]).fork(self._ownership.next_version())
         child.request.num_seqs += 1
+        if swapped is not None:
+            self._swap.fork(child_id, child)
+            return
+        self._ownership.share_all(child)
         self._sequences[child_id] = child
 
     def free(self, seq_id: int) -> None:
-        """The sequence gives up its blocks, tails before heads; those in the prefix cache stay, evictable."""
-        sequence = self._sequences[seq_id]
-        self._ownership.release_all(sequence)
-        del self._sequences[seq_id]
+        """The sequence gives up its blocks, tails before heads; those in the prefix cache stay, evictable.
+
+        A swapped sequence gives up its host blocks.
+        """
+        if self.is_swapped(seq_id):
+            sequence = self._swap.free(seq_id)
+        else:
+            sequence = self._sequences[seq_id]
+            self._ownership.release_all(sequence)
+            del self._sequences[seq_id]
         request = sequence.request
         request.num_seqs -= 1
         if request.num_seqs == 0:
             del self._requests[request.request_id]
+
+    # Swapping (PagedAttention, section 4.5): all sequences of a request together, all blocks or none.
+
+    def swap_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
+        """Give up the device blocks of a request's sequences for host blocks; each shared block is moved once.
+
+        Commit before: what left every window is not moved. Until it is swapped in again such a sequence can be
+        forked and freed, and nothing else. Cached blocks stay on the device, evictable.
+
+        Returns:
+            The copies to make before anything else of the step, or None when host memory is short: then nothing
+            has changed.
+
+        Raises:
+            ValueError: when these are not all sequences of one request.
+        """
+        return self._swap.move_out(seq_ids)
+
+    def swap_in(self, seq_ids: Sequence[int], *, keep_room: bool = True) -> list[SwapCopy] | None:
+        """Give the sequences of a swapped request blocks of the pool again, shared as they were.
+
+        Args:
+            keep_room: only where every sequence can append a block and the watermark stays free.
+
+        Returns:
+            The copies to make, after those of `swap_out` and before all block copies, or None when the pool is
+            short: then nothing has changed.
+
+        Raises:
+            ValueError: when these are not all sequences of one request.
+        """
+        room, pages = (len(seq_ids), self._admission.watermark_pages) if keep_room else (0, 0)
+        return self._swap.move_in(seq_ids, room, pages)
+
+    def is_swapped(self, seq_id: int) -> bool:
+        """Whether the sequence's blocks are in host memory."""
+        return seq_id in self._swap.sequences
+
+    def take_dropped(self) -> list[HostBlock]:
+        """Host blocks freed since the last call without having been swapped in: their content can go."""
+        return self._swap.take_dropped()
 
     # What the scheduler and the executor ask.
 
@@ -262,9 +302,10 @@ class MemoryManager:
             AssertionError: naming the group, page or block that is wrong.
         """
         invariants.check(self._allocator, self._cache, self._sequences.values())
+        self._swap.check()
 
     # Steps of the above.
 
     def _new_id(self, seq_id: int) -> None:
-        if seq_id in self._sequences:
+        if seq_id in self._sequences or self.is_swapped(seq_id):
             raise ValueError(f"sequence {seq_id} exists already")

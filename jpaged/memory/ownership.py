@@ -42,6 +42,32 @@ class Ownership:
         sequence.num_computed = length
         sequence.version = self.next_version()
 
+    def missing_blocks(
+        self, sequence: BlockTables, num_tokens: int, first_write: int
+    ) -> tuple[list[int], list[list[int]]]:
+        """What an append takes: for each group (blocks to be had, shared logical blocks to be replaced by them).
+
+        Raises:
+            ValueError: when positions before `first_write` have no slot, or one to be written was released.
+        """
+        needs, replaced = [], []
+        for g, (policy, size) in enumerate(self._groups):
+            table = sequence.tables[g]
+            total = policy.num_blocks(num_tokens, size)
+            if first_write > policy.capacity(len(table), size):
+                raise ValueError(f"first_write={first_write} leaves a hole after {len(table) * size} tokens")
+            shared = []
+            if first_write < num_tokens:
+                ref_count = self._allocator.groups[g].ref_count
+                for i in range(first_write // size, min(len(table), total)):
+                    if table[i] == NO_BLOCK:
+                        raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
+                    if ref_count[table[i]] > 1:
+                        shared.append(i)
+            replaced.append(shared)
+            needs.append(max(0, total - len(table)) + len(shared))
+        return needs, replaced
+
     def install(
         self, sequence: BlockTables, taken: list[list[int]], replaced: list[list[int]], first_write: int
     ) -> list[BlockCopy]:
@@ -58,6 +84,13 @@ class Ownership:
             table += new_blocks
         sequence.version = self.next_version()
         return copies
+
+    def share_all(self, sequence: BlockTables) -> None:
+        """One more owner of every block in the tables."""
+        for g, table in enumerate(sequence.tables):
+            for block in table:
+                if block != NO_BLOCK:
+                    self._allocator.share(g, block)
 
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
         """Give up the blocks that no token from position `length` on will read."""

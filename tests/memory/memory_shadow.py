@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jpaged.memory import NO_BLOCK, BlockCopy, FullAttention, MemoryManager, PoolLayout, SlidingWindow
+from jpaged.memory import (
+    NO_BLOCK,
+    BlockCopy,
+    FullAttention,
+    HostBlock,
+    MemoryManager,
+    PoolLayout,
+    SlidingWindow,
+    SwapCopy,
+)
 
 
 class ShadowPool:
@@ -17,6 +26,7 @@ class ShadowPool:
         # All groups lie in the same bytes: writing a block of one destroys what another had there.
         self.layout = layout
         self.slots: list[dict[int, object]] = [{} for _ in layout.groups]
+        self.host: dict[HostBlock, list[object]] = {}
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """All copies at once, as one kernel launch does: in any order."""
@@ -29,6 +39,20 @@ class ShadowPool:
             size = self.groups[c.group].block_size
             for offset, value in enumerate(content):
                 self._put(c.group, c.dst * size + offset, value)
+
+    def swap_out(self, copies: Iterable[SwapCopy]) -> None:
+        for group, device, host in copies:
+            assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
+            self.host[HostBlock(group, host)] = self._block(group, device)
+
+    def swap_in(self, copies: Iterable[SwapCopy]) -> None:
+        for group, device, host in copies:
+            for offset, value in enumerate(self.host.pop(HostBlock(group, host))):
+                self._put(group, device * self.groups[group].block_size + offset, value)
+
+    def forget_host(self, dropped: Iterable[HostBlock]) -> None:
+        for block in dropped:
+            del self.host[block]
 
     def write(self, manager: MemoryManager, seq_id: int, names: Sequence[object], start: int) -> None:
         """The step writes positions [start, len(names)) of a sequence in every group."""

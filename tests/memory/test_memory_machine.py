@@ -33,14 +33,16 @@ class Machine(RuleBasedStateMachine):
 
     groups: tuple[GroupSpec, ...]
     pool_bytes: int
+    swap_bytes: int
     caching = True
 
     @initialize()
     def build(self) -> None:
         layout = PoolLayout.plan(self.groups, self.pool_bytes)
-        self.manager = MemoryManager(layout, prefix_caching=self.caching)
+        self.manager = MemoryManager(layout, prefix_caching=self.caching, swap_space_bytes=self.swap_bytes)
         self.shadow = ShadowPool(layout)
         self.lives: dict[int, Life] = {}
+        self.swapped: dict[int, Life] = {}
         self.next_id = 0
         self.reset_at = 0
 
@@ -59,10 +61,16 @@ class Machine(RuleBasedStateMachine):
             (list(g.ref_count), list(g.evictable.items()), list(g.open_pages), g.num_used, g.num_empty)
             for g in m._allocator.groups
         ]
-        tables = {s: (t.tables, t.behind, t.num_hashed, t.num_computed, t.version) for s, t in m._sequences.items()}
-        return copy.deepcopy((pages, groups, m._cache._block_of, m._cache._link_of, tables))
+        sequences = {**m._sequences, **m._swap.sequences}
+        tables = {s: (t.tables, t.behind, t.num_hashed, t.num_computed, t.version) for s, t in sequences.items()}
+        host = (m._swap.host.ref_count, m._swap.host._free, m._swap.host.used_bytes)
+        return copy.deepcopy((pages, groups, m._cache._block_of, m._cache._link_of, tables, host))
 
-    @precondition(lambda self: len(self.lives) < MAX_SEQS)
+    @property
+    def num_seqs(self) -> int:
+        return len(self.lives) + len(self.swapped)
+
+    @precondition(lambda self: self.num_seqs < MAX_SEQS)
     @rule(
         shared=st.sampled_from([0, 4, 7, 9, 13, 13, 17, 17, 25]),
         own=st.lists(st.integers(0, 2), max_size=4),
@@ -122,7 +130,7 @@ class Machine(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 self.manager.commit(seq_id, known, end)
 
-    @precondition(lambda self: 0 < len(self.lives) < MAX_SEQS)
+    @precondition(lambda self: self.lives and self.num_seqs < MAX_SEQS)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent, child = self.pick(data), self.next_id
@@ -144,6 +152,64 @@ class Machine(RuleBasedStateMachine):
             self.manager.commit(seq_id, life.tokens, life.computed)
         self.manager.free(seq_id)
         del self.lives[seq_id]
+
+    @precondition(lambda self: self.lives)
+    @rule(data=st.data())
+    def swap_out(self, data: st.DataObject) -> None:
+        """A whole request goes to the host, each of its blocks once, or nothing changes."""
+        request = self.lives[self.pick(data)].request
+        seq_ids = [s for s, life in self.lives.items() if life.request == request]
+        if data.draw(st.booleans()):
+            for seq_id in seq_ids:
+                self.manager.commit(seq_id, self.lives[seq_id].tokens, self.lives[seq_id].computed)
+        before, host_bytes = self.state(), self.manager._swap.host.used_bytes
+        blocks = {(g, b) for s in seq_ids for g in range(len(self.groups)) for b in self.manager.block_table(s, g)}
+        blocks = {(g, b) for g, b in blocks if b != NO_BLOCK}
+        copies = self.manager.swap_out(seq_ids)
+        size = sum(self.shadow.layout.groups[g].block_bytes for g, _ in blocks)
+        assert (copies is None) == (host_bytes + size > self.swap_bytes)
+        if copies is None:
+            assert self.state() == before, "a failed swap changed something"
+            return
+        assert sorted((c.group, c.device_block) for c in copies) == sorted(blocks), "not every block once"
+        self.shadow.forget_host(self.manager.take_dropped())
+        self.shadow.swap_out(copies)
+        self.swapped |= {seq_id: self.lives.pop(seq_id) for seq_id in seq_ids}
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data: st.DataObject) -> None:
+        request = self.swapped[data.draw(st.sampled_from(sorted(self.swapped)))].request
+        seq_ids = [s for s, life in self.swapped.items() if life.request == request]
+        before, keep_room = self.state(), data.draw(st.booleans())
+        free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
+        copies = self.manager.swap_in(seq_ids, keep_room=keep_room)
+        if copies is None:
+            assert self.state() == before, "a failed swap changed something"
+            return
+        self.shadow.forget_host(self.manager.take_dropped())
+        self.shadow.swap_in(copies)
+        self.lives |= {seq_id: self.swapped.pop(seq_id) for seq_id in seq_ids}
+        if keep_room and len(self.groups) == 1:
+            assert free[0] - len(copies) == self.manager.free_blocks(0) >= len(seq_ids)
+        for seq_id in seq_ids:
+            self.check_next_query(seq_id)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def free_swapped(self, data: st.DataObject) -> None:
+        seq_id = data.draw(st.sampled_from(sorted(self.swapped)))
+        self.manager.free(seq_id)
+        del self.swapped[seq_id]
+
+    @precondition(lambda self: self.swapped and self.num_seqs < MAX_SEQS)
+    @rule(data=st.data())
+    def fork_swapped(self, data: st.DataObject) -> None:
+        parent, child = data.draw(st.sampled_from(sorted(self.swapped))), self.next_id
+        self.next_id += 1
+        self.manager.fork(parent, child)
+        assert self.manager.is_swapped(child)
+        self.swapped[child] = copy.deepcopy(self.swapped[parent])
 
     def only_full(self) -> bool:
         return all(isinstance(spec.policy, FullAttention) for spec in self.groups)
@@ -192,9 +258,12 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
             return
-        for seq_id in list(self.lives):
+        for seq_id in [*self.lives, *self.swapped]:
             self.manager.free(seq_id)
         self.manager.check_invariants()
+        self.shadow.forget_host(self.manager.take_dropped())
+        assert not self.shadow.host, "host blocks leaked"
+        assert self.manager._swap.host.used_bytes == 0
         report = self.manager.report()
         assert report.free_pages + report.idle_pages == report.num_pages, "something leaked"
         assert self.caching or report.free_pages == report.num_pages
@@ -212,6 +281,7 @@ WINDOW_1 = GroupSpec("near", layer_bytes=1, num_layers=2, block_size=4, policy=S
 class OneGroup(Machine):
     groups = (FULL_3,)
     pool_bytes = 6 * 20
+    swap_bytes = 6 * 9
 
 
 class OneGroupUncached(OneGroup):
@@ -221,6 +291,7 @@ class OneGroupUncached(OneGroup):
 class TwoGroups(Machine):
     groups = (FULL_3, WINDOW_4)
     pool_bytes = 12 * 14
+    swap_bytes = 12 * 14
 
 
 class TwoGroupsUncached(TwoGroups):
@@ -230,11 +301,13 @@ class TwoGroupsUncached(TwoGroups):
 class TwoFullGroups(Machine):
     groups = (FULL_4, FULL_3)
     pool_bytes = 12 * 15
+    swap_bytes = 12 * 8 + 7
 
 
 class ThreeGroups(Machine):
     groups = (WINDOW_7, FULL_4, WINDOW_1)
     pool_bytes = 20 * 16
+    swap_bytes = 20 * 9
 
 
 COMMON = settings(max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))

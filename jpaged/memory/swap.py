@@ -1,0 +1,220 @@
+"""Host blocks for sequences that were swapped out, and the way there and back (PagedAttention, section 4.5).
+
+A swapped sequence keeps its block tables, but their entries are host blocks. A block that several sequences share
+is moved once and stays shared, also by sequences that are forked or freed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.layout import PoolLayout
+from jpaged.memory.ownership import Ownership
+
+
+class SwapCopy(NamedTuple):
+    """A whole block to be moved; whether to the host or back is told by the list it is in."""
+
+    group: int
+    device_block: int
+    host_block: int
+
+
+class HostBlock(NamedTuple):
+    """A place for one block of a group in host memory."""
+
+    group: int
+    block: int
+
+
+class HostBlocks:
+    """Free lists and owner counts of the host blocks of every group, within one bound in bytes.
+
+    Args:
+        block_bytes: of each group.
+        limit_bytes: most bytes that all blocks with an owner take together.
+    """
+
+    def __init__(self, block_bytes: Sequence[int], limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.ref_count: list[list[int]] = [[] for _ in block_bytes]
+        self.block_bytes = block_bytes
+        self._free: list[list[int]] = [[] for _ in block_bytes]
+
+    def num_used(self, g: int) -> int:
+        """Blocks of a group that have an owner."""
+        return len(self.ref_count[g]) - len(self._free[g])
+
+    def capacity(self, g: int) -> int:
+        """Blocks of a group there would be if no other group had any."""
+        return self.limit_bytes // self.block_bytes[g]
+
+    def take(self, needs: Sequence[int]) -> list[list[int]] | None:
+        """Blocks of each group, for owners that `share` will count; None, with nothing changed, above the bound."""
+        size = sum(need * size for need, size in zip(needs, self.block_bytes, strict=True))
+        if self.used_bytes + size > self.limit_bytes:
+            return None
+        self.used_bytes += size
+        taken = []
+        for need, free, ref_count in zip(needs, self._free, self.ref_count, strict=True):
+            first = len(ref_count)
+            ref_count += [0] * (need - len(free))
+            free += reversed(range(first, len(ref_count)))
+            taken.append([free.pop() for _ in range(need)])
+        return taken
+
+    def share(self, g: int, block: int) -> None:
+        """One more owner."""
+        self.ref_count[g][block] += 1
+
+    def release(self, g: int, block: int) -> bool:
+        """One owner less; True when it was the last and the block is free again."""
+        if self.ref_count[g][block] < 1:
+            raise RuntimeError(f"host block {block} of group {g} is released but nobody owns it")
+        self.ref_count[g][block] -= 1
+        if self.ref_count[g][block]:
+            return False
+        self._free[g].append(block)
+        self.used_bytes -= self.block_bytes[g]
+        return True
+
+
+class SwapSpace:
+    """The swapped sequences and their host blocks.
+
+    Args:
+        resident: the sequences with blocks in the pool; they move between it and `sequences`.
+        limit_bytes: of host memory, in the layout's terms (bytes of one device).
+
+    Attributes:
+        sequences: the swapped ones, by sequence id.
+    """
+
+    def __init__(
+        self,
+        layout: PoolLayout,
+        allocator: BlockAllocator,
+        ownership: Ownership,
+        resident: dict[int, BlockTables],
+        limit_bytes: int,
+    ) -> None:
+        self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes)
+        self.sequences: dict[int, BlockTables] = {}
+        self._resident = resident
+        self._allocator = allocator
+        self._ownership = ownership
+        self._dropped: list[HostBlock] = []
+
+    def move_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
+        """See `MemoryManager.swap_out`."""
+        sequences = _whole_request(self._resident, seq_ids)
+        blocks = _distinct(sequences)
+        taken = self.host.take([len(mine) for mine in blocks])
+        if taken is None:
+            return None
+        there = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
+        for seq_id, sequence in sequences.items():
+            tables = _translate(sequence.tables, there)
+            self._ownership.release_all(sequence)
+            sequence.tables = tables
+            self._share(sequence)
+            self.sequences[seq_id] = self._resident.pop(seq_id)
+        return [SwapCopy(g, device, host) for g, pairs in enumerate(there) for device, host in pairs.items()]
+
+    def move_in(self, seq_ids: Sequence[int], room: int, keep_pages: int) -> list[SwapCopy] | None:
+        """See `MemoryManager.swap_in`.
+
+        Args:
+            room: blocks that every group can still be given afterwards.
+            keep_pages: large pages that stay free beside.
+        """
+        sequences = _whole_request(self.sequences, seq_ids)
+        blocks = _distinct(sequences)
+        needs = [len(mine) for mine in blocks]
+        available = self._allocator.pages.num_available - keep_pages
+        if self._allocator.pages_needed([need + room for need in needs]) > available:
+            return None
+        taken = self._allocator.take(needs, next(iter(sequences.values())).request.association)
+        assert taken is not None, "what pages_needed promises is delivered"
+        here = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
+        unowned = [set(mine) for mine in taken]  # taken with a count of 1, which stands for the first owner
+        for seq_id, sequence in sequences.items():
+            self._release(sequence)
+            sequence.tables = _translate(sequence.tables, here)
+            for g, table in enumerate(sequence.tables):
+                for block in table:
+                    if block in unowned[g]:
+                        unowned[g].remove(block)
+                    elif block != NO_BLOCK:
+                        self._allocator.share(g, block)
+            sequence.num_hashed = [0] * len(blocks)  # other blocks, which the prefix cache was not told of
+            sequence.version = self._ownership.next_version()
+            self._resident[seq_id] = self.sequences.pop(seq_id)
+        return [SwapCopy(g, device, host) for g, pairs in enumerate(here) for host, device in pairs.items()]
+
+    def fork(self, child_id: int, child: BlockTables) -> None:
+        """Count the references of a new sequence whose tables equal a swapped one's."""
+        self._share(child)
+        self.sequences[child_id] = child
+
+    def free(self, seq_id: int) -> BlockTables:
+        """A swapped sequence gives up its host blocks."""
+        sequence = self.sequences.pop(seq_id)
+        self._dropped += self._release(sequence)
+        return sequence
+
+    def take_dropped(self) -> list[HostBlock]:
+        """Host blocks that were freed since the last call without having been swapped in."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def check(self) -> None:
+        """Recompute every host count from the tables; for tests.
+
+        Raises:
+            AssertionError: naming the group that is wrong.
+        """
+        used_bytes = 0
+        for g, ref_count in enumerate(self.host.ref_count):
+            owners = Counter(b for s in self.sequences.values() for b in s.tables[g] if b != NO_BLOCK)
+            assert Counter(dict(enumerate(ref_count))) == owners, f"group {g}: host counts"
+            assert self.host.num_used(g) == len(owners), f"group {g}: free host blocks"
+            used_bytes += len(owners) * self.host.block_bytes[g]
+        assert used_bytes == self.host.used_bytes <= self.host.limit_bytes, "bytes of host blocks"
+
+    def _share(self, sequence: BlockTables) -> None:
+        for g, table in enumerate(sequence.tables):
+            for block in table:
+                if block != NO_BLOCK:
+                    self.host.share(g, block)
+
+    def _release(self, sequence: BlockTables) -> list[HostBlock]:
+        """Owned no longer by `sequence`; those that nobody owns now."""
+        owned = (HostBlock(g, b) for g, table in enumerate(sequence.tables) for b in table if b != NO_BLOCK)
+        return [block for block in owned if self.host.release(*block)]
+
+
+def _whole_request(known: dict[int, BlockTables], seq_ids: Sequence[int]) -> dict[int, BlockTables]:
+    sequences = {seq_id: known[seq_id] for seq_id in seq_ids}
+    requests = {sequence.request for sequence in sequences.values()}
+    if len(requests) != 1 or len(sequences) != requests.pop().num_seqs:
+        raise ValueError(f"sequences {list(seq_ids)} are not all of one request: they are swapped together")
+    return sequences
+
+
+def _distinct(sequences: dict[int, BlockTables]) -> list[list[int]]:
+    """The blocks of each group that the tables of `sequences` hold, once each."""
+    several = list(sequences.values())
+    return [
+        list(dict.fromkeys(block for sequence in several for block in sequence.tables[g] if block != NO_BLOCK))
+        for g in range(len(several[0].tables))
+    ]
+
+
+def _translate(tables: list[list[int]], names: list[dict[int, int]]) -> list[list[int]]:
+    return [[mine.get(block, NO_BLOCK) for block in table] for table, mine in zip(tables, names, strict=True)]

@@ -18,6 +18,8 @@ from jpaged.memory import GroupSpec, MemoryManager
 from jpaged.scheduling import Scheduler
 
 DEFAULT_MAX_MODEL_LEN = 2048
+DEFAULT_SWAP_LIMIT = 4 << 30
+"""Most host memory for swapped blocks without being asked for."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,13 @@ class Built:
     engine: Engine
     model_config: Any
     tokenizer: Any
+
+
+class _Shapes(TypedDict):
+    """Bounds of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 class _KV(TypedDict):
@@ -59,7 +68,7 @@ def build_engine(config: EngineConfig) -> Built:
         "dtype": jnp.dtype(loaded.dtype),
         "shards": config.tensor_parallel_size,
     }
-    shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}
+    shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}
     useful = _useful_bytes(group_specs(groups, **kv), config.max_num_seqs, max_model_len, config.watermark)
     temporary = 0
     if platform(mesh) != "cpu" and config.kv_cache_memory_bytes is None:
@@ -95,13 +104,15 @@ def build_engine(config: EngineConfig) -> Built:
         spec.layout,
         watermark=config.watermark,
         prefix_caching=config.enable_prefix_caching,
-        max_step_tokens=config.max_num_batched_tokens,
+        max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
+        swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
     )
     engine = Engine(
         Scheduler(
             memory,
             policy=config.scheduling_policy,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
+            preemption_mode=config.preemption_mode,
             **shapes,
         ),
         runner,
@@ -122,6 +133,12 @@ def _max_model_len(asked: int | None, model_config: Any) -> int:
     if limit is not None and asked > limit:
         raise ValueError(f"max_model_len={asked} is above the model's max_position_embeddings={limit}")
     return asked
+
+
+def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
+    if config.preemption_mode == "recompute":
+        return 0
+    return min(pool_bytes, DEFAULT_SWAP_LIMIT) if config.swap_space_bytes is None else config.swap_space_bytes
 
 
 def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int, watermark: float) -> int:

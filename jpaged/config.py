@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DTYPES = ("auto", "float32", "bfloat16")
-PREEMPTION_MODES = ("recompute",)
+PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
@@ -25,7 +25,10 @@ class EngineConfig:
         kv_cache_memory_bytes: size of the pool on each device; None = from memory_utilization.
         memory_utilization: share of a device's memory that weights, temporaries and pool may take.
         tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
-        preemption_mode: how a preempted request comes back; "recompute".
+        preemption_mode: how a preempted request comes back: "recompute"; "swap", by host memory; or "auto", which
+            swaps requests of several sequences. Where the swap space is full a request is recomputed.
+        swap_space_bytes: host memory for swapped blocks, for each device; at most the pool; None = as large as the
+            pool, but at most 4 GiB.
         scheduling_policy: "fcfs" serves in order of arrival; "priority" the lowest `priority` value first.
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
@@ -43,7 +46,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
-    preemption_mode: str = "recompute"
+    preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
+    swap_space_bytes: int | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
@@ -57,7 +61,9 @@ class EngineConfig:
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_cache_memory_bytes"):
+        if self.preemption_mode == "recompute" and self.swap_space_bytes is not None:
+            raise ValueError(f"swap_space_bytes={self.swap_space_bytes!r} needs preemption_mode='swap' or 'auto'")
+        for name in ("max_model_len", "kv_cache_memory_bytes", "swap_space_bytes"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.block_size % 8:

@@ -18,6 +18,7 @@ class RequestMetrics:
         first_token_time: when its first sampled token reached the host.
         finished_time: when its last sequence ended.
         num_preemptions: how often its memory was taken back.
+        num_swaps: how many of these moved its blocks to host memory; the others recomputed them.
     """
 
     arrival_time: float
@@ -25,6 +26,7 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_swaps: int = 0
 
 
 @dataclass(frozen=True)

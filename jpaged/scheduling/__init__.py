@@ -6,8 +6,19 @@ sampled tokens back.
 """
 
 from jpaged.scheduling.order import SchedulingPolicy
+from jpaged.scheduling.preemption import PreemptionMode
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.scheduler import Scheduler
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
-__all__ = ["Chunk", "Request", "Sample", "ScheduledStep", "Scheduler", "SchedulingPolicy", "Sequence", "Status"]
+__all__ = [
+    "Chunk",
+    "PreemptionMode",
+    "Request",
+    "Sample",
+    "ScheduledStep",
+    "Scheduler",
+    "SchedulingPolicy",
+    "Sequence",
+    "Status",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jpaged.memory import BlockCopy, MemoryManager
+from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
 from jpaged.scheduling.forks import plan_forks, tokens_to_fork
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk
@@ -44,7 +44,7 @@ class Holdings:
                 for placed in live[: number + 1]:
                     if placed.parent is None:
                         self._drop_memory(placed)
-                    placed.num_computed = 0
+                    placed.num_computed = placed.capacity = 0
                 return None
             if length > 0:
                 copies += made
@@ -73,16 +73,51 @@ class Holdings:
         return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
 
     def release(self, seq: Sequence) -> None:
-        """Take back what the sequence holds, if anything."""
+        """Take back what the sequence holds, if anything, in the pool or in host memory."""
         if seq.slot >= 0:
             if seq.parent is None:
                 self._drop_memory(seq)
-            seq.parent = None
-            self.free_slots.append(seq.slot)
-            seq.slot = -1
+            self._give_up_slot(seq)
+        elif self.memory.is_swapped(seq.seq_id):
+            self.memory.free(seq.seq_id)
+        seq.parent = None
+
+    def swap_out(self, live: list[Sequence], unmade: list[BlockCopy]) -> list[SwapCopy] | None:
+        """Move all blocks of a request's sequences to the host; None (and nothing moved) when that is full.
+
+        Sequences that are still to be forked have none; they wait with their parents.
+
+        Args:
+            unmade: copies that will not be made: what their destinations should hold is in their sources.
+        """
+        owners = [seq for seq in live if seq.parent is None]
+        for seq in owners:
+            self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+        moved = self.memory.swap_out([seq.seq_id for seq in owners])
+        if moved is None:
+            return None
+        for seq in live:
+            self._give_up_slot(seq)
+        source = {(copy.group, copy.dst): copy.src for copy in unmade}
+        return [move._replace(device_block=source.get(move[:2], move.device_block)) for move in moved]
+
+    def swap_in(self, live: list[Sequence], *, keep_room: bool) -> list[SwapCopy] | None:
+        """Move them back; None (and nothing moved) when slots or blocks are short."""
+        if len(live) > len(self.free_slots):
+            return None
+        owners = [seq.seq_id for seq in live if seq.parent is None]
+        moved = self.memory.swap_in(owners, keep_room=keep_room)
+        if moved is not None:
+            for seq in live:
+                seq.slot = self.free_slots.pop()
+        return moved
+
+    def _give_up_slot(self, seq: Sequence) -> None:
+        self.free_slots.append(seq.slot)
+        seq.slot = -1
+        seq.capacity = 0
 
     def _drop_memory(self, seq: Sequence) -> None:
         known = min(seq.num_computed, len(seq.token_ids))
         self.memory.commit(seq.seq_id, seq.token_ids, known)
         self.memory.free(seq.seq_id)
-        seq.capacity = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jpaged.memory import BlockCopy
+from jpaged.memory import BlockCopy, HostBlock, SwapCopy
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
@@ -10,19 +10,26 @@ from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 class StepPlan:
     """A step being made.
 
+    Args:
+        budget: most tokens.
+        dropped: see `ScheduledStep`.
+
     Attributes:
         left: tokens of the budget not planned yet.
         reserved: of `left`, tokens that decodes not planned yet will take.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
         self.left = budget
         self.reserved = 0
         self.preempted: list[Request] = []
+        self.swap_out: list[SwapCopy] = []
+        self.swap_in: list[SwapCopy] = []
         self._decodes: list[Chunk] = []
         self._prefills: list[Chunk] = []
         self._samples: list[Sample] = []
         self._copies: list[BlockCopy] = []
+        self._dropped = dropped
 
     def add(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy]) -> None:
         """Plan a request's chunks; a chunk that ends with the sequence's last token is sampled."""
@@ -41,7 +48,15 @@ class StepPlan:
         self._samples.append(Sample(request, seq, chunk))
 
     def step(self) -> ScheduledStep:
-        return ScheduledStep(self._decodes + self._prefills, self._samples, self._copies, self.preempted)
+        return ScheduledStep(
+            chunks=self._decodes + self._prefills,
+            samples=self._samples,
+            copies=self._copies,
+            preempted=self.preempted,
+            dropped=self._dropped,
+            swap_out=self.swap_out,
+            swap_in=self.swap_in,
+        )
 
 
 def missing_tokens(request: Request, seq: Sequence) -> int:

@@ -18,6 +18,7 @@ class Status(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -117,6 +118,7 @@ class Request:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_swaps: int = 0
 
     @property
     def live(self) -> list[Sequence]:
@@ -165,4 +167,5 @@ class Request:
             self.first_token_time,
             self.finished_time,
             self.num_preemptions,
+            self.num_swaps,
         )

@@ -12,6 +12,7 @@ from jpaged.scheduling.forks import children_due, tokens_to_fork
 from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.order import SchedulingPolicy, service_order
 from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
+from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import Chunk, ScheduledStep, TopTokens
 from jpaged.scheduling.stops import token_stop
@@ -29,6 +30,7 @@ class Scheduler:
         max_num_batched_tokens: most tokens of a step; at least max_num_seqs, so that no decode ever waits.
         policy: "fcfs", or "priority" (see `order`).
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
+        preemption_mode: see `Preemption`; swapping needs a memory with swap space.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: SchedulingPolicy = "fcfs",
         long_prefill_token_threshold: int = 0,
+        preemption_mode: PreemptionMode = "recompute",
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -46,16 +49,22 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.policy = policy
-        self.waiting: list[Request] = []  # both in service order
+        self.waiting: list[Request] = []  # all three in service order
         self.running: list[Request] = []
-        self.num_preemptions = 0
+        self.swapped: list[Request] = []
         self._num_added = 0
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.holdings = Holdings(memory, max_num_seqs)
+        self.preemption = Preemption(self.holdings, preemption_mode)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.swapped)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request's memory was taken back, by either way."""
+        return self.preemption.num_recomputes + self.preemption.num_swaps
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -86,25 +95,30 @@ class Scheduler:
         """The next step; empty when nothing can run before `update` is called, or nothing is left.
 
         Running requests come first, in service order. Every decode gets its token before prefills share the
-        rest of the budget, so long prompts never hold up running sequences. Waiting requests are admitted in
-        order while memory above the watermark lasts, and never in a step that had to preempt.
+        rest of the budget, so long prompts never hold up running sequences. Swapped requests come back, then
+        waiting requests are admitted, in order, while memory above the watermark lasts; neither in a step that had
+        to preempt, and nothing is admitted while a swapped request waits.
         """
-        plan = StepPlan(self.max_num_batched_tokens)
+        plan = StepPlan(self.max_num_batched_tokens, self.memory.take_dropped())
         plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
         position = 0
         while position < len(self.running):
             if self._extend(self.running[position], plan):
                 position += 1
         if not plan.preempted:
-            while self.waiting and self._admit(self.waiting[0], plan):
+            while self.swapped and self._resume(self.swapped[0], plan):
+                pass
+            while self.waiting and not self.swapped and self._admit(self.waiting[0], plan):
                 pass
         return plan.step()
 
-    def _extend(self, request: Request, plan: StepPlan) -> bool:
+    def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
         """Plan the request's next tokens, preempting the last in service order for room.
 
-        Returns False when the request itself had to go; then nothing of it is in the plan.
+        Returns False when the request itself had to go, or, where nothing may be preempted, to wait for a step;
+        then no token of it is in the plan.
         """
+        left, reserved = plan.left, plan.reserved
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
         for seq in request.sequences:
@@ -119,8 +133,15 @@ class Scheduler:
             end = seq.num_computed + length
             if end > seq.capacity:
                 while (made := self.holdings.allocate(seq, end)) is None:
+                    if not may_preempt:
+                        plan.left, plan.reserved = left, reserved
+                        plan.add(request, [], copies)
+                        for other in request.live:
+                            other.capacity = 0  # the tables were not sent
+                        return False
                     victim = self.running.pop()
-                    self._preempt(victim, plan)
+                    self.preemption.take_back(victim, plan, copies if victim is request else [])
+                    insort(self._queue(victim), victim, key=service_order)
                     if victim is request:
                         return False
                 copies += made
@@ -139,6 +160,16 @@ class Scheduler:
                     self.holdings.fork(chunk.seq, child)
                     if child.num_computed == child.num_tokens:
                         plan.sample(request, child, chunk)
+
+    def _resume(self, request: Request, plan: StepPlan) -> bool:
+        """Bring the first swapped request back into the batch."""
+        # An empty batch must not wait for room: the request had all its blocks in this pool before.
+        if not self.preemption.bring_back(request, plan, keep_room=bool(self.running)):
+            return False
+        del self.swapped[0]
+        insort(self.running, request, key=service_order)
+        self._extend(request, plan, may_preempt=False)
+        return True
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Move the first waiting request into the batch if slots, budget and memory allow."""
@@ -169,20 +200,6 @@ class Scheduler:
         insort(self.running, request, key=service_order)
         self._plan(request, chunks, copies, plan)
         return True
-
-    # ------------------------------------------------------------------ giving memory back
-
-    def _preempt(self, request: Request, plan: StepPlan) -> None:
-        """Take all memory of a running request back; it is recomputed as one prefill of prompt + generated."""
-        for seq in request.live:
-            plan.reserved -= missing_tokens(request, seq) == 1
-            self.holdings.release(seq)
-            seq.num_computed = 0
-        request.status = Status.WAITING
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        insort(self.waiting, request, key=service_order)
-        plan.preempted.append(request)
 
     # ------------------------------------------------------------------ what came back
 
@@ -229,6 +246,9 @@ class Scheduler:
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        queue = self.running if request.status is Status.RUNNING else self.waiting
-        queue.remove(request)
+        self._queue(request).remove(request)
         request.status = Status.FINISHED
+
+    def _queue(self, request: Request) -> list[Request]:
+        queues = {Status.RUNNING: self.running, Status.SWAPPED: self.swapped, Status.WAITING: self.waiting}
+        return queues[request.status]

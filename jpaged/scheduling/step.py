@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 if TYPE_CHECKING:
-    from jpaged.memory import BlockCopy
+    from jpaged.memory import BlockCopy, HostBlock, SwapCopy
     from jpaged.scheduling.request import Request, Sequence
 
 
@@ -70,14 +70,20 @@ class ScheduledStep:
     """One iteration. Chunks of one token (decodes) come before longer ones.
 
     Attributes:
-        copies: block copies the device makes before anything else of the step.
+        copies: block copies the device makes before the chunks run.
         preempted: requests whose memory was taken back to make room.
+        dropped: host blocks whose content nobody will ask for.
+        swap_out: blocks the device copies to host memory before anything else of the step.
+        swap_in: blocks it copies back after that and before `copies`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    dropped: list[HostBlock] = field(default_factory=list)
+    swap_out: list[SwapCopy] = field(default_factory=list)
+    swap_in: list[SwapCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

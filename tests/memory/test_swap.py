@@ -23,7 +23,7 @@ def test_a_block_shared_by_two_sequences_moves_once_and_comes_back_shared():
     manager = swapping()
     serve(manager, 0, TOKENS[:10])
     manager.fork(0, 1)
-    run(manager, 1, TOKENS[:9] + [77, 78], start=9)  # its own third block
+    run(manager, 1, [*TOKENS[:9], 77, 78], start=9)  # its own third block
     old = [list(manager.block_table(s, 0)) for s in (0, 1)]
     out = manager.swap_out([0, 1])
     assert [copy.device_block for copy in out] == [*old[0], old[1][2]]
@@ -156,7 +156,7 @@ def test_only_all_sequences_of_one_request_are_swapped():
         with pytest.raises(ValueError, match="not all of one request"):
             manager.swap_out(wrong)
     manager.swap_out([2])
-    with pytest.raises(KeyError, match="sequence 2 .* swapped out"):
+    with pytest.raises(KeyError, match=r"sequence 2 .* swapped out"):
         manager.allocate(2, 11, first_write=10)
     with pytest.raises(ValueError, match="sequence 2 exists"):
         manager.add(2, 2)

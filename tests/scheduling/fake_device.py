@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from itertools import count
 
-from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, SlidingWindow
+from jpaged.memory import FullAttention, GroupSpec, HostBlock, MemoryManager, PoolLayout, SlidingWindow
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
 
@@ -48,11 +48,18 @@ def make_scheduler(
     budget: int = 32,
     watermark: float = 0.0,
     prefix_caching: bool = False,
+    swap_blocks: int = 0,
     **options,
 ) -> Scheduler:
     """A scheduler over one full-attention group of blocks of 4 tokens, one block a large page, unless told."""
     layout = layout_of(groups or [group()], num_blocks)
-    memory = MemoryManager(layout, watermark=watermark, prefix_caching=prefix_caching, max_step_tokens=budget)
+    memory = MemoryManager(
+        layout,
+        watermark=watermark,
+        prefix_caching=prefix_caching,
+        max_step_tokens=budget,
+        swap_space_bytes=swap_blocks * layout.page_bytes,
+    )
     return Scheduler(memory, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options)
 
 
@@ -97,14 +104,29 @@ class FakeDevice:
         self.pages: list[tuple[int, dict[tuple[int, int], Hashable]]] = [(-1, {}) for _ in range(layout.num_pages)]
         self.rows: dict[int, list[list[int]]] = {}
         self.last_tokens: list[int] = []
+        self.host: dict[HostBlock, list[Hashable]] = {}
 
     def run(self, step: ScheduledStep) -> list[int]:
+        self._swap(step)
         for copy in step.copies:
             for offset in range(self.layout.groups[copy.group].spec.block_size):
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
+        if not step.chunks:
+            return []
         names = {id(chunk): self._compute(chunk) for chunk in step.chunks}
         self.last_tokens = [draw(self.model, names[id(s.chunk)], s.seq.index) for s in step.samples]
         return self.last_tokens
+
+    def _swap(self, step: ScheduledStep) -> None:
+        for dropped in step.dropped:
+            del self.host[dropped]
+        for group, device, host in step.swap_out:
+            assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
+            offsets = range(self.layout.groups[group].spec.block_size)
+            self.host[HostBlock(group, host)] = [self._read(group, device, offset) for offset in offsets]
+        for group, device, host in step.swap_in:
+            for offset, name in enumerate(self.host.pop(HostBlock(group, host))):
+                self._write(group, device, offset, name)
 
     def _compute(self, chunk) -> Hashable:  # type: ignore[no-untyped-def]
         seq, start, length, source_row, tables = chunk
@@ -158,14 +180,21 @@ class Loop:
 
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
-        dispatched = (step, self.device.run(step)) if step.chunks else None
-        assert dispatched or self.in_flight or not self.scheduler.has_work, "nothing runs, yet there is work"
-        if self.in_flight is not None:
-            before, tokens = self.in_flight
-            self.finished += self.scheduler.update(before, tokens, [-0.5] * len(tokens))
+        sampled = self.device.run(step)
+        dispatched = (step, sampled) if step.chunks else None
+        something = step.chunks or step.swap_out or step.swap_in or self.in_flight
+        assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
+        self.drain()
         self.in_flight = dispatched
         self.check(step)
         return step
+
+    def drain(self) -> None:
+        """Read back the step in flight."""
+        if self.in_flight is not None:
+            before, tokens = self.in_flight
+            self.finished += self.scheduler.update(before, tokens, [-0.5] * len(tokens))
+            self.in_flight = None
 
     def check(self, step: ScheduledStep) -> None:
         assert step.num_tokens <= self.scheduler.max_num_batched_tokens

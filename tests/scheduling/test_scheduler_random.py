@@ -58,9 +58,19 @@ def pages_for(arrivals, options) -> int:
     extra_budget=st.integers(0, 12),
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
     prefix_caching=st.booleans(),
+    preemption_mode=st.sampled_from(["recompute", "swap"]),
+    swap_blocks=st.integers(1, 4),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
-    arrivals, groups, spare_pages, max_num_seqs, extra_budget, watermark, prefix_caching
+    arrivals,
+    groups,
+    spare_pages,
+    max_num_seqs,
+    extra_budget,
+    watermark,
+    prefix_caching,
+    preemption_mode,
+    swap_blocks,
 ):
     specs = GROUPS[groups]
     options = {
@@ -70,7 +80,9 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         "watermark": watermark,
         "prefix_caching": prefix_caching,
     }
-    scheduler = make_scheduler(pages_for(arrivals, options) + spare_pages, **options)
+    num_pages = pages_for(arrivals, options) + spare_pages
+    options |= {"preemption_mode": preemption_mode, "swap_blocks": min(swap_blocks, num_pages)}
+    scheduler = make_scheduler(num_pages, **options)
     loop = Loop(scheduler)
     todo, accepted, aborted = sorted(arrivals, key=lambda a: a[0]), [], set()
     total = 0

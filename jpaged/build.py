@@ -98,6 +98,7 @@ def build_engine(config: EngineConfig) -> Built:
         mesh,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
+        can_swap=config.preemption_mode != "recompute",
         **shapes,
     )
     memory = MemoryManager(

@@ -150,9 +150,8 @@ class Engine:
     def step(self) -> list[Request]:
         """Dispatch the next step, then take in the one before; returns the requests that finished."""
         scheduled = self.scheduler.schedule()
-        dispatched = None
-        if scheduled.chunks:
-            dispatched = self.runner.dispatch(scheduled)
+        dispatched = self.runner.dispatch(scheduled)
+        if dispatched is not None:
             self.stats.num_steps += 1
             self.stats.num_tokens += scheduled.num_tokens
             self._watch_memory()

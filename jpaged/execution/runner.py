@@ -25,6 +25,7 @@ from jpaged.execution.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.execution.sampling_batch import RANKED, all_plain, greedy_rows, sampling_arrays, top_size
 from jpaged.execution.step import make_block_copy, make_step
+from jpaged.execution.swap import HostStore
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.scheduling.step import ScheduledStep, TopTokens
 
@@ -52,6 +53,9 @@ class InFlight:
 class Runner:
     """Owns the device state: the weights, the pool (donated to every step) and the last step's tokens.
 
+    Args:
+        can_swap: blocks may be swapped to the host: `warmup` compiles for it.
+
     Attributes:
         num_recompiles: shapes compiled after `warmup`; each was logged.
     """
@@ -67,6 +71,7 @@ class Runner:
         max_num_batched_tokens: int,
         max_model_len: int,
         vocab_size: int,
+        can_swap: bool = False,
     ) -> None:
         self.params = params
         self.spec = spec
@@ -83,6 +88,8 @@ class Runner:
         self._step = Program(make_step(graphdef, spec, mesh), self._count)
         self._sample = Program(make_sample_step(graphdef, mesh), self._count)
         self._copy = Program(make_block_copy(spec, mesh), self._count)
+        self._can_swap = can_swap
+        self._host = HostStore(spec, mesh, self._count)
         # A CPU takes a second to map a gigabyte of pool, and warming up does not need it.
         thread = ThreadPoolExecutor(1)
         self._pool_made = thread.submit(make_pool, spec, mesh)
@@ -103,7 +110,7 @@ class Runner:
 
     @property
     def num_compiled(self) -> int:
-        """Shapes of step, sampler and block copy compiled so far."""
+        """Shapes of step, sampler, block copy and swap compiled so far."""
         return len(self._compiled)
 
     @property
@@ -111,10 +118,15 @@ class Runner:
         """Padded numbers of block copies in one launch."""
         return tuple(dict.fromkeys([min(16, self.max_num_seqs), self.max_num_seqs]))
 
-    def dispatch(self, step: ScheduledStep) -> InFlight:
-        """Start a step; returns at once (JAX dispatches asynchronously)."""
+    def dispatch(self, step: ScheduledStep) -> InFlight | None:
+        """Start a step; returns at once (JAX dispatches asynchronously), None when there is nothing to compute."""
+        self._host.forget(step.dropped)
+        self._host.swap_out(self._pool, step.swap_out)
+        self._pool = self._host.swap_in(self._pool, step.swap_in)
         if step.copies:
             self._dispatch_copies(step)
+        if not step.chunks:
+            return None
         bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
         hidden = self._run(self._builder.build(step, bucket), bucket)
         rows = self.buckets.smallest_sample(len(step.samples))
@@ -189,6 +201,8 @@ class Runner:
         for size in self.copy_sizes:
             ids = np.full((len(self.spec.views), size), -1, np.int32)
             yield f"block copy x{size}", self._copy.prepare(("copy", size), pool, ids, ids)
+        if self._can_swap:
+            yield from self._host.shapes(pool)
         for bucket in self.buckets.all:
             kind = "decode" if bucket.decode_only else "mixed"
             batch = empty_batch(
@@ -213,7 +227,8 @@ class Runner:
     @property
     def num_warmup(self) -> int:
         """How many shapes `warmup` compiles."""
-        return len(self.copy_sizes) + len(self.buckets.all) + 2 * len(self.buckets.sample_rows)
+        swaps = self._host.num_shapes if self._can_swap else 0
+        return len(self.copy_sizes) + swaps + len(self.buckets.all) + 2 * len(self.buckets.sample_rows)
 
     # ------------------------------------------------------------------ weights
 

@@ -35,7 +35,14 @@ def plan(groups, num_pages: int, *, block_size: int = 8) -> PoolSpec:
     return plan_pool(groups, pool_bytes=page * num_pages, **options)
 
 
-def tiny_runner(*, num_pages: int = 24, max_num_seqs: int = 4, budget: int = 16, max_model_len: int = 64) -> Runner:
+def tiny_runner(
+    *,
+    num_pages: int = 24,
+    max_num_seqs: int = 4,
+    budget: int = 16,
+    max_model_len: int = 64,
+    can_swap: bool = False,
+) -> Runner:
     graphdef, params, groups = tiny_llama()
     return Runner(
         graphdef,
@@ -46,4 +53,5 @@ def tiny_runner(*, num_pages: int = 24, max_num_seqs: int = 4, budget: int = 16,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         vocab_size=VOCAB,
+        can_swap=can_swap,
     )

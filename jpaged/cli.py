@@ -30,6 +30,7 @@ BlockSize = Annotated[int, typer.Option(min=8, help="Tokens a KV block.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, help="Token budget of a step.")]
 KVBytes = Annotated[int | None, typer.Option(min=1, help="Bytes of the KV pool on each device; default: what is free.")]
+PreemptionMode = Annotated[str, typer.Option(help="How preempted requests come back: recompute, swap or auto.")]
 TensorParallel = Annotated[int, typer.Option(min=1, help="Devices to shard heads, MLP and vocabulary over.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
@@ -67,6 +68,7 @@ def generate(
     max_num_seqs: MaxNumSeqs = 64,
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
     kv_cache_memory_bytes: KVBytes = None,
+    preemption_mode: PreemptionMode = "recompute",
     tensor_parallel_size: TensorParallel = 1,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it comes.")] = False,
     memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
@@ -104,6 +106,7 @@ def generate(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        preemption_mode=preemption_mode,
         tensor_parallel_size=tensor_parallel_size,
     )
     console = Console(highlight=False)
@@ -186,6 +189,7 @@ def throughput(
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
     block_size: BlockSize = 16,
     kv_cache_memory_bytes: KVBytes = None,
+    preemption_mode: PreemptionMode = "recompute",
     tensor_parallel_size: TensorParallel = 1,
 ) -> None:
     """Output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
@@ -199,6 +203,7 @@ def throughput(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        preemption_mode=preemption_mode,
         tensor_parallel_size=tensor_parallel_size,
     )
     llm.warmup()

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, Shaped
 from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.program import Program
-from jpaged.memory import HostBlock, SwapCopy
+from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.model_api import TENSOR_AXIS
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]

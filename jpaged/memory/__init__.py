@@ -2,17 +2,17 @@
 
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
-each kind of layer still needs. Read in this order: layout, policies, pages, allocator, block_tables, hash_chain,
-prefix_cache, ownership, swap, admission, manager; then report and invariants.
+each kind of layer still needs. Read in this order: layout, policies, pages, allocator, block_tables, copies,
+hash_chain, prefix_cache, ownership, swap, admission, manager; then report and invariants.
 """
 
 from jpaged.memory.admission import Fit
-from jpaged.memory.block_tables import NO_BLOCK, BlockCopy
+from jpaged.memory.block_tables import NO_BLOCK
+from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.policies import FullAttention, Policy, SlidingWindow
 from jpaged.memory.report import GroupReport, MemoryReport
-from jpaged.memory.swap import HostBlock, SwapCopy
 
 __all__ = [
     "NO_BLOCK",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.pages import Association
 
@@ -61,15 +59,3 @@ class Sequences(dict[int, BlockTables]):
 
     def __missing__(self, seq_id: int) -> BlockTables:
         raise KeyError(f"sequence {seq_id} has no block tables: it was never added, already freed or swapped out")
-
-
-class BlockCopy(NamedTuple):
-    """A copy-on-write: the device copies `src` to `dst` in every layer of the group before the step writes.
-
-    The copies of one step can be made in any order, as no destination is another's source or destination. When
-    a request is freed while the step is planned, its copies must be dropped: their blocks go to others.
-    """
-
-    group: int
-    src: int
-    dst: int

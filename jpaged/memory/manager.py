@@ -11,12 +11,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from jpaged.memory import invariants
 from jpaged.memory.admission import Admission, Fit
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import NO_BLOCK, BlockCopy, BlockTables, Request, Sequences
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request, Sequences
+from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
-from jpaged.memory.swap import HostBlock, SwapCopy, SwapSpace
+from jpaged.memory.swap import SwapSpace
 
 
 class MemoryManager:
@@ -286,7 +287,7 @@ class MemoryManager:
         Args:
             lengths: tokens with KV by sequence id, where the caller knows better than the last `commit`.
         """
-        return build_report(self.layout, self._allocator, self._sequences, lengths or {})
+        return build_report(self.layout, self._allocator, self._sequences, lengths or {}, self._swap.host)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while any block is in use."""

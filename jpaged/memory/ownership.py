@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import NO_BLOCK, BlockCopy, BlockTables
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.copies import BlockCopy
 from jpaged.memory.pages import Time
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache

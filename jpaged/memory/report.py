@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.layout import GroupLayout, PoolLayout
+from jpaged.memory.swap import HostBlocks
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class GroupReport:
         token_bytes: KV of real layers for tokens that exist, each shared token once.
         padding_bytes: phantom layers in the used blocks.
         table_entries: blocks that the sequences would own if nothing were shared.
+        host_used: blocks of swapped sequences in host memory.
+        host_blocks: the most there could be.
     """
 
     name: str
@@ -35,6 +38,8 @@ class GroupReport:
     token_bytes: int
     padding_bytes: int
     table_entries: int
+    host_used: int = 0
+    host_blocks: int = 0
 
     @property
     def waste(self) -> float:
@@ -62,6 +67,8 @@ class MemoryReport:
         num_pages: large pages in the pool.
         free_pages: large pages that belong to no group.
         idle_pages: large pages that hold only cached and empty blocks.
+        host_bytes: host memory that swapped blocks may take.
+        host_used_bytes: what they take.
     """
 
     groups: tuple[GroupReport, ...]
@@ -69,6 +76,8 @@ class MemoryReport:
     num_pages: int
     free_pages: int
     idle_pages: int
+    host_bytes: int = 0
+    host_used_bytes: int = 0
 
     @property
     def used(self) -> int:
@@ -111,6 +120,10 @@ class MemoryReport:
             f"{self.num_pages} large pages of {_size(self.page_bytes)}: "
             f"{self.free_pages} free, {self.idle_pages} only cached; sharing saves {self.saving:.1%} of the blocks"
         )
+        if self.host_bytes:
+            swapped = ", ".join(f"{g.name} {g.host_used}/{g.host_blocks}" for g in self.groups)
+            used = f"{_size(self.host_used_bytes)} used"
+            lines.append(f"swap space of {_size(self.host_bytes)}: {used}; blocks used/most: {swapped}")
         return "\n".join(lines)
 
 
@@ -119,6 +132,7 @@ def build_report(
     allocator: BlockAllocator,
     tables: Mapping[int, BlockTables],
     lengths: Mapping[int, int],
+    host: HostBlocks,
 ) -> MemoryReport:
     """Collect the report; `lengths` overrides the committed length of a sequence. O(blocks in use)."""
     groups = []
@@ -137,10 +151,20 @@ def build_report(
                 token_bytes=filled * real_bytes // group.spec.block_size,
                 padding_bytes=state.num_used * (group.block_bytes - real_bytes),
                 table_entries=entries,
+                host_used=host.num_used(g),
+                host_blocks=host.capacity(g),
             )
         )
     pages = allocator.pages
-    return MemoryReport(tuple(groups), layout.page_bytes, layout.num_pages, len(pages.free), pages.num_idle)
+    return MemoryReport(
+        groups=tuple(groups),
+        page_bytes=layout.page_bytes,
+        num_pages=layout.num_pages,
+        free_pages=len(pages.free),
+        idle_pages=pages.num_idle,
+        host_bytes=host.limit_bytes,
+        host_used_bytes=host.used_bytes,
+    )
 
 
 def _filled_tokens(

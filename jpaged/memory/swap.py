@@ -8,27 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
-
-
-class SwapCopy(NamedTuple):
-    """A whole block to be moved; whether to the host or back is told by the list it is in."""
-
-    group: int
-    device_block: int
-    host_block: int
-
-
-class HostBlock(NamedTuple):
-    """A place for one block of a group in host memory."""
-
-    group: int
-    block: int
 
 
 class HostBlocks:

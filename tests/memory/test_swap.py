@@ -179,3 +179,14 @@ def test_a_copy_names_group_device_and_host_block():
     manager = swapping()
     serve(manager, 0, TOKENS[:3])
     assert manager.swap_out([0]) == [SwapCopy(group=0, device_block=0, host_block=0)]
+
+
+def test_the_report_shows_host_blocks_only_where_there_is_swap_space():
+    manager = swapping()
+    serve(manager, 0, TOKENS[:10])
+    manager.swap_out([0])
+    report = manager.report()
+    assert (report.groups[0].host_used, report.groups[0].host_blocks) == (3, 20)
+    assert (report.host_used_bytes, report.host_bytes) == (24, 160)
+    assert "swap space of 160 B: 24 B used; blocks used/most: full 3/20" in str(report)
+    assert "swap space" not in str(full_manager().report())

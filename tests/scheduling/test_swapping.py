@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass
 from itertools import count
 
 from fake_device import Loop, alone, group, make_request, make_scheduler
@@ -27,7 +28,22 @@ def until_preempted(loop: Loop, *requests: Request):
     return step
 
 
-def fork(loop: Loop, request: Request) -> Sequence:
+@dataclass
+class Forked:
+    """A sequence forked by hand once `known` of its tokens were there."""
+
+    request: Request
+    seq: Sequence
+    known: int
+
+    def check(self, groups) -> None:
+        """It went on as a request of its own would have."""
+        twin = copy(self.request)
+        twin.prompt_token_ids = self.seq.token_ids[: self.known]
+        assert (self.seq.token_ids[self.known :], self.seq.finish_reason) == alone(twin, groups, index=self.seq.index)
+
+
+def fork(loop: Loop, request: Request) -> Forked:
     """One more sequence of a running request, with the same blocks and another newest token."""
     loop.drain()
     parent = request.sequences[0]
@@ -35,18 +51,10 @@ def fork(loop: Loop, request: Request) -> Sequence:
     child.index = len(request.sequences)
     child.seq_id = -(1000 * request.request_id + child.index)
     child.token_ids = [*parent.token_ids[:-1], (parent.token_ids[-1] + child.index) % 11]
-    child.num_prompt = len(child.token_ids)  # so that its output is what `expected` continues
-    child.slot, child.capacity = loop.scheduler.holdings.free_slots.pop(), 0
-    loop.scheduler.memory.fork(parent.seq_id, child.seq_id)
+    child.slot = loop.scheduler.holdings.free_slots.pop()
+    loop.scheduler.holdings.fork(parent, child)
     request.sequences.append(child)
-    return child
-
-
-def expected(request: Request, seq: Sequence, groups) -> tuple[list[int], str | None]:
-    """(tokens, finish reason) of a sequence alone, after its first `num_prompt` tokens."""
-    twin = copy(request)
-    twin.prompt_token_ids = seq.token_ids[: seq.num_prompt]
-    return alone(twin, groups)
+    return Forked(request, child, len(child.token_ids))
 
 
 def test_the_newest_request_is_swapped_out_and_goes_on_where_it_was():
@@ -101,7 +109,8 @@ def test_in_auto_one_sequence_is_recomputed_and_several_are_swapped():
         until_preempted(loop, older, newer)
         assert (newer.num_preemptions, newer.num_swaps) == (1, swaps)
         loop.run()
-        assert [seq.output_token_ids for seq in newer.sequences] == [alone(newer, [group()])[0]] * width
+        for seq in newer.sequences:
+            assert seq.output_token_ids == alone(newer, [group()], index=seq.index)[0]
 
 
 def test_a_request_that_the_host_cannot_hold_is_recomputed():
@@ -151,9 +160,8 @@ def test_forked_sequences_are_swapped_together_and_their_shared_blocks_once():
     assert step.preempted == [pair]
     blocks = [-(-seq.num_computed // 4) for seq in pair.sequences]
     assert len(step.swap_out) == len({move.device_block for move in step.swap_out}) == sum(blocks) - 2
-    wanted = expected(pair, child, [group()])
     loop.run()
-    assert (child.output_token_ids, child.finish_reason) == wanted
+    child.check([group()])
     assert pair.sequences[0].output_token_ids == alone(pair, [group()])[0]
     assert loop.num_used_blocks == 0 and loop.device.host == {}
 
@@ -168,9 +176,9 @@ def test_a_copy_that_is_not_made_because_its_request_goes_is_made_up_for_by_the_
     step = until_preempted(loop)  # 5 + 2 blocks are used: one is left for two copies of the shared tail
     assert step.preempted == [trio] and step.copies == []
     assert len(step.swap_out) == 3 and len({move.device_block for move in step.swap_out}) == 2
-    wanted = [expected(trio, child, [group()]) for child in children]
     loop.run()
-    assert [(child.output_token_ids, child.finish_reason) for child in children] == wanted
+    for child in children:
+        child.check([group()])
     assert trio.sequences[0].output_token_ids == alone(trio, [group()])[0]
 
 
@@ -214,7 +222,7 @@ def test_forked_sequences_get_the_tokens_they_would_get_alone(
         request = make_request([(number % 2 * 5 + i * i) % 11 for i in range(length)], tokens, eos=eos)
         loop.scheduler.add(request)
         todo.append((request, width))
-    waiting = dict(enumerate(todo))
+    waiting, forked = dict(enumerate(todo)), []
     for _ in range(2_000):
         if not (loop.scheduler.has_work or loop.in_flight):
             break
@@ -228,15 +236,15 @@ def test_forked_sequences_get_the_tokens_they_would_get_alone(
                 and len(seq.token_ids) == seq.num_computed + 1 > seq.num_prompt
                 and len(loop.scheduler.holdings.free_slots) >= width - 1
             ):
-                for _ in range(width - 1):
-                    fork(loop, request)
+                forked += [fork(loop, request) for _ in range(width - 1)]
                 del waiting[key]
         for _ in range(3):
             loop.step()
     assert not loop.scheduler.has_work, "it does not end"
     for request, _ in todo:
-        for seq in request.sequences:
-            assert (seq.output_token_ids, seq.finish_reason) == expected(request, seq, specs)
+        forked.append(Forked(request, request.sequences[0], len(request.prompt_token_ids)))
+    for child in forked:
+        child.check(specs)
     assert loop.num_used_blocks == 0
     loop.step()
     assert loop.device.host == {}

@@ -47,6 +47,9 @@ class BlockTables:
     def fork(self, version: int) -> BlockTables:
         """Equal tables for a new sequence; the caller counts the references."""
         child = BlockTables(self.request, 0, {size: c.copy() for size, c in self.chains.items()}, version)
+        for size, chain in child.chains.items():
+            # It may name tokens to come (`PrefixCache.match`), which the child need not have in common.
+            chain.truncate(self.num_computed // size)
         child.tables = [table.copy() for table in self.tables]
         child.behind = self.behind.copy()
         child.num_hashed = self.num_hashed.copy()

@@ -284,3 +284,15 @@ def test_groups_lose_the_same_tokens():
         manager._allocator._evict_page(pages.group[page], page)
     # Group 0 has pages of 4 tokens, group 1 of 6; a page lives as long as its shortest prefix.
     assert lost == [10, 8, 6, 2, 2]
+
+
+def test_a_fork_does_not_cache_its_blocks_as_its_parents_tokens_to_come():
+    manager = full_manager(prefix_caching=True)
+    manager.add(0, 0)
+    manager.match_prefix(0, list(range(20)))  # names all 20 tokens
+    run(manager, 0, list(range(5)))
+    manager.fork(0, 1)
+    run(manager, 1, [0, 1, 2, 3, 4, 77, 78, 79, 80, 81, 82, 83], start=5)
+    manager.free(1)
+    assert serve(manager, 2, list(range(20))) == 4
+    assert serve(manager, 3, [0, 1, 2, 3, 4, 77, 78, 79, 80]) == 8

@@ -98,8 +98,11 @@ class Engine:
         check_token_ids((min(prompt_token_ids), max(prompt_token_ids)), self.vocab_size)
         for named in (params.stop_token_ids, params.allowed_token_ids or (), params.logit_bias or ()):
             check_token_ids(named, self.vocab_size)
-        if params.logprobs is not None and params.logprobs > self._max_logprobs:
-            raise ValueError(f"logprobs={params.logprobs} is above the engine's max_logprobs={self._max_logprobs}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > self._max_logprobs:
+                raise ValueError(
+                    f"{name}={getattr(params, name)} is above the engine's max_logprobs={self._max_logprobs}"
+                )
         if params.stop_strings and self._tokenizer is None:
             raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
         if params.n > self.scheduler.max_num_seqs:
@@ -169,6 +172,9 @@ class Engine:
     def _read_back(self) -> list[Request]:
         assert self._in_flight is not None
         step = self._in_flight.step
+        if self._in_flight.scores is not None:
+            for (request, position), logprob, ranking in self._in_flight.scores.wait():
+                request.prompt_logprobs[position] = logprob, ranking
         finished = self.scheduler.update(step, *self._in_flight.wait())
         if self._detokenizers:
             finished += [request for request, seq, _ in step.samples if self._extend_text(request, seq)]

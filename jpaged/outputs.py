@@ -72,6 +72,8 @@ class RequestOutput:
         request_id: the engine's number of it, or the name its caller gave to `AsyncLLM.generate`.
         finished: nothing more will come; always so but in what `AsyncLLM.generate` yields on the way.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        prompt_logprobs: for each prompt token, itself and the most likely tokens of its place, by id; None for the
+            first, and in place of the list unless asked for or before the whole prompt was computed.
         error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
     """
 
@@ -82,6 +84,7 @@ class RequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
 
 

@@ -23,6 +23,7 @@ def request_output(request: Request, tokenizer: Any, request_id: int | str | Non
         finished=request.status is Status.FINISHED,
         num_cached_tokens=request.num_cached_tokens,
         metrics=request.metrics(),
+        prompt_logprobs=_prompt_logprobs(request, tokenizer),
     )
 
 
@@ -40,6 +41,13 @@ def _completion(request: Request, seq: Sequence, tokenizer: Any) -> CompletionOu
         stop_reason=seq.stop_reason,
         logprobs=None if params.logprobs is None else _logprobs(seq, tokenizer),
     )
+
+
+def _prompt_logprobs(request: Request, tokenizer: Any) -> list[dict[int, Logprob] | None] | None:
+    prompt, found = request.prompt_token_ids, request.prompt_logprobs
+    if request.params.prompt_logprobs is None or len(found) < len(prompt) - 1:
+        return None
+    return [None, *(by_token(prompt[i], *found[i], tokenizer) for i in range(1, len(prompt)))]
 
 
 def _logprobs(seq: Sequence, tokenizer: Any, start: int = 0) -> list[dict[int, Logprob]]:

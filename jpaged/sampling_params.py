@@ -38,6 +38,7 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         logprobs: how many of the most likely tokens are told with each generated token and its log-probability; None =
             none of it. Log-probabilities are the model's own: before temperature, truncation and edits.
+        prompt_logprobs: the same for the prompt's tokens, but the first. Such a prompt reads no cached prefix.
         detokenize: make text at all; False leaves it empty and allows no stop strings.
     """
 
@@ -62,6 +63,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, low=1)
@@ -78,8 +80,9 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, low=1)
             if self.min_tokens > self.max_tokens:
                 raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, low=0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), low=0)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=2**63 - 1)
         stop = _texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)

@@ -21,6 +21,7 @@ from jpaged.execution.logit_edits import LogitEdits
 from jpaged.execution.mesh import sharding
 from jpaged.execution.pool import PoolSpec, make_pool
 from jpaged.execution.program import Program
+from jpaged.execution.prompt_scores import PromptScores, make_score, score_rows, slices
 from jpaged.execution.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.execution.sampling_batch import RANKED, all_plain, greedy_rows, sampling_arrays, top_size
@@ -34,10 +35,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InFlight:
-    """A dispatched step whose results may not exist yet."""
+    """A dispatched step whose results may not exist yet.
+
+    Attributes:
+        scores: of prompt tokens, where a request asked for them.
+    """
 
     step: ScheduledStep
     output: StepOutput
+    scores: PromptScores | None = None
 
     def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
         """Sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled sample;
@@ -87,6 +93,7 @@ class Runner:
         self._warm = False
         self._step = Program(make_step(graphdef, spec, mesh), self._count)
         self._sample = Program(make_sample_step(graphdef, mesh), self._count)
+        self._score = Program(make_score(graphdef, mesh), self._count)
         self._copy = Program(make_block_copy(spec, mesh), self._count)
         self._can_swap = can_swap
         self._host = HostStore(spec, mesh, self._count)
@@ -128,16 +135,27 @@ class Runner:
         if not step.chunks:
             return None
         bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
-        hidden = self._run(self._builder.build(step, bucket), bucket)
+        batch = self._builder.build(step, bucket)
+        sampled, hidden = self._run(batch, bucket)
+        scores = self._score_prompts(step, batch, hidden) if step.scored else None
         rows = self.buckets.smallest_sample(len(step.samples))
         args = sampling_arrays(step.samples, rows, self._vocab_size)
-        return InFlight(step, self._draw(hidden, args, step.num_top))
+        return InFlight(step, self._draw(sampled, args, step.num_top), scores)
 
-    def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
-        self._pool, hidden = self._step(
+    def _run(self, batch: StepBatch, bucket: Bucket) -> tuple[jax.Array, jax.Array]:
+        self._pool, sampled, hidden = self._step(
             ("step", bucket), self.params, self._pool, batch, self._last_tokens, decode_only=bucket.decode_only
         )
-        return hidden
+        return sampled, hidden
+
+    def _score_prompts(self, step: ScheduledStep, batch: StepBatch, hidden: jax.Array) -> PromptScores:
+        top = top_size(max(request.params.prompt_logprobs or 0 for request, _ in step.scored))
+        rows = score_rows(step, np.asarray(batch.query_starts))
+        outputs = []
+        for part, targets in slices(rows):
+            key = ("score", hidden.shape[0], top)
+            outputs.append(self._score(key, self.params, hidden, part, targets, top=top))
+        return PromptScores(rows.scores, outputs)
 
     def _draw(self, hidden: jax.Array, args: SamplingArrays, num_top: int = 0) -> StepOutput:
         top = 0 if all_plain(args) else top_size(num_top)
@@ -214,7 +232,7 @@ class Runner:
                     ("step", bucket), self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only
                 ),
             )
-        _, hidden = self._step.out_info
+        _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
         for rows in self.buckets.sample_rows:
             for top, kind in ((0, "greedy"), (RANKED, "full")):
@@ -279,7 +297,7 @@ def step_temporary_bytes(
     last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=replicated)
     batch = empty_batch(buckets.mixed[-1], spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     step = make_step(graphdef, spec, mesh).lower(params, pool, batch, last, decode_only=False)
-    _, hidden = step.out_info
+    _, hidden, _ = step.out_info
     hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
     rows = greedy_rows(max_num_seqs, vocab_size)
     draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED)

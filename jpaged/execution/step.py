@@ -33,10 +33,11 @@ def make_step(
     *,
     kernel_impl: Impl | None = None,
 ) -> jax.stages.Wrapped:
-    """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, hidden)``.
+    """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
 
     `pool` is donated. `last_tokens` are the tokens of the step before, still on the device. `hidden`,
-    ``[max_num_seqs, embed]``, are the final hidden states of the rows in ``batch.sample_at``.
+    ``[tokens, embed]``, are the final hidden states, `sampled`, ``[max_num_seqs, embed]``, those of the rows in
+    ``batch.sample_at``.
 
     Args:
         kernel_impl: which kernels run; None = what the current platform is best at. Needed when compiling
@@ -45,13 +46,13 @@ def make_step(
 
     def step(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
-    ) -> tuple[Pool, Float[Array, "max_seqs embed"]]:
+    ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         attend = partial(_attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
         hidden, pool = model(tokens, batch.positions, pool, attend)
-        return pool, hidden[batch.sample_at]
+        return pool, hidden[batch.sample_at], hidden
 
     replicated = jax.sharding.NamedSharding(mesh, PartitionSpec())
     pooled = jax.sharding.NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
@@ -59,7 +60,7 @@ def make_step(
         step,
         donate_argnames=("pool",),
         static_argnames=("decode_only",),
-        out_shardings=(pooled, replicated),
+        out_shardings=(pooled, replicated, replicated),
     )
 
 

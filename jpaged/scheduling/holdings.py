@@ -34,7 +34,7 @@ class Holdings:
                 continue
             seq.parent = None
             self.memory.add(seq.seq_id, request.request_id)
-            most = None if use_cache else 0
+            most = None if use_cache and request.params.prompt_logprobs is None else 0
             seq.num_computed = self.memory.match_prefix(
                 seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most
             )

@@ -30,6 +30,7 @@ class StepPlan:
         self._samples: list[Sample] = []
         self._copies: list[BlockCopy] = []
         self._dropped = dropped
+        self._scored: list[tuple[Request, Chunk]] = []
 
     def add(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy]) -> None:
         """Plan a request's chunks; a chunk that ends with the sequence's last token is sampled."""
@@ -39,6 +40,8 @@ class StepPlan:
             seq.num_computed = end = start + length
             if end == seq.num_tokens:
                 self.sample(request, seq, chunk)
+            if request.params.prompt_logprobs is not None and start + 1 < seq.num_prompt:
+                self._scored.append((request, chunk))
         self._copies += copies
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
@@ -56,6 +59,7 @@ class StepPlan:
             dropped=self._dropped,
             swap_out=self.swap_out,
             swap_in=self.swap_in,
+            scored=self._scored,
         )
 
 

@@ -91,6 +91,7 @@ class Request:
         priority: lower is served first; None where requests are served in order of arrival.
         cache_salt: keeps its blocks apart in the prefix cache from those of other salts.
         streamed: somebody reads its text while it is generated.
+        prompt_logprobs: of each prompt token once it was scored, for requests that ask for it.
         bad_words: token sequences that its output cannot hold.
         allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
         arrival_number: its place in the order of arrival, given by the scheduler.
@@ -108,6 +109,7 @@ class Request:
     priority: int | None = None
     cache_salt: str | None = None
     streamed: bool = False
+    prompt_logprobs: dict[int, tuple[float, TokenRanking]] = field(default_factory=dict)
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_mask: np.ndarray | None = None
     arrival_number: int = -1

@@ -39,6 +39,13 @@ class Sample(NamedTuple):
     chunk: Chunk
 
 
+class PromptScore(NamedTuple):
+    """A prompt token, by its position, whose log-probability a request asks for."""
+
+    request: Request
+    position: int
+
+
 class TopTokens(NamedTuple):
     """What the device says beside a step's sampled tokens, one row a sample, where a request asked for it.
 
@@ -75,6 +82,7 @@ class ScheduledStep:
         dropped: host blocks whose content nobody will ask for.
         swap_out: blocks the device copies to host memory before anything else of the step.
         swap_in: blocks it copies back after that and before `copies`.
+        scored: chunks of requests that ask for prompt_logprobs.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -84,6 +92,7 @@ class ScheduledStep:
     dropped: list[HostBlock] = field(default_factory=list)
     swap_out: list[SwapCopy] = field(default_factory=list)
     swap_in: list[SwapCopy] = field(default_factory=list)
+    scored: list[tuple[Request, Chunk]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

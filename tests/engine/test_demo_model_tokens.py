@@ -5,7 +5,7 @@ import torch
 from greedy_reference import GREEDY, assert_same_tokens, torch_greedy
 from transformers import LlamaForCausalLM
 
-from jpaged import LLM
+from jpaged import LLM, SamplingParams
 from jpaged.loading.opened import open_model
 
 PROMPTS = [
@@ -25,8 +25,8 @@ def llm():
 
 
 @pytest.fixture(scope="module")
-def expected(llm):
-    """transformers' tokens, from a model built of the loader's config and the reader's tensors."""
+def torch_model():
+    """transformers' model, built of the loader's config and the reader's tensors."""
     opened = open_model("smollm2-135m")
     opened.config._attn_implementation = "eager"
     with torch.device("meta"):
@@ -38,7 +38,13 @@ def expected(llm):
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
     model.tie_weights()
-    return torch_greedy(model.eval(), [llm.tokenizer.encode(prompt) for prompt in PROMPTS])
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def expected(llm, torch_model):
+    """transformers' tokens."""
+    return torch_greedy(torch_model, [llm.tokenizer.encode(prompt) for prompt in PROMPTS])
 
 
 def test_real_prompts_in_one_batch_generate_what_transformers_generates(llm, expected):
@@ -70,3 +76,19 @@ def test_chunks_of_16_tokens_and_preemption_change_nothing(llm, expected):
     assert_same_tokens(outputs, expected)
     tight._engine.memory.check_invariants()
     assert tight._engine.memory.num_used_blocks == 0
+
+
+def test_logprobs_of_prompt_and_output_are_those_of_torch(llm, torch_model):
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=8, logprobs=3, prompt_logprobs=3)
+    (output,) = llm.generate(PROMPTS[3], params, use_tqdm=False)
+    (sequence,), prompt = output.outputs, output.prompt_token_ids
+    tokens = prompt + sequence.token_ids
+    with torch.inference_mode():
+        want = torch.log_softmax(torch_model(torch.tensor([tokens])).logits[0], -1)
+    told = output.prompt_logprobs[1:] + sequence.logprobs
+    assert len(told) == len(tokens) - 1
+    for token, found, row in zip(tokens[1:], told, want[:-1], strict=True):
+        assert set(found) == {token, *row.topk(3).indices.tolist()}
+        for other, entry in found.items():
+            assert entry.logprob == pytest.approx(row[other].item(), abs=1e-4)
+            assert entry.rank == 1 + (row > row[other]).sum()

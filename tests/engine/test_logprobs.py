@@ -93,3 +93,62 @@ def test_more_than_max_logprobs_are_refused(tiny):
         generate(tiny.llm, PROMPTS[:1], SamplingParams(logprobs=21))
     with pytest.raises(ValueError, match="logprobs=-1 must be at least 0"):
         SamplingParams(logprobs=-1)
+
+
+# ---------------------------------------------------------------------- of the prompt
+
+
+@pytest.mark.parametrize("k", [0, 3, 20])
+def test_prompt_tokens_come_with_the_k_most_likely_and_themselves(tiny, k):
+    """Prompts of one token up to 100, in chunks of at most 16 and more than one slice of the head."""
+    prompts = random_prompts(lengths=(1, 2, 16, 17, 100))
+    params = [SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=k)] * 4 + [SamplingParams(temperature=0)]
+    outputs = generate(tiny.llm, prompts, params)
+    assert outputs[4].prompt_logprobs is None
+    for prompt, output in zip(prompts[:4], outputs, strict=False):
+        want = torch_logprobs(tiny.torch, prompt)
+        assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == len(prompt)
+        for i, (token, found) in enumerate(zip(prompt[1:], output.prompt_logprobs[1:], strict=True)):
+            assert_logprobs(found, token, want[i], k)
+
+
+def test_a_prompt_that_is_scored_reads_no_cached_prefix_but_leaves_one(tiny):
+    (prompt,) = random_prompts(lengths=(40,), seed=5)
+    scored = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
+    first, second = (generate(tiny.llm, [prompt], scored)[0] for _ in range(2))
+    assert first.num_cached_tokens == second.num_cached_tokens == 0
+    assert first.prompt_logprobs == second.prompt_logprobs
+    (plain,) = generate(tiny.llm, [prompt], SamplingParams(temperature=0, max_tokens=2))
+    assert plain.num_cached_tokens == 32 and plain.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_preemption_changes_no_logprobs(tiny):
+    prompts = random_prompts(lengths=(20, 30, 25), seed=2)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    want = generate(tiny.llm, prompts, params)
+    size = 10 * tiny.llm.memory_report().page_bytes
+    tight = LLM(
+        tiny.llm.config.model,
+        dtype="float32",
+        block_size=8,
+        max_num_seqs=4,
+        max_model_len=128,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=size,
+    )
+    got = generate(tight, prompts, params)
+    assert sum(output.metrics.num_preemptions for output in got) > 0
+    for a, b in zip(got, want, strict=True):
+        assert a.outputs[0].token_ids == b.outputs[0].token_ids
+        for x, y in zip(
+            a.outputs[0].logprobs + a.prompt_logprobs[1:], b.outputs[0].logprobs + b.prompt_logprobs[1:], strict=True
+        ):
+            assert list(x) == list(y)
+            assert [e.logprob for e in x.values()] == pytest.approx([e.logprob for e in y.values()], abs=1e-4)
+
+
+def test_more_prompt_logprobs_than_max_logprobs_are_refused(tiny):
+    with pytest.raises(ValueError, match="prompt_logprobs=21 is above the engine's max_logprobs=20"):
+        generate(tiny.llm, PROMPTS[:1], SamplingParams(prompt_logprobs=21))
+    with pytest.raises(ValueError, match="prompt_logprobs=-1 must be at least 0"):
+        SamplingParams(prompt_logprobs=-1)

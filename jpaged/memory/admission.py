@@ -25,6 +25,10 @@ class Admission:
         watermark: share of the large pages kept free.
         max_step_tokens: most tokens a sequence computes in one step; None: a whole prompt.
 
+    Attributes:
+        watermark_pages: what is kept free.
+        pinned_pages: large pages that nobody will ever get.
+
     Raises:
         ValueError: when the watermark is outside [0, 1).
     """
@@ -36,6 +40,7 @@ class Admission:
             raise ValueError(f"watermark={watermark} must be in [0, 1)")
         self._layout = layout
         self._allocator = allocator
+        self.pinned_pages = 0
         self.watermark_pages = int(watermark * layout.num_pages)
         self._max_step_tokens = max_step_tokens
 
@@ -51,7 +56,7 @@ class Admission:
             uncached = total - cached_tokens // size + own
             missing.append(min(blocks, uncached))
             pages += -(-blocks // group.blocks_per_page)
-        if pages > self._layout.num_pages - self.watermark_pages:
+        if pages > self._layout.num_pages - self.watermark_pages - self.pinned_pages:
             return Fit.NEVER
         room = self._allocator.pages.num_available - self.watermark_pages
         return Fit.OK if self._allocator.pages_needed(missing) <= room else Fit.LATER

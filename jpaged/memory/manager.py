@@ -12,7 +12,7 @@ from jpaged.memory import invariants
 from jpaged.memory.admission import Admission, Fit
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request, Sequences
-from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory.copies import BlockCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.prefix_cache import PrefixCache
@@ -22,6 +22,9 @@ from jpaged.memory.swap import SwapSpace
 
 class MemoryManager:
     """Block tables, reference counts, copy-on-write and prefix hits of all sequences on one pool.
+
+    Attributes:
+        swap_space: where sequences are swapped out to, and how they come back.
 
     Args:
         layout: how the pool is cut.
@@ -57,7 +60,15 @@ class MemoryManager:
         self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
         self._ownership = Ownership(self._groups, self._allocator, self._cache)
         self._sequences = Sequences()
-        self._swap = SwapSpace(layout, self._allocator, self._ownership, self._sequences, swap_space_bytes)
+        self._pinned: set[int] = set()
+        self.swap_space = SwapSpace(
+            layout,
+            self._allocator,
+            self._ownership,
+            self._sequences,
+            limit_bytes=swap_space_bytes,
+            watermark_pages=self._admission.watermark_pages,
+        )
         self._requests: dict[int, Request] = {}
 
     # Admission.
@@ -190,11 +201,11 @@ class MemoryManager:
             ValueError: when the child exists.
         """
         self._new_id(child_id)
-        swapped = self._swap.sequences.get(parent_id)
+        swapped = self.swap_space.sequences.get(parent_id)
         child = (swapped or self._sequences[parent_id]).fork(self._ownership.next_version())
         child.request.num_seqs += 1
         if swapped is not None:
-            self._swap.fork(child_id, child)
+            self.swap_space.fork(child_id, child)
             return
         self._ownership.share_all(child)
         self._sequences[child_id] = child
@@ -204,57 +215,24 @@ class MemoryManager:
 
         A swapped sequence gives up its host blocks.
         """
-        if self.is_swapped(seq_id):
-            sequence = self._swap.free(seq_id)
+        if self.swap_space.holds(seq_id):
+            sequence = self.swap_space.free(seq_id)
         else:
             sequence = self._sequences[seq_id]
             self._ownership.release_all(sequence)
             del self._sequences[seq_id]
+        if seq_id in self._pinned:
+            self._pinned.remove(seq_id)
+            self._count_pinned()
         request = sequence.request
         request.num_seqs -= 1
         if request.num_seqs == 0:
             del self._requests[request.request_id]
 
-    # Swapping (PagedAttention, section 4.5): all sequences of a request together, all blocks or none.
-
-    def swap_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
-        """Give up the device blocks of a request's sequences for host blocks; each shared block is moved once.
-
-        Commit before: what left every window is not moved. Until it is swapped in again such a sequence can be
-        forked and freed, and nothing else. Cached blocks stay on the device, evictable.
-
-        Returns:
-            The copies to make before anything else of the step, or None when host memory is short: then nothing
-            has changed.
-
-        Raises:
-            ValueError: when these are not all sequences of one request.
-        """
-        return self._swap.move_out(seq_ids)
-
-    def swap_in(self, seq_ids: Sequence[int], *, keep_room: bool = True) -> list[SwapCopy] | None:
-        """Give the sequences of a swapped request blocks of the pool again, shared as they were.
-
-        Args:
-            keep_room: only where every sequence can append a block and the watermark stays free.
-
-        Returns:
-            The copies to make, after those of `swap_out` and before all block copies, or None when the pool is
-            short: then nothing has changed.
-
-        Raises:
-            ValueError: when these are not all sequences of one request.
-        """
-        room, pages = (len(seq_ids), self._admission.watermark_pages) if keep_room else (0, 0)
-        return self._swap.move_in(seq_ids, room, pages)
-
-    def is_swapped(self, seq_id: int) -> bool:
-        """Whether the sequence's blocks are in host memory."""
-        return seq_id in self._swap.sequences
-
-    def take_dropped(self) -> list[HostBlock]:
-        """Host blocks freed since the last call without having been swapped in: their content can go."""
-        return self._swap.take_dropped()
+    def pin(self, seq_id: int) -> None:
+        """Until the sequence is freed, admission does not count on its blocks' pages ever to be had."""
+        self._pinned.add(seq_id)
+        self._count_pinned()
 
     # What the scheduler and the executor ask.
 
@@ -287,7 +265,9 @@ class MemoryManager:
         Args:
             lengths: tokens with KV by sequence id, where the caller knows better than the last `commit`.
         """
-        return build_report(self.layout, self._allocator, self._sequences, lengths or {}, self._swap.host)
+        return build_report(
+            self.layout, self._allocator, self._sequences, lengths or {}, self.swap_space.host, self._pinned
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while any block is in use."""
@@ -303,10 +283,17 @@ class MemoryManager:
             AssertionError: naming the group, page or block that is wrong.
         """
         invariants.check(self._allocator, self._cache, self._sequences.values())
-        self._swap.check()
+        self.swap_space.check()
 
     # Steps of the above.
 
+    def _count_pinned(self) -> None:
+        pages = set()
+        for seq_id in self._pinned:
+            for group, table in zip(self.layout.groups, self._sequences[seq_id].tables, strict=True):
+                pages |= {block // group.blocks_per_page for block in table if block != NO_BLOCK}
+        self._admission.pinned_pages = len(pages)
+
     def _new_id(self, seq_id: int) -> None:
-        if seq_id in self._sequences or self.is_swapped(seq_id):
+        if seq_id in self._sequences or self.swap_space.holds(seq_id):
             raise ValueError(f"sequence {seq_id} exists already")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jpaged.memory.allocator import BlockAllocator
@@ -25,6 +25,7 @@ class GroupReport:
         token_bytes: KV of real layers for tokens that exist, each shared token once.
         padding_bytes: phantom layers in the used blocks.
         table_entries: blocks that the sequences would own if nothing were shared.
+        pinned: used blocks that are held for good.
         host_used: blocks of swapped sequences in host memory.
         host_blocks: the most there could be.
     """
@@ -38,6 +39,7 @@ class GroupReport:
     token_bytes: int
     padding_bytes: int
     table_entries: int
+    pinned: int = 0
     host_used: int = 0
     host_blocks: int = 0
 
@@ -120,6 +122,8 @@ class MemoryReport:
             f"{self.num_pages} large pages of {_size(self.page_bytes)}: "
             f"{self.free_pages} free, {self.idle_pages} only cached; sharing saves {self.saving:.1%} of the blocks"
         )
+        if any(g.pinned for g in self.groups):
+            lines.append("pinned blocks: " + ", ".join(f"{g.name} {g.pinned}" for g in self.groups))
         if self.host_bytes:
             swapped = ", ".join(f"{g.name} {g.host_used}/{g.host_blocks}" for g in self.groups)
             used = f"{_size(self.host_used_bytes)} used"
@@ -133,6 +137,7 @@ def build_report(
     tables: Mapping[int, BlockTables],
     lengths: Mapping[int, int],
     host: HostBlocks,
+    pinned: Iterable[int],
 ) -> MemoryReport:
     """Collect the report; `lengths` overrides the committed length of a sequence. O(blocks in use)."""
     groups = []
@@ -151,6 +156,7 @@ def build_report(
                 token_bytes=filled * real_bytes // group.spec.block_size,
                 padding_bytes=state.num_used * (group.block_bytes - real_bytes),
                 table_entries=entries,
+                pinned=len({block for s in pinned for block in tables[s].tables[g]} - {NO_BLOCK}),
                 host_used=host.num_used(g),
                 host_blocks=host.capacity(g),
             )

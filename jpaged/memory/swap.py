@@ -75,6 +75,7 @@ class SwapSpace:
     Args:
         resident: the sequences with blocks in the pool; they move between it and `sequences`.
         limit_bytes: of host memory, in the layout's terms (bytes of one device).
+        watermark_pages: large pages that admission keeps free.
 
     Attributes:
         sequences: the swapped ones, by sequence id.
@@ -86,17 +87,31 @@ class SwapSpace:
         allocator: BlockAllocator,
         ownership: Ownership,
         resident: dict[int, BlockTables],
+        *,
         limit_bytes: int,
+        watermark_pages: int,
     ) -> None:
         self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes)
         self.sequences: dict[int, BlockTables] = {}
         self._resident = resident
+        self._watermark_pages = watermark_pages
         self._allocator = allocator
         self._ownership = ownership
         self._dropped: list[HostBlock] = []
 
     def move_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
-        """See `MemoryManager.swap_out`."""
+        """Give up the device blocks of a request's sequences for host blocks; each shared block is moved once.
+
+        Commit before: what left every window is not moved. Until it is swapped in again such a sequence can be
+        forked and freed, and nothing else. Cached blocks stay on the device, evictable.
+
+        Returns:
+            The copies to make before anything else of the step, or None when host memory is short: then nothing
+            has changed.
+
+        Raises:
+            ValueError: when these are not all sequences of one request.
+        """
         sequences = _whole_request(self._resident, seq_ids)
         blocks = _distinct(sequences)
         taken = self.host.take([len(mine) for mine in blocks])
@@ -111,17 +126,24 @@ class SwapSpace:
             self.sequences[seq_id] = self._resident.pop(seq_id)
         return [SwapCopy(g, device, host) for g, pairs in enumerate(there) for device, host in pairs.items()]
 
-    def move_in(self, seq_ids: Sequence[int], room: int, keep_pages: int) -> list[SwapCopy] | None:
-        """See `MemoryManager.swap_in`.
+    def move_in(self, seq_ids: Sequence[int], *, keep_room: bool = True) -> list[SwapCopy] | None:
+        """Give the sequences of a swapped request blocks of the pool again, shared as they were.
 
         Args:
-            room: blocks that every group can still be given afterwards.
-            keep_pages: large pages that stay free beside.
+            keep_room: only where every sequence can append a block and the watermark stays free.
+
+        Returns:
+            The copies to make, after those of `move_out` and before all block copies, or None when the pool is
+            short: then nothing has changed.
+
+        Raises:
+            ValueError: when these are not all sequences of one request.
         """
         sequences = _whole_request(self.sequences, seq_ids)
         blocks = _distinct(sequences)
         needs = [len(mine) for mine in blocks]
-        available = self._allocator.pages.num_available - keep_pages
+        room, pages = (len(seq_ids), self._watermark_pages) if keep_room else (0, 0)
+        available = self._allocator.pages.num_available - pages
         if self._allocator.pages_needed([need + room for need in needs]) > available:
             return None
         taken = self._allocator.take(needs, next(iter(sequences.values())).request.association)
@@ -142,6 +164,10 @@ class SwapSpace:
             self._resident[seq_id] = self.sequences.pop(seq_id)
         return [SwapCopy(g, device, host) for g, pairs in enumerate(here) for host, device in pairs.items()]
 
+    def holds(self, seq_id: int) -> bool:
+        """Whether the sequence's blocks are in host memory."""
+        return seq_id in self.sequences
+
     def fork(self, child_id: int, child: BlockTables) -> None:
         """Count the references of a new sequence whose tables equal a swapped one's."""
         self._share(child)
@@ -154,7 +180,7 @@ class SwapSpace:
         return sequence
 
     def take_dropped(self) -> list[HostBlock]:
-        """Host blocks that were freed since the last call without having been swapped in."""
+        """Host blocks freed since the last call without having been swapped in: their content can go."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

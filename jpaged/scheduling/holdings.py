@@ -78,7 +78,7 @@ class Holdings:
             if seq.parent is None:
                 self._drop_memory(seq)
             self._give_up_slot(seq)
-        elif self.memory.is_swapped(seq.seq_id):
+        elif self.memory.swap_space.holds(seq.seq_id):
             self.memory.free(seq.seq_id)
         seq.parent = None
 
@@ -93,7 +93,7 @@ class Holdings:
         owners = [seq for seq in live if seq.parent is None]
         for seq in owners:
             self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
-        moved = self.memory.swap_out([seq.seq_id for seq in owners])
+        moved = self.memory.swap_space.move_out([seq.seq_id for seq in owners])
         if moved is None:
             return None
         for seq in live:
@@ -106,7 +106,7 @@ class Holdings:
         if len(live) > len(self.free_slots):
             return None
         owners = [seq.seq_id for seq in live if seq.parent is None]
-        moved = self.memory.swap_in(owners, keep_room=keep_room)
+        moved = self.memory.swap_space.move_in(owners, keep_room=keep_room)
         if moved is not None:
             for seq in live:
                 seq.slot = self.free_slots.pop()

@@ -99,7 +99,7 @@ class Scheduler:
         waiting requests are admitted, in order, while memory above the watermark lasts; neither in a step that had
         to preempt, and nothing is admitted while a swapped request waits.
         """
-        plan = StepPlan(self.max_num_batched_tokens, self.memory.take_dropped())
+        plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
         plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
         position = 0
         while position < len(self.running):

@@ -61,9 +61,9 @@ class Machine(RuleBasedStateMachine):
             (list(g.ref_count), list(g.evictable.items()), list(g.open_pages), g.num_used, g.num_empty)
             for g in m._allocator.groups
         ]
-        sequences = {**m._sequences, **m._swap.sequences}
+        sequences = {**m._sequences, **m.swap_space.sequences}
         tables = {s: (t.tables, t.behind, t.num_hashed, t.num_computed, t.version) for s, t in sequences.items()}
-        host = (m._swap.host.ref_count, m._swap.host._free, m._swap.host.used_bytes)
+        host = (m.swap_space.host.ref_count, m.swap_space.host._free, m.swap_space.host.used_bytes)
         return copy.deepcopy((pages, groups, m._cache._block_of, m._cache._link_of, tables, host))
 
     @property
@@ -162,17 +162,17 @@ class Machine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             for seq_id in seq_ids:
                 self.manager.commit(seq_id, self.lives[seq_id].tokens, self.lives[seq_id].computed)
-        before, host_bytes = self.state(), self.manager._swap.host.used_bytes
+        before, host_bytes = self.state(), self.manager.swap_space.host.used_bytes
         blocks = {(g, b) for s in seq_ids for g in range(len(self.groups)) for b in self.manager.block_table(s, g)}
         blocks = {(g, b) for g, b in blocks if b != NO_BLOCK}
-        copies = self.manager.swap_out(seq_ids)
+        copies = self.manager.swap_space.move_out(seq_ids)
         size = sum(self.shadow.layout.groups[g].block_bytes for g, _ in blocks)
         assert (copies is None) == (host_bytes + size > self.swap_bytes)
         if copies is None:
             assert self.state() == before, "a failed swap changed something"
             return
         assert sorted((c.group, c.device_block) for c in copies) == sorted(blocks), "not every block once"
-        self.shadow.forget_host(self.manager.take_dropped())
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
         self.shadow.swap_out(copies)
         self.swapped |= {seq_id: self.lives.pop(seq_id) for seq_id in seq_ids}
 
@@ -183,11 +183,11 @@ class Machine(RuleBasedStateMachine):
         seq_ids = [s for s, life in self.swapped.items() if life.request == request]
         before, keep_room = self.state(), data.draw(st.booleans())
         free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
-        copies = self.manager.swap_in(seq_ids, keep_room=keep_room)
+        copies = self.manager.swap_space.move_in(seq_ids, keep_room=keep_room)
         if copies is None:
             assert self.state() == before, "a failed swap changed something"
             return
-        self.shadow.forget_host(self.manager.take_dropped())
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
         self.shadow.swap_in(copies)
         self.lives |= {seq_id: self.swapped.pop(seq_id) for seq_id in seq_ids}
         if keep_room and len(self.groups) == 1:
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         parent, child = data.draw(st.sampled_from(sorted(self.swapped))), self.next_id
         self.next_id += 1
         self.manager.fork(parent, child)
-        assert self.manager.is_swapped(child)
+        assert self.manager.swap_space.holds(child)
         self.swapped[child] = copy.deepcopy(self.swapped[parent])
 
     def only_full(self) -> bool:
@@ -261,9 +261,9 @@ class Machine(RuleBasedStateMachine):
         for seq_id in [*self.lives, *self.swapped]:
             self.manager.free(seq_id)
         self.manager.check_invariants()
-        self.shadow.forget_host(self.manager.take_dropped())
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
         assert not self.shadow.host, "host blocks leaked"
-        assert self.manager._swap.host.used_bytes == 0
+        assert self.manager.swap_space.host.used_bytes == 0
         report = self.manager.report()
         assert report.free_pages + report.idle_pages == report.num_pages, "something leaked"
         assert self.caching or report.free_pages == report.num_pages

@@ -16,7 +16,7 @@ def swapping(num_blocks: int = 20, host_blocks: int | None = None, **options):
 
 
 def host_blocks(manager) -> int:
-    return manager._swap.host.num_used(0)
+    return manager.swap_space.host.num_used(0)
 
 
 def test_a_block_shared_by_two_sequences_moves_once_and_comes_back_shared():
@@ -25,10 +25,10 @@ def test_a_block_shared_by_two_sequences_moves_once_and_comes_back_shared():
     manager.fork(0, 1)
     run(manager, 1, [*TOKENS[:9], 77, 78], start=9)  # its own third block
     old = [list(manager.block_table(s, 0)) for s in (0, 1)]
-    out = manager.swap_out([0, 1])
+    out = manager.swap_space.move_out([0, 1])
     assert [copy.device_block for copy in out] == [*old[0], old[1][2]]
     assert counts(manager) == (0, 0, 20) and host_blocks(manager) == 4
-    back = manager.swap_in([0, 1])
+    back = manager.swap_space.move_in([0, 1])
     assert [copy.host_block for copy in back] == [copy.host_block for copy in out]
     new = {copy.host_block: copy.device_block for copy in back}
     where = {copy.device_block: new[copy.host_block] for copy in out}
@@ -42,46 +42,48 @@ def test_a_host_too_small_for_all_blocks_takes_none():
     manager = swapping(host_blocks=2)
     serve(manager, 0, TOKENS[:10])
     before = counts(manager), list(manager.block_table(0, 0)), manager.table_version(0)
-    assert manager.swap_out([0]) is None
+    assert manager.swap_space.move_out([0]) is None
     assert before == (counts(manager), list(manager.block_table(0, 0)), manager.table_version(0))
-    assert host_blocks(manager) == 0 and not manager.is_swapped(0)
+    assert host_blocks(manager) == 0 and not manager.swap_space.holds(0)
 
 
 def test_a_pool_without_room_for_all_blocks_takes_none_back():
     manager = swapping(6)
     serve(manager, 0, TOKENS[:12])
-    manager.swap_out([0])
+    manager.swap_space.move_out([0])
     serve(manager, 1, TOKENS[:16])
-    assert manager.swap_in([0], keep_room=False) is None
-    assert manager.is_swapped(0) and host_blocks(manager) == 3 and counts(manager) == (4, 0, 2)
+    assert manager.swap_space.move_in([0], keep_room=False) is None
+    assert manager.swap_space.holds(0) and host_blocks(manager) == 3 and counts(manager) == (4, 0, 2)
 
 
 def test_room_to_append_is_kept_for_every_sequence_unless_told_otherwise():
     manager = swapping(6)
     serve(manager, 0, TOKENS[:12])
     manager.fork(0, 1)
-    manager.swap_out([0, 1])
+    manager.swap_space.move_out([0, 1])
     serve(manager, 2, TOKENS[:8])
-    assert manager.swap_in([0, 1]) is None  # 3 blocks fit the 4 that are free, 3 + 2 do not
-    assert len(manager.swap_in([0, 1], keep_room=False)) == 3
+    assert manager.swap_space.move_in([0, 1]) is None  # 3 blocks fit the 4 that are free, 3 + 2 do not
+    assert len(manager.swap_space.move_in([0, 1], keep_room=False)) == 3
 
 
 def test_the_watermark_is_kept_too():
     manager = swapping(10, watermark=0.3)
     serve(manager, 0, TOKENS[:12])
-    manager.swap_out([0])
+    manager.swap_space.move_out([0])
     serve(manager, 1, TOKENS[:16])
-    assert manager.swap_in([0]) is None  # 3 blocks and one to append of the 6 that are free, 3 of which stay free
-    assert manager.swap_in([0], keep_room=False) is not None
+    assert (
+        manager.swap_space.move_in([0]) is None
+    )  # 3 + 1 blocks, 6 are free, 3 of them stay so
+    assert manager.swap_space.move_in([0], keep_room=False) is not None
 
 
 def test_blocks_behind_a_window_are_not_moved():
     manager = window_manager(window=4, swap_space_bytes=100)
     serve(manager, 0, TOKENS[:11])
     released = manager.block_table(0, 1).count(NO_BLOCK)
-    out = manager.swap_out([0])
+    out = manager.swap_space.move_out([0])
     assert released == 4 and [copy.group for copy in out] == [0] * 6 + [1] * 2
-    manager.swap_in([0])
+    manager.swap_space.move_in([0])
     assert manager.block_table(0, 1)[:released] == [NO_BLOCK] * released
     assert NO_BLOCK not in manager.block_table(0, 1)[released:]
 
@@ -91,13 +93,13 @@ def test_bytes_of_all_groups_count_against_one_bound():
     for limit, fits in ((size, True), (size - 1, False)):
         manager = window_manager(window=4, swap_space_bytes=limit)
         serve(manager, 0, TOKENS[:11])
-        assert (manager.swap_out([0]) is not None) == fits
+        assert (manager.swap_space.move_out([0]) is not None) == fits
 
 
 def test_cached_blocks_stay_on_the_device_when_their_sequence_is_swapped_out():
     manager = swapping(prefix_caching=True)
     serve(manager, 0, TOKENS[:10])
-    manager.swap_out([0])
+    manager.swap_space.move_out([0])
     assert counts(manager) == (0, 2, 20)
     assert serve(manager, 1, TOKENS[:10]) == 8
 
@@ -105,10 +107,10 @@ def test_cached_blocks_stay_on_the_device_when_their_sequence_is_swapped_out():
 def test_blocks_that_were_swapped_in_hit_again():
     manager = swapping(4, prefix_caching=True)
     serve(manager, 0, TOKENS[:10])
-    manager.swap_out([0])
+    manager.swap_space.move_out([0])
     serve(manager, 1, [5] * 16)  # evicts what had stayed
     manager.free(1)
-    manager.swap_in([0], keep_room=False)
+    manager.swap_space.move_in([0], keep_room=False)
     manager.commit(0, TOKENS, 10)
     manager.free(0)
     assert serve(manager, 2, TOKENS[:10]) == 8
@@ -118,7 +120,7 @@ def test_a_block_shared_with_another_request_stays_with_it():
     manager = swapping(prefix_caching=True)
     serve(manager, 0, TOKENS[:10])
     assert serve(manager, 1, TOKENS[:10]) == 8
-    out = manager.swap_out([1])
+    out = manager.swap_space.move_out([1])
     assert len(out) == 3, "the blocks of the prefix are copied as well"
     assert counts(manager)[0] == 3
     assert manager.block_table(0, 0)[:2] == [copy.device_block for copy in out[:2]]
@@ -127,24 +129,24 @@ def test_a_block_shared_with_another_request_stays_with_it():
 def test_a_fork_of_a_swapped_sequence_shares_its_host_blocks():
     manager = swapping()
     serve(manager, 0, TOKENS[:10])
-    manager.swap_out([0])
+    manager.swap_space.move_out([0])
     manager.fork(0, 1)
-    assert manager.is_swapped(1) and host_blocks(manager) == 3
+    assert manager.swap_space.holds(1) and host_blocks(manager) == 3
     manager.free(0)
-    assert manager.take_dropped() == [] and host_blocks(manager) == 3
-    assert len(manager.swap_in([1])) == 3
+    assert manager.swap_space.take_dropped() == [] and host_blocks(manager) == 3
+    assert len(manager.swap_space.move_in([1])) == 3
     assert counts(manager) == (3, 0, 17)
 
 
 def test_freed_host_blocks_are_named_once_and_used_again():
     manager = swapping()
     serve(manager, 0, TOKENS[:10])
-    out = manager.swap_out([0])
+    out = manager.swap_space.move_out([0])
     manager.free(0)
-    assert sorted(manager.take_dropped()) == [HostBlock(0, copy.host_block) for copy in out]
-    assert manager.take_dropped() == []
+    assert sorted(manager.swap_space.take_dropped()) == [HostBlock(0, copy.host_block) for copy in out]
+    assert manager.swap_space.take_dropped() == []
     serve(manager, 1, TOKENS[:10])
-    assert {c.host_block for c in manager.swap_out([1])} == {c.host_block for c in out}
+    assert {c.host_block for c in manager.swap_space.move_out([1])} == {c.host_block for c in out}
 
 
 def test_only_all_sequences_of_one_request_are_swapped():
@@ -154,8 +156,8 @@ def test_only_all_sequences_of_one_request_are_swapped():
     serve(manager, 2, TOKENS[:10])
     for wrong in ([0], [0, 1, 2], [0, 0], []):
         with pytest.raises(ValueError, match="not all of one request"):
-            manager.swap_out(wrong)
-    manager.swap_out([2])
+            manager.swap_space.move_out(wrong)
+    manager.swap_space.move_out([2])
     with pytest.raises(KeyError, match=r"sequence 2 .* swapped out"):
         manager.allocate(2, 11, first_write=10)
     with pytest.raises(ValueError, match="sequence 2 exists"):
@@ -172,19 +174,19 @@ def test_swap_space_is_bounded_by_the_pool():
 def test_without_swap_space_nothing_is_swapped():
     manager = full_manager()
     serve(manager, 0, TOKENS[:10])
-    assert manager.swap_out([0]) is None
+    assert manager.swap_space.move_out([0]) is None
 
 
 def test_a_copy_names_group_device_and_host_block():
     manager = swapping()
     serve(manager, 0, TOKENS[:3])
-    assert manager.swap_out([0]) == [SwapCopy(group=0, device_block=0, host_block=0)]
+    assert manager.swap_space.move_out([0]) == [SwapCopy(group=0, device_block=0, host_block=0)]
 
 
 def test_the_report_shows_host_blocks_only_where_there_is_swap_space():
     manager = swapping()
     serve(manager, 0, TOKENS[:10])
-    manager.swap_out([0])
+    manager.swap_space.move_out([0])
     report = manager.report()
     assert (report.groups[0].host_used, report.groups[0].host_blocks) == (3, 20)
     assert (report.host_used_bytes, report.host_bytes) == (24, 160)

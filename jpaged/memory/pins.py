@@ -1,0 +1,68 @@
+"""Prefixes that stay in the pool: blocks held by reference, as a provider's shared prefix (PagedAttention, 4.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+from jpaged.memory.admission import Fit
+from jpaged.memory.manager import MemoryManager
+
+
+class Pins:
+    """Holds whole blocks of prefixes, each as a sequence that never runs.
+
+    Args:
+        room_tokens: length of a sequence that must always fit beside what is pinned.
+    """
+
+    def __init__(self, memory: MemoryManager, room_tokens: int) -> None:
+        self.seq_ids: set[int] = set()
+        self._memory = memory
+        self._room_tokens = room_tokens
+        self._step = math.lcm(*(group.spec.block_size for group in memory.layout.groups))
+
+    def length(self, num_tokens: int) -> int:
+        """Leading tokens of `num_tokens` that fill whole blocks of every group.
+
+        Raises:
+            ValueError: there is no such block, or no prefix cache.
+        """
+        if not self._memory.prefix_caching:
+            raise ValueError("a prefix can be pinned only with enable_prefix_caching=True")
+        if num_tokens < self._step:
+            raise ValueError(f"a prefix of {num_tokens} tokens fills no block of {self._step} tokens")
+        return num_tokens // self._step * self._step
+
+    def pin(self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None) -> bool:
+        """Hold the blocks of a prefix under a new sequence id; False, with nothing held, when some are not cached.
+
+        Raises:
+            ValueError: as `length`, or what is left of the pool would be too small.
+        """
+        memory, length = self._memory, self.length(len(token_ids))
+        memory.add(seq_id, -1 - seq_id)
+        # One more token, as the last token of a prefix hit is always left to be computed.
+        if memory.match_prefix(seq_id, [*token_ids[:length], 0], salt=salt) < length:
+            memory.free(seq_id)
+            return False
+        memory.pin(seq_id)
+        if memory.can_admit(self._room_tokens) is Fit.NEVER:
+            memory.free(seq_id)
+            raise ValueError(
+                f"pinning {length} tokens would leave too little of the pool of {memory.layout.num_pages} large pages "
+                f"for a sequence of {self._room_tokens} tokens"
+            )
+        self.seq_ids.add(seq_id)
+        return True
+
+    def unpin(self, seq_id: int) -> None:
+        """Give the blocks up; they stay cached, evictable.
+
+        Raises:
+            ValueError: nothing is pinned under this id.
+        """
+        if seq_id not in self.seq_ids:
+            raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
+        self.seq_ids.remove(seq_id)
+        self._memory.free(seq_id)

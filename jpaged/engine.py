@@ -10,7 +10,7 @@ import numpy as np
 
 from jpaged.detokenizer import Detokenizer
 from jpaged.execution import InFlight, Runner
-from jpaged.memory import MemoryManager, MemoryReport
+from jpaged.memory import MemoryManager, MemoryReport, Pins
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, Scheduler, Sequence
 from jpaged.token_rules import allowed_mask, bad_word_tokens, check_token_ids
@@ -66,6 +66,7 @@ class Engine:
         self.peak_report: MemoryReport | None = None
         self._in_flight: InFlight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
+        self.pins = Pins(scheduler.memory, max_model_len)
 
     @property
     def memory(self) -> MemoryManager:
@@ -195,6 +196,25 @@ class Engine:
         if seq.finish_reason is not None:
             del self._detokenizers[seq.seq_id]
         return ended
+
+    def pin_prefix(self, token_ids: list[int], cache_salt: str | None = None) -> tuple[int, int]:
+        """Keep the KV of a prefix, computed if need be, in the pool; (id for `Pins.unpin`, tokens that are kept).
+
+        Raises:
+            ValueError: as `Pins.pin` or `make_request`.
+            RuntimeError: requests are running, which were promised the memory.
+        """
+        if self.has_work:
+            raise RuntimeError("pin_prefix() while requests run")
+        length, seq_id = self.pins.length(len(token_ids)), next(self._seq_ids)
+        if not self.pins.pin(seq_id, token_ids, cache_salt):
+            once = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
+            self.add(self.make_request(token_ids, once, cache_salt=cache_salt))
+            while self.has_work:
+                self.step()
+            if not self.pins.pin(seq_id, token_ids, cache_salt):
+                raise ValueError(f"{length} tokens are more than the pool can cache at once")
+        return seq_id, length
 
     def abort(self, request: Request) -> None:
         """Drop a request; its blocks are free at once."""

@@ -8,9 +8,19 @@ from typing import Any, Literal, cast
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.memory import MemoryReport
-from jpaged.outputs import RequestOutput, StreamDelta
+from jpaged.outputs import PinnedPrefix, RequestOutput, StreamDelta
 from jpaged.progress import GenerationProgress, warmup_progress
-from jpaged.prompts import Messages, Prompt, chat_prompt, make_request, one_each, priorities, refused, several
+from jpaged.prompts import (
+    Messages,
+    Prompt,
+    chat_prompt,
+    make_request,
+    one_each,
+    parse_prompt,
+    priorities,
+    refused,
+    several,
+)
 from jpaged.results import DeltaReader, request_output
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
@@ -223,12 +233,37 @@ class LLM:
 
         Raises:
             ValueError: naming the first leaf that differs; the old weights stay.
-            RuntimeError: requests are running, whose cached KV belongs to the old weights.
+            RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights.
         """
-        if self._engine.has_work:
-            raise RuntimeError("update_params() while requests run")
+        if self._engine.has_work or self._engine.pins.seq_ids:
+            raise RuntimeError("update_params() while requests run or prefixes are pinned")
         self._engine.runner.update_params(new)
         self._engine.memory.reset_prefix_cache()  # cached KV belongs to the old weights
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV; False, with nothing done, while requests run or prefixes are pinned."""
+        return self._engine.memory.reset_prefix_cache()
+
+    def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
+        """Keep the KV of a prompt's whole blocks in the pool until `unpin`, computing it if need be, for prompts that
+        begin with it and go on (the shared prefix a provider registers; PagedAttention, section 4.4).
+
+        Args:
+            cache_salt: as in a prompt's mapping.
+
+        Raises:
+            ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
+                for a sequence of max_model_len tokens.
+            RuntimeError: requests are running.
+        """
+        parsed = parse_prompt(prompt, self.tokenizer)
+        if cache_salt is not None and parsed.cache_salt not in (None, cache_salt):
+            raise ValueError(f"cache_salt={cache_salt!r} is not the prompt's own, {parsed.cache_salt!r}")
+        return PinnedPrefix(*self._engine.pin_prefix(parsed.token_ids, cache_salt or parsed.cache_salt))
+
+    def unpin(self, pinned: PinnedPrefix) -> None:
+        """Let a pinned prefix be evicted again; ValueError when it is not pinned any more."""
+        self._engine.pins.unpin(pinned.seq_id)
 
     def memory_report(self, *, peak: bool = False) -> MemoryReport:
         """Who holds the pool's blocks; `str()` of it is a table.

@@ -110,3 +110,15 @@ class StreamDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+
+
+@dataclass(frozen=True)
+class PinnedPrefix:
+    """What `LLM.unpin` takes.
+
+    Attributes:
+        num_tokens: of the prompt's whole blocks.
+    """
+
+    seq_id: int
+    num_tokens: int

@@ -3,7 +3,7 @@
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, allocator, block_tables, copies,
-hash_chain, prefix_cache, ownership, swap, admission, manager; then report and invariants.
+hash_chain, prefix_cache, ownership, swap, admission, manager, pins; then report and invariants.
 """
 
 from jpaged.memory.admission import Fit
@@ -11,6 +11,7 @@ from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
+from jpaged.memory.pins import Pins
 from jpaged.memory.policies import FullAttention, Policy, SlidingWindow
 from jpaged.memory.report import GroupReport, MemoryReport
 
@@ -25,6 +26,7 @@ __all__ = [
     "HostBlock",
     "MemoryManager",
     "MemoryReport",
+    "Pins",
     "Policy",
     "PoolLayout",
     "SlidingWindow",

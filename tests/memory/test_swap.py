@@ -71,9 +71,7 @@ def test_the_watermark_is_kept_too():
     serve(manager, 0, TOKENS[:12])
     manager.swap_space.move_out([0])
     serve(manager, 1, TOKENS[:16])
-    assert (
-        manager.swap_space.move_in([0]) is None
-    )  # 3 + 1 blocks, 6 are free, 3 of them stay so
+    assert manager.swap_space.move_in([0]) is None  # 3 + 1 blocks, 6 are free, 3 of them stay so
     assert manager.swap_space.move_in([0], keep_room=False) is not None
 
 

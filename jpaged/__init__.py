@@ -22,6 +22,7 @@ _HOMES = {
     "EngineBusy": "jpaged.errors",
     "EngineStopped": "jpaged.errors",
     "SamplingParams": "jpaged.sampling_params",
+    "StructuredOutputsParams": "jpaged.structured_outputs",
     "RequestOutput": "jpaged.outputs",
     "CompletionOutput": "jpaged.outputs",
     "StreamDelta": "jpaged.outputs",
@@ -38,6 +39,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StreamDelta",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

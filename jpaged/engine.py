@@ -10,6 +10,7 @@ import numpy as np
 
 from jpaged.detokenizer import Detokenizer
 from jpaged.execution import InFlight, Runner
+from jpaged.grammar import GrammarCompiler
 from jpaged.memory import MemoryManager, MemoryReport, Pins
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, Scheduler, Sequence
@@ -60,6 +61,7 @@ class Engine:
         self._eos_ids = frozenset(eos_token_ids)
         self._tokenizer = tokenizer
         self._max_logprobs = max_logprobs
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_ids)
         self._seeds = np.random.default_rng(seed)
         self._request_ids = itertools.count()
         self._seq_ids = itertools.count()
@@ -130,6 +132,9 @@ class Engine:
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size, stop_ids, bad_words),
         )
+        if params.structured_outputs is not None:
+            for seq in request.sequences:
+                seq.grammar = self._grammars.compile(params.structured_outputs)
         if request.needs_text and self._tokenizer is not None and not hasattr(self._tokenizer, "backend_tokenizer"):
             raise ValueError(
                 f"stop strings and streams need a tokenizer with a tokenizer.json, not {type(self._tokenizer).__name__}"

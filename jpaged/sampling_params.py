@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from jpaged.structured_outputs import StructuredOutputsParams
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -39,6 +41,7 @@ class SamplingParams:
         logprobs: how many of the most likely tokens are told with each generated token and its log-probability; None =
             none of it. Log-probabilities are the model's own: before temperature, truncation and edits.
         prompt_logprobs: the same for the prompt's tokens, but the first. Such a prompt reads no cached prefix.
+        structured_outputs: the shape the text must have. The output ends where nothing can follow.
         detokenize: make text at all; False leaves it empty and allows no stop strings.
     """
 
@@ -64,6 +67,7 @@ class SamplingParams:
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, low=1)
@@ -75,6 +79,7 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
         _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
         self._check_tokens()
+        self._check_structure()
         _integer("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=1)
@@ -91,6 +96,18 @@ class SamplingParams:
             _boolean(name, getattr(self, name))
         if stop and not self.detokenize:
             raise ValueError(f"stop={stop!r} needs text, and detokenize=False makes none")
+
+    def _check_structure(self) -> None:
+        wanted = self.structured_outputs
+        if wanted is None:
+            return
+        if not isinstance(wanted, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs={wanted!r} must be StructuredOutputsParams")
+        for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} could leave structured_outputs no token to go on with"
+                )
 
     def _check_tokens(self) -> None:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))

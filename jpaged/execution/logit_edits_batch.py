@@ -56,6 +56,8 @@ def logit_edits(samples: list[Sample], width: int, vocab_size: int) -> LogitEdit
         bans += ((row, token, after) for token, after in _bans(request, seq, position))
         if request.allowed_mask is not None:
             masks[row] = request.allowed_mask
+        if seq.grammar is not None:
+            masks[row] = seq.grammar.mask
         if params.penalised or params.logit_bias:
             tokens.append((row, token_edits(params, seq)))
             edits.repetition[row] = params.repetition_penalty

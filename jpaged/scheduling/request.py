@@ -8,6 +8,7 @@ from enum import Enum
 
 import numpy as np
 
+from jpaged.grammar import Grammar
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.step import TokenRanking
@@ -39,6 +40,7 @@ class Sequence:
         fork_at: tokens both have in common: it is forked when its parent has computed them.
         text: the text so far, where it is built token by token; None where nobody needs it before the end.
         num_settled: leading characters of `text` that no later token can take back.
+        grammar: what its text must follow.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
     """
 
@@ -59,6 +61,7 @@ class Sequence:
     text: str | None = None
     num_settled: int = 0
     logprobs: list[tuple[float, TokenRanking]] = field(default_factory=list)
+    grammar: Grammar | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -143,13 +146,13 @@ class Request:
     def edits_logits(self) -> bool:
         """Its logits may be changed before a token is chosen."""
         params = self.params
-        edited = params.penalised or params.logit_bias or params.min_tokens
+        edited = params.penalised or params.logit_bias or params.min_tokens or params.structured_outputs
         return bool(edited or self.bad_words or self.allowed_mask is not None)
 
     @property
     def needs_host(self) -> bool:
         """The host must see each token before the next can be drawn, so that its sequences never run ahead."""
-        return False
+        return self.params.structured_outputs is not None
 
     @property
     def needs_text(self) -> bool:
@@ -159,7 +162,8 @@ class Request:
     def text_tokens(self, seq: Sequence, start: int = 0) -> list[int]:
         """A sequence's output tokens from `start` that its text is made of: the token that ended it is none unless
         asked for."""
-        stopped = seq.finish_reason == "stop" and not self.params.include_stop_str_in_output
+        ended = seq.finish_reason == "stop" and seq.token_ids[-1] in self.stop_ids
+        stopped = ended and not self.params.include_stop_str_in_output
         return seq.token_ids[seq.num_prompt + start : len(seq.token_ids) - stopped]
 
     def metrics(self) -> RequestMetrics:

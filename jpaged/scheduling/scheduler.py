@@ -217,6 +217,8 @@ class Scheduler:
                 continue
             seq.token_ids.append(token)
             seq.cumulative_logprob += logprob
+            if seq.grammar is not None:
+                seq.grammar.accept(token)
             if top is not None and request.params.logprobs is not None:
                 seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
             if request.first_token_time is None:

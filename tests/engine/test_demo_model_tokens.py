@@ -1,11 +1,13 @@
 """The demo model generates what transformers generates from the same dequantised float32 weights."""
 
+import json
+
 import pytest
 import torch
 from greedy_reference import GREEDY, assert_same_tokens, torch_greedy
 from transformers import LlamaForCausalLM
 
-from jpaged import LLM, SamplingParams
+from jpaged import LLM, SamplingParams, StructuredOutputsParams
 from jpaged.loading.opened import open_model
 
 PROMPTS = [
@@ -92,3 +94,17 @@ def test_logprobs_of_prompt_and_output_are_those_of_torch(llm, torch_model):
         for other, entry in found.items():
             assert entry.logprob == pytest.approx(row[other].item(), abs=1e-4)
             assert entry.rank == 1 + (row > row[other]).sum()
+
+
+def test_texts_have_the_shape_that_is_asked_for(llm):
+    properties = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
+    params = [
+        SamplingParams(n=4, seed=1, max_tokens=80, structured_outputs=StructuredOutputsParams(json=schema)),
+        SamplingParams(n=4, seed=1, structured_outputs=StructuredOutputsParams(choice=["Paris", "Rome"])),
+    ]
+    people, cities = llm.generate(["A person as JSON: ", PROMPTS[0]], params, use_tqdm=False)
+    parsed = [json.loads(output.text) for output in people.outputs if output.finish_reason == "stop"]
+    assert len(parsed) >= 2
+    assert all(set(person) == {"name", "age"} and 0 <= person["age"] <= 120 for person in parsed)
+    assert all(output.text in ("Paris", "Rome") and output.finish_reason == "stop" for output in cities.outputs)

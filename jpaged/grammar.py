@@ -1,0 +1,97 @@
+"""Which tokens may come next in a text of a given shape, by the llguidance library."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jpaged.structured_outputs import StructuredOutputsParams
+
+
+class Grammar:
+    """Follows one sequence's tokens.
+
+    Attributes:
+        mask: packed bits of the tokens that may come next, as in `LogitEdits.mask`; end-of-sequence is among them
+            where the text is complete.
+        complete: nothing but end-of-sequence can come.
+        error: why the grammar cannot be followed any further (it grew too complex); None while it can.
+    """
+
+    def __init__(self, matcher: Any, num_words: int) -> None:
+        self._matcher = matcher
+        self.mask: Int[np.ndarray, " words"] = np.zeros(num_words, np.int32)
+        self.complete = False
+        self.error: str | None = None
+        self._look_ahead()
+
+    def accept(self, token: int) -> None:
+        """Go on by a token of the mask."""
+        self._matcher.consume_token(token)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        from llguidance.numpy import fill_next_token_bitmask
+
+        self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
+        if not self.complete and not self._matcher.is_error():
+            fill_next_token_bitmask(self._matcher, self.mask[None])
+        self.error = self._matcher.get_error() if self._matcher.is_error() else None
+
+
+class GrammarCompiler:
+    """Makes grammars over one model's tokens.
+
+    Args:
+        tokenizer: with a tokenizer.json; None where the model has none.
+        vocab_size: of the model's logits.
+        eos_ids: tokens that end a sequence.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar at its beginning.
+
+        Raises:
+            ValueError: it is not well-formed, or the model's tokenizer cannot be used for grammars.
+        """
+        from llguidance import LLMatcher
+
+        grammar = Grammar(LLMatcher(self._tokens, _source(params), log_level=0), -(-self._vocab_size // 32))
+        if grammar.error is not None:
+            raise ValueError(f"{params} cannot be followed: {grammar.error}")
+        return grammar
+
+    @cached_property
+    def _tokens(self) -> Any:
+        """The vocabulary as llguidance sees it; takes about a second for a large one."""
+        from llguidance import LLTokenizer
+
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or not self._eos_ids:
+            raise ValueError("structured_outputs needs a tokenizer with a tokenizer.json and an end-of-sequence token")
+        try:
+            return LLTokenizer(backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+        except ValueError as error:
+            raise ValueError(f"structured_outputs cannot use this model's tokenizer: {error}") from error
+
+
+def _source(params: StructuredOutputsParams) -> str:
+    """The grammar in llguidance's own form."""
+    from llguidance import LLMatcher
+
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in params.choice))
+    if params.grammar is not None:
+        return LLMatcher.grammar_from_lark(params.grammar)
+    return LLMatcher.grammar_from_json_schema(params.json if params.json is not None else {"type": "object"})

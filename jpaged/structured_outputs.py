@@ -1,0 +1,60 @@
+"""What shape a request's text must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """The text follows exactly one of these, to its end unless max_tokens cuts it off.
+
+    Attributes:
+        json: a JSON schema: a mapping, its text, or a class with `model_json_schema()`, as pydantic's have.
+        regex: a regular expression (Rust's syntax) that the whole text matches.
+        choice: texts of which the output is one.
+        grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
+        json_object: any JSON object.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        if len(given) != 1:
+            raise ValueError(f"structured_outputs takes exactly one of its arguments, got {given}")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ValueError(f"{name}={value!r} must be a non-empty string")
+        if self.json_object not in (True, False):
+            raise ValueError(f"json_object={self.json_object!r} must be True or False")
+        if self.choice is not None:
+            if isinstance(self.choice, str) or not self.choice:
+                raise ValueError(f"choice={self.choice!r} must be a list of non-empty strings")
+            for text in self.choice:
+                if not isinstance(text, str) or not text:
+                    raise ValueError(f"choice={self.choice!r} must be non-empty strings, got {text!r}")
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema(self.json))
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    if hasattr(value, "model_json_schema"):
+        return value.model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"json={value!r} is not JSON: {error}") from error
+    if not isinstance(value, Mapping):
+        raise ValueError(f"json={value!r} must be a schema: a mapping, its JSON text, or a pydantic class")
+    return dict(value)

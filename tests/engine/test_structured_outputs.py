@@ -1,0 +1,180 @@
+"""Texts of a given shape from a random model at temperature 1."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import tiny_chat_model
+from greedy_reference import random_prompts
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from jpaged import LLM, SamplingParams, StructuredOutputsParams
+
+PROMPTS = random_prompts(lengths=(3, 9))
+EOS = 2
+
+
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """The tiny model's tokens, decoded as those of most models are."""
+    made = json.loads(tiny_chat_model.tokenizer().backend_tokenizer.to_str())
+    vocab = made["model"]["vocab"]
+    vocab["Ġ"] = vocab.pop(" ")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    made |= {"decoder": byte_level, "pre_tokenizer": byte_level}
+    backend = Tokenizer.from_str(json.dumps(made))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_chat_model.make_chat_model(folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS}))
+    return LLM(str(folder), dtype="float32", block_size=8, max_num_seqs=8, max_model_len=512, max_num_batched_tokens=64)
+
+
+def generate(llm, params, prompts=PROMPTS):
+    prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert llm._engine.memory.num_used_blocks == 0
+    return [sequence for output in outputs for sequence in output.outputs]
+
+
+def drawn(*, max_tokens=300, **structure) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0, seed=1, n=4, max_tokens=max_tokens, structured_outputs=StructuredOutputsParams(**structure)
+    )
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tall": {"type": "boolean"},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def is_person(text: str) -> bool:
+    value = json.loads(text)
+    return set(value) - {"tall"} == {"name", "age"} and len(value["name"]) <= 6 and 0 <= value["age"] <= 120
+
+
+def is_nested(text: str) -> bool:
+    depth = text.count("(")
+    return text == "(" * depth + "x" + ")" * depth
+
+
+def is_numbers(text: str) -> bool:
+    value = json.loads(text)
+    return 2 <= len(value) <= 4 and all(v in (1, "two", None) for v in value)
+
+
+class LikePydantic:
+    @classmethod
+    def model_json_schema(cls):
+        return PERSON
+
+
+NUMBERS = {"type": "array", "items": {"enum": [1, "two", None]}, "minItems": 2, "maxItems": 4}
+SHAPES = {
+    "object": ({"json": PERSON}, is_person),
+    "schema text": ({"json": json.dumps(NUMBERS)}, is_numbers),
+    "class": ({"json": LikePydantic}, is_person),
+    "regex": ({"regex": r"[A-F]{2,5}-\d+(\.\d\d)?"}, re.compile(r"[A-F]{2,5}-\d+(\.\d\d)?").fullmatch),
+    "choice": ({"choice": ["yes", "no", 'a "quoted" one', "yes, of course"]}, None),
+    "grammar": ({"grammar": 'start: "(" start ")" | "x"'}, is_nested),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_a_random_model_draws_has_the_shape(llm, name):
+    structure, fits = SHAPES[name]
+    fits = fits or structure["choice"].__contains__
+    texts = []
+    for sequence in generate(llm, drawn(**structure)):
+        if sequence.finish_reason != "length":
+            assert sequence.finish_reason == "stop" and sequence.stop_reason is None
+            assert fits(sequence.text), sequence.text
+            texts.append(sequence.text)
+    assert len(texts) >= 4 and len(set(texts)) > 1
+
+
+def test_any_json_object(llm):
+    for sequence in generate(llm, drawn(json_object=True, max_tokens=400)):
+        if sequence.finish_reason == "stop":
+            assert isinstance(json.loads(sequence.text), dict)
+        else:
+            assert sequence.text.lstrip().startswith("{")
+
+
+def test_the_text_ends_where_nothing_can_follow_and_may_end_where_it_is_complete(llm):
+    forced = generate(llm, drawn(regex="ABC"))
+    assert all(s.text == "ABC" and s.finish_reason == "stop" and EOS not in s.token_ids for s in forced)
+    free = generate(llm, drawn(regex="A{2,90}"))
+    assert all(re.fullmatch("A{2,90}", s.text) and s.finish_reason == "stop" for s in free)
+    ended = [s.token_ids[-1] == EOS for s in free]
+    assert any(ended) and all(s.text == "A" * 90 for s, eos in zip(free, ended, strict=True) if not eos)
+
+
+def test_unconstrained_requests_of_the_batch_are_not_touched(llm):
+    plain = [SamplingParams(temperature=1.0, seed=i, max_tokens=20, ignore_eos=True) for i in range(2)]
+    alone = [s.token_ids for s in generate(llm, plain)]
+    mixed = generate(llm, [drawn(regex=r"\d{9}"), *plain, drawn(json=NUMBERS)], [PROMPTS[0], *PROMPTS, PROMPTS[1]])
+    assert [s.token_ids for s in mixed[4:6]] == alone
+    assert all(re.fullmatch(r"\d{9}", s.text) for s in mixed[:4])
+    assert all(is_numbers(s.text) for s in mixed[6:] if s.finish_reason == "stop")
+
+
+def test_a_choice_is_drawn_as_often_as_the_model_would(llm):
+    """Single tokens, so that the masked distribution is the model's own, renormalised."""
+    letters = "ABCDEF"
+    ids = [llm.tokenizer.convert_tokens_to_ids(letter) for letter in letters]
+    one = {"temperature": 1.0, "max_tokens": 1}
+    choice = StructuredOutputsParams(choice=list(letters))
+    structured = [SamplingParams(seed=i, structured_outputs=choice, **one) for i in range(64)]
+    allowed = [SamplingParams(seed=i, allowed_token_ids=ids, **one) for i in range(64)]
+    prompts = [PROMPTS[0]] * 64
+    want = [s.token_ids for s in generate(llm, allowed, prompts)]
+    assert [s.token_ids for s in generate(llm, structured, prompts)] == want
+    assert len({tuple(tokens) for tokens in want}) > 2
+
+
+REFUSED = [
+    (lambda: StructuredOutputsParams(), "exactly one of its arguments, got \\[\\]"),
+    (lambda: StructuredOutputsParams(regex="a", choice=["b"]), r"exactly one .*, got \['regex', 'choice'\]"),
+    (lambda: StructuredOutputsParams(json="{nope"), "json='{nope' is not JSON"),
+    (lambda: StructuredOutputsParams(json=[1]), r"json=\[1\] must be a schema"),
+    (lambda: StructuredOutputsParams(choice=[]), r"choice=\[\] must be a list"),
+    (lambda: StructuredOutputsParams(choice=["a", ""]), "must be non-empty strings, got ''"),
+    (lambda: StructuredOutputsParams(regex=3), "regex=3 must be a non-empty string"),
+    (lambda: SamplingParams(structured_outputs={"regex": "a"}), "must be StructuredOutputsParams"),
+    (lambda: drawn(json={"type": "nonsense"}), "nonsense.* cannot be followed"),
+    (lambda: drawn(regex="a("), "cannot be followed"),
+    (lambda: drawn(grammar='start: "a" | foo'), 'cannot be followed: .*unknown name: "foo"'),
+    (lambda: replace(drawn(regex="a"), min_tokens=3), "min_tokens=3 could leave structured_outputs no token"),
+    (lambda: replace(drawn(regex="a"), ignore_eos=True), "ignore_eos=True could leave structured_outputs no token"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_wrong_values_are_refused_before_anything_runs(llm, make, message):
+    steps = llm._engine.stats.num_steps
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        generate(llm, make())
+    assert llm._engine.stats.num_steps == steps
+
+
+def test_a_tokenizer_that_grammars_cannot_read_is_refused(tmp_path):
+    tiny_chat_model.make_chat_model(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", block_size=8, max_num_seqs=4, max_model_len=64, max_num_batched_tokens=16)
+    with pytest.raises(ValueError, match="structured_outputs cannot use this model's tokenizer"):
+        generate(llm, drawn(regex="a"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -44,10 +45,17 @@ def torch_greedy(
     """A `Reference` each, with end-of-sequence ignored."""
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
-    try:
+    with one_torch_thread():
         return [_one(model, prompt, num_tokens) for prompt in prompts]
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """For tiny matrices: more threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
 

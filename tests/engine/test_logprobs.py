@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from greedy_reference import random_prompts
+from greedy_reference import one_torch_thread, random_prompts
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, SamplingParams
@@ -25,7 +25,7 @@ def tiny(tmp_path_factory):
 
 def torch_logprobs(model, tokens: list[int]) -> np.ndarray:
     """[tokens, vocab]: row i is what the model thinks of token i + 1."""
-    with torch.inference_mode():
+    with one_torch_thread(), torch.inference_mode():
         return torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1).numpy()
 
 

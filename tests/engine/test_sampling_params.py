@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from greedy_reference import random_prompts
+from greedy_reference import one_torch_thread, random_prompts
 from tiny_chat_model import VOCAB_SIZE, make_chat_model
 
 from jpaged import LLM, SamplingParams
@@ -39,7 +39,7 @@ def torch_tokens(model, prompt: list[int], params: SamplingParams) -> list[int]:
     """Greedy tokens of penalised logits, all in float64."""
     tokens = list(prompt)
     for _ in range(NUM_TOKENS):
-        with torch.inference_mode():
+        with one_torch_thread(), torch.inference_mode():
             x = model(torch.tensor([tokens])).logits[0, -1].double().numpy()
         for token, bias in (params.logit_bias or {}).items():
             x[token] += bias

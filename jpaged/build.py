@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.execution import Runner, enable_compilation_cache, group_specs, make_mesh, plan_pool, platform
-from jpaged.execution.runner import step_temporary_bytes
-from jpaged.execution.sizing import pool_bytes
+from jpaged.execution.sizing import pool_bytes, step_temporary_bytes
 from jpaged.loading import load_model
 from jpaged.memory import GroupSpec, MemoryManager
 from jpaged.scheduling import Scheduler
@@ -99,6 +98,7 @@ def build_engine(config: EngineConfig) -> Built:
         max_model_len=max_model_len,
         vocab_size=vocab_size,
         can_swap=config.preemption_mode != "recompute",
+        deterministic=config.deterministic,
         **shapes,
     )
     memory = MemoryManager(

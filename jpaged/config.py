@@ -35,6 +35,9 @@ class EngineConfig:
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         max_logprobs: most that a request's `logprobs` may ask for.
         seed: draws the seeds of requests that bring none.
+        deterministic: a sequence's log-probabilities are the same to the last bit however it is batched, chunked,
+            preempted or served from the cache. Slower: every token is computed by programs of one shape. Engines
+            agree when they agree on max_num_seqs, max_model_len, block_size, dtype, device kind and count.
     """
 
     model: str
@@ -54,6 +57,7 @@ class EngineConfig:
     watermark: float = 0.01
     max_logprobs: int = 20
     seed: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

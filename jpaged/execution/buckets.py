@@ -26,9 +26,19 @@ class Buckets:
     Decode steps double up to 16 and then go by halves: 1, 2, 4, 8, 16, 24, 32, 48, ... max_num_seqs. Mixed steps go in
     eighths of the token budget (at least 64 tokens apart), which bounds padding where a step is long enough for it
     to cost time. The sampler runs for 1, 4, 16, ... max_num_seqs rows.
+
+    Args:
+        only: the one bucket all steps run in, and the sampler for max_num_seqs rows only.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    decode: tuple[Bucket, ...]
+    mixed: tuple[Bucket, ...]
+    sample_rows: tuple[int, ...]
+
+    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int, only: Bucket | None = None) -> None:
+        if only is not None:
+            self.decode, self.mixed, self.sample_rows = (only,), (), (max_num_seqs,)
+            return
         powers = [2**i for i in range((max_num_seqs - 1).bit_length())]
         halves = [3 * power // 2 for power in powers if power >= 16 and 3 * power // 2 < max_num_seqs]
         decode_sizes = [*sorted(powers + halves), max_num_seqs]

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from jpaged.execution import fixed_rows
 from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.logit_edits import LogitEdits
@@ -61,6 +62,7 @@ class Runner:
 
     Args:
         can_swap: blocks may be swapped to the host: `warmup` compiles for it.
+        deterministic: steps run as `fixed_rows` says.
 
     Attributes:
         num_recompiles: shapes compiled after `warmup`; each was logged.
@@ -78,13 +80,19 @@ class Runner:
         max_model_len: int,
         vocab_size: int,
         can_swap: bool = False,
+        deterministic: bool = False,
     ) -> None:
         self.params = params
         self.spec = spec
         self.mesh = mesh
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self.buckets = Buckets(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            only=fixed_rows.BUCKET if deterministic else None,
+        )
+        self._deterministic = deterministic
         self.num_recompiles = 0
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -134,13 +142,28 @@ class Runner:
             self._dispatch_copies(step)
         if not step.chunks:
             return None
-        bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
-        batch = self._builder.build(step, bucket)
-        sampled, hidden = self._run(batch, bucket)
+        run = self._run_fixed if self._deterministic else self._run_ragged
+        batch, sampled, hidden = run(step)
         scores = self._score_prompts(step, batch, hidden) if step.scored else None
         rows = self.buckets.smallest_sample(len(step.samples))
         args = sampling_arrays(step.samples, rows, self._vocab_size)
         return InFlight(step, self._draw(sampled, args, step.num_top), scores)
+
+    def _run_ragged(self, step: ScheduledStep) -> tuple[StepBatch, jax.Array, jax.Array]:
+        """The step's arrays, hidden states of its sampled rows, and of all its tokens."""
+        bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
+        batch = self._builder.build(step, bucket)
+        return batch, *self._run(batch, bucket)
+
+    def _run_fixed(self, step: ScheduledStep) -> tuple[StepBatch, jax.Array, jax.Array]:
+        batch = self._builder.build(step, fixed_rows.padded_bucket(step.num_tokens, self.max_num_seqs))
+        parts, sampled = [], None
+        for launch, here in fixed_rows.launches(batch, len(step.samples)):
+            rows, hidden = self._run(launch, fixed_rows.BUCKET)
+            sampled = rows if sampled is None else jnp.where(here[:, None], rows, sampled)
+            parts.append(hidden)
+        assert sampled is not None, "a step that is dispatched has tokens"
+        return batch, sampled, jnp.concatenate(parts) if step.scored else hidden
 
     def _run(self, batch: StepBatch, bucket: Bucket) -> tuple[jax.Array, jax.Array]:
         self._pool, sampled, hidden = self._step(
@@ -158,7 +181,8 @@ class Runner:
         return PromptScores(rows.scores, outputs)
 
     def _draw(self, hidden: jax.Array, args: SamplingArrays, num_top: int = 0) -> StepOutput:
-        top = 0 if all_plain(args) else top_size(num_top)
+        # The plain variant may add up in another order.
+        top = 0 if all_plain(args) and not self._deterministic else top_size(num_top)
         args = self._placed(args)
         output = self._sample(_sample_key(args, top), self.params, hidden, args, self._last_tokens, top=top)
         self._last_tokens = output.tokens
@@ -235,7 +259,7 @@ class Runner:
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
         for rows in self.buckets.sample_rows:
-            for top, kind in ((0, "greedy"), (RANKED, "full")):
+            for top, kind in self._samplers:
                 args = self._placed(greedy_rows(rows, self._vocab_size))
                 yield (
                     f"{kind} sampler, {rows} rows",
@@ -243,10 +267,16 @@ class Runner:
                 )
 
     @property
+    def _samplers(self) -> tuple[tuple[int, str], ...]:
+        return ((RANKED, "full"),) if self._deterministic else ((0, "greedy"), (RANKED, "full"))
+
+    @property
     def num_warmup(self) -> int:
         """How many shapes `warmup` compiles."""
         swaps = self._host.num_shapes if self._can_swap else 0
-        return len(self.copy_sizes) + swaps + len(self.buckets.all) + 2 * len(self.buckets.sample_rows)
+        return (
+            len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * len(self.buckets.sample_rows)
+        )
 
     # ------------------------------------------------------------------ weights
 
@@ -277,35 +307,3 @@ def _sample_key(args: SamplingArrays, top: int) -> Hashable:
 def _finished(name: str, compiling: Future[None]) -> str:
     compiling.result()
     return name
-
-
-def step_temporary_bytes(
-    graphdef: nnx.GraphDef,
-    params: Any,
-    spec: PoolSpec,
-    mesh: Mesh,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    vocab_size: int,
-) -> int:
-    """Bytes a device needs beside weights and pool in the largest step, by compiling it; nothing is run."""
-    buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    replicated = sharding(mesh)
-    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, TENSOR_AXIS))
-    last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=replicated)
-    batch = empty_batch(buckets.mixed[-1], spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-    step = make_step(graphdef, spec, mesh).lower(params, pool, batch, last, decode_only=False)
-    _, hidden, _ = step.out_info
-    hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
-    rows = greedy_rows(max_num_seqs, vocab_size)
-    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED)
-    return max(_temporary_bytes(lowered.compile()) for lowered in (step, draw))
-
-
-def _temporary_bytes(compiled: jax.stages.Compiled) -> int:
-    memory = compiled.memory_analysis()
-    if memory is None:
-        raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
-    return memory.temp_size_in_bytes

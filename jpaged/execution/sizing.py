@@ -6,9 +6,18 @@ import logging
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.mesh import platform
+from jpaged.execution.batch import empty_batch
+from jpaged.execution.buckets import Buckets
+from jpaged.execution.mesh import platform, sharding
+from jpaged.execution.pool import PoolSpec
+from jpaged.execution.sample_step import make_sample_step
+from jpaged.execution.sampling_batch import RANKED, greedy_rows
+from jpaged.execution.step import make_step
+from jpaged.model_api import TENSOR_AXIS
 
 logger = logging.getLogger(__name__)
 
@@ -70,3 +79,35 @@ def host_memory_available() -> int:
     except OSError:
         logger.debug("no /proc/meminfo: assuming 8 GiB of free host memory")
     return 8 << 30
+
+
+def step_temporary_bytes(
+    graphdef: nnx.GraphDef,
+    params: Any,
+    spec: PoolSpec,
+    mesh: Mesh,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+) -> int:
+    """Bytes a device needs beside weights and pool in the largest step, by compiling it; nothing is run."""
+    buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    replicated = sharding(mesh)
+    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, TENSOR_AXIS))
+    last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=replicated)
+    batch = empty_batch(buckets.mixed[-1], spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+    step = make_step(graphdef, spec, mesh).lower(params, pool, batch, last, decode_only=False)
+    _, hidden, _ = step.out_info
+    hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
+    rows = greedy_rows(max_num_seqs, vocab_size)
+    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED)
+    return max(_temporary_bytes(lowered.compile()) for lowered in (step, draw))
+
+
+def _temporary_bytes(compiled: jax.stages.Compiled) -> int:
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
+    return memory.temp_size_in_bytes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_model import VOCAB, tiny_llama, tiny_runner
 
-from jpaged.execution.runner import step_temporary_bytes
+from jpaged.execution.sizing import step_temporary_bytes
 from jpaged.memory import BlockCopy, MemoryManager
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Scheduler, Sequence

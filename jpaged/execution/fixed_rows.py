@@ -1,0 +1,56 @@
+"""Deterministic steps: every token is computed by one program of one shape, whatever it is batched with.
+
+A product's bits depend on the shapes it is computed with, and attention's on how the keys are cut. Here a step runs
+as launches of `ROWS` tokens, each token a decode of its own: the rows of a launch are independent of each other, and
+the keys of a token are always cut at the same positions. So a token's hidden state depends on its sequence only, not
+on chunks, neighbours, preemption or prefix hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.buckets import Bucket
+
+ROWS = 64
+"""Tokens a launch."""
+
+BUCKET = Bucket(ROWS, ROWS, decode_only=True)
+
+
+def padded_bucket(num_tokens: int, max_num_seqs: int) -> Bucket:
+    """The shape of a whole step that `launches` can cut."""
+    return Bucket(-(-num_tokens // ROWS) * ROWS, max_num_seqs, decode_only=False)
+
+
+def launches(batch: StepBatch, num_samples: int) -> Iterator[tuple[StepBatch, np.ndarray]]:
+    """Cut a step into launches, in order: a later one reads the KV that an earlier one wrote.
+
+    Yields:
+        A batch of `BUCKET`, and which of the step's samples start from one of its tokens, ``[max_num_seqs]`` bools.
+    """
+    num_tokens = int(batch.query_starts[-1])
+    seq = np.repeat(np.arange(len(batch.kv_lens)), np.diff(batch.query_starts))
+    seq = np.pad(seq, (0, len(batch.tokens) - num_tokens))
+    kv_lens = np.where(np.arange(len(seq)) < num_tokens, batch.positions + 1, 0).astype(np.int32)
+    sampled = np.arange(len(batch.sample_at)) < num_samples
+    for start in range(0, num_tokens, ROWS):
+        rows = slice(start, start + ROWS)
+        at = batch.sample_at - start
+        here = sampled & (at >= 0) & (at < ROWS)
+        yield (
+            StepBatch(
+                tokens=batch.tokens[rows],
+                source_rows=batch.source_rows[rows],
+                positions=batch.positions[rows],
+                query_starts=np.minimum(np.arange(ROWS + 1), num_tokens - start).astype(np.int32),
+                kv_lens=kv_lens[rows],
+                tables=tuple(table[seq[rows]] for table in batch.tables),
+                slots=tuple(slots[rows] for slots in batch.slots),
+                sample_at=np.where(here, at, 0).astype(np.int32),
+            ),
+            here,
+        )

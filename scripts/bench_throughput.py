@@ -1,10 +1,11 @@
 """Throughput on the demo model: a batch and one sequence, against this machine's limits and against transformers.
 
-    .venv/bin/python scripts/bench_throughput.py [--num-prompts 64] [--no-reference]
+    .venv/bin/python scripts/bench_throughput.py [--num-prompts 64] [--no-reference] [--deterministic]
 
 64 real prompts with lognormal lengths (mean 160 tokens in, 64 out, seeded), greedy, float32, all sent at once; then
 one sequence, 128 in and 128 out. Where torch is installed, transformers' continuous batching does the same batch in
-the same run. The figures mean most on a machine that does nothing else.
+the same run. With --deterministic an engine with ``deterministic=True`` does it once more, to show what that costs.
+The figures mean most on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=64, help="prompts, all sent at once (64)")
     parser.add_argument("--seed", type=int, default=0, help="of the lengths (0)")
     parser.add_argument("--no-reference", action="store_true", help="leave transformers on torch out")
+    parser.add_argument("--deterministic", action="store_true", help="measure deterministic=True as well")
     args = parser.parse_args()
 
     start = time.perf_counter()  # before the imports, which are part of getting ready
@@ -28,13 +30,24 @@ def main() -> None:
     from jpaged.benchmarks.prompts import Lengths, real_prompts
     from jpaged.llm import LLM
 
-    llm = LLM(MODEL, dtype="float32", max_num_seqs=64, max_num_batched_tokens=TOKEN_BUDGET)
+    settings = {"dtype": "float32", "max_num_seqs": 64, "max_num_batched_tokens": TOKEN_BUDGET}
+    llm = LLM(MODEL, **settings)
     shapes = llm.warmup()
     print(f"ready     {time.perf_counter() - start:.1f} s from import to warmed up ({shapes} shapes compiled)")
 
     lengths = Lengths(num_prompts=args.num_prompts, seed=args.seed)
     measured = throughput.run(llm, lengths)
     print(measured, flush=True)
+    if args.deterministic:
+        fixed = LLM(MODEL, deterministic=True, **settings)
+        fixed.warmup()
+        again = throughput.run(fixed, lengths)
+        del fixed
+        print(
+            f"deterministic=True: {again.output_tokens / again.batch_seconds:.1f} output tokens/s in the batch, "
+            f"{measured.batch_seconds / again.batch_seconds:.2f} of the above; one sequence "
+            f"{measured.single_seconds / again.single_seconds:.2f}"
+        )
     if args.no_reference:
         return
     if find_spec("torch") is None:

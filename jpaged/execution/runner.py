@@ -20,6 +20,7 @@ from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.logit_edits import LogitEdits
 from jpaged.execution.mesh import sharding
+from jpaged.execution.params import check_like
 from jpaged.execution.pool import PoolSpec, make_pool
 from jpaged.execution.program import Program
 from jpaged.execution.prompt_scores import PromptScores, make_score, score_rows, slices
@@ -286,17 +287,7 @@ class Runner:
         Raises:
             ValueError: naming the first leaf that differs; the old weights stay.
         """
-        old_def: Any  # mypy finds no comparison in what jax calls a PyTreeDef
-        old_leaves, old_def = jax.tree_util.tree_flatten_with_path(self.params)
-        new_leaves, new_def = jax.tree_util.tree_flatten_with_path(new)
-        if old_def != new_def:
-            raise ValueError(f"params have another structure: {new_def} in place of {old_def}")
-        for (path, old), (_, leaf) in zip(old_leaves, new_leaves, strict=True):
-            if old.shape != leaf.shape or old.dtype != leaf.dtype:
-                raise ValueError(
-                    f"params{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)}, "
-                    f"the engine's is {old.dtype}{list(old.shape)}"
-                )
+        check_like(new, self.params)
         self.params = jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jpaged.async_llm import AsyncLLM
+    from jpaged.beam_search_params import BeamSearchParams
     from jpaged.errors import EngineBusy, EngineStopped
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "jpaged.llm",
     "AsyncLLM": "jpaged.async_llm",
+    "BeamSearchParams": "jpaged.beam_search_params",
     "EngineBusy": "jpaged.errors",
     "EngineStopped": "jpaged.errors",
     "SamplingParams": "jpaged.sampling_params",
@@ -32,6 +34,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineBusy",
     "EngineStopped",

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.beam_search_params import BeamSearchParams
 from jpaged.detokenizer import Detokenizer
 from jpaged.execution import InFlight, Runner
 from jpaged.grammar import GrammarCompiler
 from jpaged.memory import MemoryManager, MemoryReport, Pins
 from jpaged.sampling_params import SamplingParams
-from jpaged.scheduling import Request, Scheduler, Sequence
+from jpaged.scheduling import BeamSearch, Request, Scheduler, Sequence
 from jpaged.token_rules import allowed_mask, bad_word_tokens, check_token_ids
 
 
@@ -77,7 +78,7 @@ class Engine:
     def make_request(
         self,
         prompt_token_ids: list[int],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         prompt: str | None = None,
         *,
         priority: int | None = None,
@@ -88,8 +89,12 @@ class Engine:
 
         Raises:
             ValueError: the prompt is empty, holds an id outside the vocabulary, or leaves no room for a token; or
-                n is above max_num_seqs.
+                there are more outputs than max_num_seqs; or a beam search is streamed or needs more candidates than
+                the vocabulary has tokens.
         """
+        beam_params = None
+        if isinstance(params, BeamSearchParams):
+            beam_params, params = params, params.sampling_params()
         count = len(prompt_token_ids)
         if count == 0:
             raise ValueError("the prompt has 0 tokens; at least 1 is needed")
@@ -109,7 +114,8 @@ class Engine:
         if params.stop_strings and self._tokenizer is None:
             raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
         if params.n > self.scheduler.max_num_seqs:
-            raise ValueError(f"n={params.n} is above max_num_seqs={self.scheduler.max_num_seqs}")
+            name = "n" if beam_params is None else "beam_width"
+            raise ValueError(f"{name}={params.n} is above max_num_seqs={self.scheduler.max_num_seqs}")
         most = self.max_model_len - count
         max_tokens = most if params.max_tokens is None else min(params.max_tokens, most)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
@@ -131,6 +137,7 @@ class Engine:
             streamed=streamed,
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size, stop_ids, bad_words),
+            beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
         if params.structured_outputs is not None:
             for seq in request.sequences:
@@ -140,6 +147,19 @@ class Engine:
                 f"stop strings and streams need a tokenizer with a tokenizer.json, not {type(self._tokenizer).__name__}"
             )
         return request
+
+    def _beam_search(
+        self, params: BeamSearchParams, max_tokens: int, eos: frozenset[int], streamed: bool
+    ) -> BeamSearch:
+        if streamed:
+            raise ValueError(f"beam_width={params.beam_width}: a beam search has no output to stream before its end")
+        beam = BeamSearch(params, max_tokens, eos)
+        if beam.num_candidates > self.vocab_size:
+            raise ValueError(
+                f"beam_width={params.beam_width} needs {beam.num_candidates} candidates of each beam, and the "
+                f"vocabulary has {self.vocab_size}"
+            )
+        return beam
 
     def add(self, request: Request) -> None:
         """Queue a request.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from jpaged.beam_search_params import BeamSearchParams
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.memory import MemoryReport
@@ -78,11 +79,47 @@ class LLM:
             ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool; or a priority
                 is given where requests are served in order of arrival.
         """
+        batch = several(prompts)
+        params = one_each(sampling_params or SamplingParams(), len(batch), SamplingParams)
+        return self._answer(batch, params, priorities(priority, len(batch)), use_tqdm, on_error)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool = True,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Search for the most likely outputs of a batch of prompts, with transformers' rules and scores.
+
+        The beams of a prompt share its memory and, copied on write, that of the tokens they have in common.
+
+        Args:
+            prompts, priority, use_tqdm, on_error: as `generate`.
+            params: one for all, or one each.
+
+        Returns:
+            One a prompt, with `beam_width` outputs, the one of the best `score` first.
+
+        Raises:
+            ValueError: as `generate`, or beam_width is above max_num_seqs or too large for the vocabulary.
+        """
+        batch = several(prompts)
+        each = one_each(params, len(batch), BeamSearchParams)
+        return self._answer(batch, each, priorities(priority, len(batch)), use_tqdm, on_error)
+
+    def _answer(
+        self,
+        batch: Sequence[Prompt],
+        params: Sequence[SamplingParams | BeamSearchParams],
+        ranks: Sequence[int | None],
+        use_tqdm: bool,
+        on_error: OnError,
+    ) -> list[RequestOutput]:
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
-        batch = several(prompts)
-        params = one_each(sampling_params, len(batch))
-        ranks = priorities(priority, len(batch))
         entries: list[Request | RequestOutput] = []
         queued: list[Request] = []
         try:
@@ -121,7 +158,7 @@ class LLM:
             ValueError: as `generate`; a prompt that could never fit the pool is refused at the first delta.
         """
         batch = several(prompts)
-        params = one_each(sampling_params, len(batch))
+        params = one_each(sampling_params or SamplingParams(), len(batch), SamplingParams)
         requests = []
         for i, (prompt, param, rank) in enumerate(zip(batch, params, priorities(priority, len(batch)), strict=True)):
             try:

@@ -51,6 +51,7 @@ class CompletionOutput:
     Attributes:
         cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
             before any truncation).
+        score: of a beam: cumulative_logprob over its number of tokens to the power of length_penalty; else None.
         logprobs: for each token, itself and the most likely tokens of its place, by id; None unless asked for.
         stop_reason: the stop string or stop token that ended it; None for end-of-sequence or length.
     """
@@ -62,6 +63,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from jpaged.beam_search_params import BeamSearchParams
 from jpaged.outputs import RequestOutput
 from jpaged.sampling_params import SamplingParams
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from jpaged.scheduling import Request
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
+Params = TypeVar("Params", SamplingParams, BeamSearchParams)
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``[{"role": ..., "content": ...}, ...]``."""
 
@@ -60,7 +62,7 @@ def make_request(
     engine: Engine,
     tokenizer: Any,
     prompt: Prompt,
-    params: SamplingParams,
+    params: SamplingParams | BeamSearchParams,
     priority: int | None = None,
     *,
     streamed: bool = False,
@@ -101,13 +103,20 @@ def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return cast(Sequence[Prompt], prompts)
 
 
-def one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    """Sampling parameters for every prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ValueError(f"{len(params)} sampling_params for {count} prompts")
-    return params
+def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) -> Sequence[Params]:
+    """Parameters of one kind for every prompt.
+
+    Raises:
+        ValueError: there are not as many as prompts.
+        TypeError: one is of another kind.
+    """
+    each = [params] * count if isinstance(params, SamplingParams | BeamSearchParams) else params
+    if len(each) != count:
+        raise ValueError(f"{len(each)} sampling_params for {count} prompts")
+    for one in each:
+        if not isinstance(one, kind):
+            raise TypeError(f"parameters must be {kind.__name__}, not {type(one).__name__}")
+    return each
 
 
 def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:

@@ -39,6 +39,7 @@ def _completion(request: Request, seq: Sequence, tokenizer: Any) -> CompletionOu
         cumulative_logprob=seq.cumulative_logprob,
         finish_reason=seq.finish_reason,
         stop_reason=seq.stop_reason,
+        score=seq.score,
         logprobs=None if params.logprobs is None else _logprobs(seq, tokenizer),
     )
 

@@ -5,6 +5,7 @@ priority, chunked prefill under a token budget, preemption of the last in that o
 sampled tokens back.
 """
 
+from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.order import SchedulingPolicy
 from jpaged.scheduling.preemption import PreemptionMode
 from jpaged.scheduling.request import Request, Sequence, Status
@@ -12,6 +13,7 @@ from jpaged.scheduling.scheduler import Scheduler
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
 __all__ = [
+    "BeamSearch",
     "Chunk",
     "PreemptionMode",
     "Request",

@@ -117,6 +117,10 @@ class Holdings:
         seq.slot = -1
         seq.capacity = 0
 
+    def drop(self, seq: Sequence) -> None:
+        """Give up the sequence's blocks, but not its place in the batch: it is to be forked from another."""
+        self._drop_memory(seq)
+
     def _drop_memory(self, seq: Sequence) -> None:
         known = min(seq.num_computed, len(seq.token_ids))
         self.memory.commit(seq.seq_id, seq.token_ids, known)

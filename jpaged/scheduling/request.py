@@ -11,6 +11,7 @@ import numpy as np
 from jpaged.grammar import Grammar
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.step import TokenRanking
 
 
@@ -41,6 +42,8 @@ class Sequence:
         text: the text so far, where it is built token by token; None where nobody needs it before the end.
         num_settled: leading characters of `text` that no later token can take back.
         grammar: what its text must follow.
+        candidates: of a beam, its most likely next tokens while other beams' are awaited.
+        score: of a finished beam.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
     """
 
@@ -60,6 +63,8 @@ class Sequence:
     stop_reason: str | int | None = None
     text: str | None = None
     num_settled: int = 0
+    candidates: TokenRanking | None = None
+    score: float | None = None
     logprobs: list[tuple[float, TokenRanking]] = field(default_factory=list)
     grammar: Grammar | None = None
 
@@ -97,6 +102,7 @@ class Request:
         prompt_logprobs: of each prompt token once it was scored, for requests that ask for it.
         bad_words: token sequences that its output cannot hold.
         allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
+        beam: the beam search it is; its sequences are the beams, best first.
         arrival_number: its place in the order of arrival, given by the scheduler.
     """
 
@@ -115,6 +121,7 @@ class Request:
     prompt_logprobs: dict[int, tuple[float, TokenRanking]] = field(default_factory=dict)
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_mask: np.ndarray | None = None
+    beam: BeamSearch | None = None
     arrival_number: int = -1
     status: Status = Status.WAITING
     num_cached_tokens: int = 0
@@ -140,6 +147,8 @@ class Request:
     @property
     def num_top(self) -> int:
         """Most likely tokens that come back beside each sampled one; 0 = nothing but the token."""
+        if self.beam is not None:
+            return self.beam.num_candidates
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
 
     @property
@@ -152,7 +161,7 @@ class Request:
     @property
     def needs_host(self) -> bool:
         """The host must see each token before the next can be drawn, so that its sequences never run ahead."""
-        return self.params.structured_outputs is not None
+        return self.beam is not None or self.params.structured_outputs is not None
 
     @property
     def needs_text(self) -> bool:

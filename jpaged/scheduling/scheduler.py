@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy, Fit, MemoryManager
 from jpaged.outputs import FinishReason
+from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.forks import children_due, tokens_to_fork
 from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.order import SchedulingPolicy, service_order
@@ -215,14 +216,20 @@ class Scheduler:
             seq.num_pending -= 1
             if seq.finish_reason is not None:
                 continue
+            if request.first_token_time is None:
+                request.first_token_time = now
+            if request.beam is not None:
+                assert top is not None, "the step was asked for a beam's candidates"
+                if offer(request, seq, top.row(row, request.num_top), self.holdings):
+                    self._end(request)
+                    finished.append(request)
+                continue
             seq.token_ids.append(token)
             seq.cumulative_logprob += logprob
             if seq.grammar is not None:
                 seq.grammar.accept(token)
             if top is not None and request.params.logprobs is not None:
                 seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
-            if request.first_token_time is None:
-                request.first_token_time = now
             stop = token_stop(request, seq)
             if stop is not None and self.finish(request, seq, *stop):
                 finished.append(request)
@@ -234,9 +241,12 @@ class Scheduler:
         self.holdings.release(seq)
         if request.live:
             return False
+        self._end(request)
+        return True
+
+    def _end(self, request: Request) -> None:
         request.finished_time = time.monotonic()
         self._forget(request)
-        return True
 
     def abort(self, request: Request) -> None:
         """Drop a request that nobody waits for; its memory is free at once. A finished one is left alone."""

@@ -1,0 +1,52 @@
+"""What a user asks of beam search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from jpaged.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How one request's beams are kept and when the search ends; the meaning of each is that of transformers.
+
+    Attributes:
+        beam_width: beams, and outputs. Each needs one of the engine's max_num_seqs places.
+        max_tokens: most tokens of an output.
+        length_penalty: an output's score is its log-probability over its length to this power; above 0 favours long
+            ones.
+        early_stopping: True ends with the first beam_width finished outputs; False when no running beam, were it to
+            end now, would be better than the worst of them; "never" when none could become so by max_tokens.
+        ignore_eos: go on after the model's end-of-sequence token.
+
+    Raises:
+        ValueError: naming the value that is out of its range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a positive integer")
+        penalty = self.length_penalty
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not isfinite(penalty):
+            raise ValueError(f"length_penalty={penalty!r} must be a finite number")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ValueError(f"early_stopping={self.early_stopping!r} is not True, False or 'never'")
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+
+    def sampling_params(self) -> SamplingParams:
+        """What a beam request has in common with one of `beam_width` greedy outputs."""
+        return SamplingParams(
+            n=self.beam_width, temperature=0.0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos
+        )

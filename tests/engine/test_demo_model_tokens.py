@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import GREEDY, assert_same_tokens, torch_greedy
 from transformers import LlamaForCausalLM
 
-from jpaged import LLM, SamplingParams, StructuredOutputsParams
+from jpaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from jpaged.loading.opened import open_model
 
 PROMPTS = [
@@ -62,6 +63,18 @@ def test_a_second_identical_call_reads_the_prefix_cache_and_says_the_same(llm, e
     again = llm.generate(PROMPTS[3], GREEDY, use_tqdm=False)
     assert again[0].num_cached_tokens == (len(again[0].prompt_token_ids) - 1) // 16 * 16 > 0
     assert_same_tokens(again, expected[3:4])
+
+
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_beam_search_finds_what_transformers_finds(llm, torch_model, width):
+    params = BeamSearchParams(width, 12)
+    prompts = PROMPTS[:2]
+    eos = sorted(llm._engine._eos_ids)
+    beams = torch_beams(torch_model, [llm.tokenizer.encode(prompt) for prompt in prompts], params, eos)
+    outputs = llm.beam_search(prompts, params, use_tqdm=False)
+    assert_same_beams(outputs, beams, params, eos)
+    best = outputs[0].outputs[0]
+    assert best.text == llm.tokenizer.decode(best.token_ids, skip_special_tokens=True)
 
 
 def test_alone_a_prompt_generates_the_same(llm, expected):

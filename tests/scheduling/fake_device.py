@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from itertools import count
 
+import numpy as np
+
+from jpaged.beam_search_params import BeamSearchParams
 from jpaged.memory import FullAttention, GroupSpec, HostBlock, MemoryManager, PoolLayout, SlidingWindow
 from jpaged.sampling_params import SamplingParams
-from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
+from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
+from jpaged.scheduling.beam import Hypothesis
+from jpaged.scheduling.step import TokenRanking, TopTokens
 
 VOCAB = 13
 LOST = "lost"
@@ -28,6 +33,13 @@ def hash_model(name: Hashable) -> int:
 def draw(model: Model, name: Hashable, index: int) -> int:
     """The next token of a request's output number `index`: each has a random stream of its own."""
     return model(name if index == 0 else hash((name, index)))
+
+
+def most_likely(name: Hashable, num_top: int) -> TokenRanking:
+    """Made-up log-probabilities of the tokens that may follow, the best first, no two alike."""
+    scores = {token: -((hash((name, token)) % 997) + token / VOCAB) / 997 for token in range(VOCAB)}
+    tokens = sorted(scores, key=lambda token: -scores[token])[:num_top]
+    return TokenRanking(1, tokens, [scores[token] for token in tokens])
 
 
 def group(name: str = "full", *, window: int | None = None, block_size: int = 4, layer_bytes: int = 8) -> GroupSpec:
@@ -74,9 +86,13 @@ def make_request(
     width: int = 1,
     priority: int | None = None,
     cache_salt: str | None = None,
+    beam: BeamSearchParams | None = None,
     **params,
 ) -> Request:
-    """A request as the engine makes it; an integer prompt stands for that many tokens."""
+    """A request as the engine makes it; an integer prompt stands for that many tokens. A beam's parameters take the
+    place of `max_tokens` and `width`."""
+    if beam is not None:
+        max_tokens, width = beam.max_tokens, beam.beam_width
     tokens = [1] * prompt if isinstance(prompt, int) else list(prompt)
     settings = SamplingParams(max_tokens=max_tokens, n=width, **params)
     eos_ids = frozenset() if settings.ignore_eos else frozenset(eos)
@@ -91,6 +107,7 @@ def make_request(
         sequences=[Sequence(next(_ids), i, list(tokens), len(tokens)) for i in range(width)],
         priority=priority,
         cache_salt=cache_salt,
+        beam=None if beam is None else BeamSearch(beam, max_tokens, eos_ids),
     )
 
 
@@ -106,16 +123,19 @@ class FakeDevice:
         self.last_tokens: list[int] = []
         self.host: dict[HostBlock, list[Hashable]] = {}
 
-    def run(self, step: ScheduledStep) -> list[int]:
+    def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
+        """The step's sampled tokens, and the most likely ones where a request wants them."""
         self._swap(step)
         for copy in step.copies:
             for offset in range(self.layout.groups[copy.group].spec.block_size):
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
         if not step.chunks:
-            return []
+            return [], None
         names = {id(chunk): self._compute(chunk) for chunk in step.chunks}
         self.last_tokens = [draw(self.model, names[id(s.chunk)], s.seq.index) for s in step.samples]
-        return self.last_tokens
+        rankings = [most_likely(names[id(s.chunk)], step.num_top) for s in step.samples] if step.num_top else []
+        top = TopTokens(*(np.array(column) for column in zip(*rankings, strict=True))) if rankings else None
+        return self.last_tokens, top
 
     def _swap(self, step: ScheduledStep) -> None:
         for dropped in step.dropped:
@@ -175,13 +195,13 @@ class Loop:
     def __init__(self, scheduler: Scheduler, model: Model = hash_model) -> None:
         self.scheduler = scheduler
         self.device = FakeDevice(scheduler.memory.layout, model)
-        self.in_flight: tuple[ScheduledStep, list[int]] | None = None
+        self.in_flight: tuple[ScheduledStep, list[int], TopTokens | None] | None = None
         self.finished: list[Request] = []
 
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
         sampled = self.device.run(step)
-        dispatched = (step, sampled) if step.chunks else None
+        dispatched = (step, *sampled) if step.chunks else None
         something = step.chunks or step.swap_out or step.swap_in or self.in_flight
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
@@ -192,8 +212,8 @@ class Loop:
     def drain(self) -> None:
         """Read back the step in flight."""
         if self.in_flight is not None:
-            before, tokens = self.in_flight
-            self.finished += self.scheduler.update(before, tokens, [-0.5] * len(tokens))
+            before, tokens, top = self.in_flight
+            self.finished += self.scheduler.update(before, tokens, [-0.5] * len(tokens), top)
             self.in_flight = None
 
     def check(self, step: ScheduledStep) -> None:
@@ -221,6 +241,26 @@ class Loop:
 def first_read(spec: GroupSpec, position: int) -> int:
     """The first position that a query at `position` sees."""
     return max(0, position - spec.policy.window + 1) if isinstance(spec.policy, SlidingWindow) else 0
+
+
+def last_name(tokens: list[int], groups: list[GroupSpec]) -> Hashable:
+    """KV of the last of `tokens`, on a device without paging."""
+    names: list[Hashable] = []
+    for position, token in enumerate(tokens):
+        read = tuple(tuple(names[first_read(spec, position) : position]) for spec in groups)
+        names.append(hash((token, read)))
+    return names[-1]
+
+
+def alone_beams(request: Request, groups: list[GroupSpec]) -> list[Hypothesis]:
+    """What a beam request finds when every beam is computed anew from its tokens at every step."""
+    search = BeamSearch(request.beam.params, request.beam.max_tokens, request.eos_ids)
+    outputs: list[list[int]] = [[]]
+    while outputs:
+        names = [last_name([*request.prompt_token_ids, *output], groups) for output in outputs]
+        going_on = search.advance(outputs, [most_likely(name, search.num_candidates) for name in names])
+        outputs = [[*outputs[beam.parent], beam.token] for beam in going_on]
+    return search.finished
 
 
 def alone(

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from itertools import count
 
-from fake_device import Loop, alone, group, make_request, make_scheduler
+from fake_device import Loop, alone, alone_beams, group, make_request, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jpaged.beam_search_params import BeamSearchParams
 from jpaged.memory import Fit
 
 # Byte sizes whose least common multiple puts several blocks of each group into a large page.
@@ -34,7 +35,8 @@ arrivals = st.lists(
         st.sampled_from([(), (), (3,), (3, 7)]),  # end-of-sequence ids
         st.integers(0, 9),  # min_tokens
         st.sampled_from([None] * 5 + [0, 1, 3, 8, 20]),  # steps until it is aborted
-        st.sampled_from([1, 1, 2, 3, 4]),  # n
+        st.sampled_from([1, 1, 2, 3, 4]),  # outputs
+        st.sampled_from([None, None, False, True, "never"]),  # early_stopping of a beam search, None for a sampled one
     ),
     min_size=2,
     max_size=10,
@@ -88,9 +90,12 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     total = 0
     for now in range(20_000):
         while todo and todo[0][0] <= now:
-            _, length, which, max_tokens, eos, min_tokens, patience, n = todo.pop(0)
+            _, length, which, max_tokens, eos, min_tokens, patience, n, early_stopping = todo.pop(0)
             prompt = [(which * 5 + i * i) % 11 for i in range(length)]
-            request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens), width=n)
+            if early_stopping is None:
+                request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens), width=n)
+            else:
+                request = make_request(prompt, eos=eos, beam=BeamSearchParams(n, max_tokens, 0.5, early_stopping))
             try:
                 scheduler.add(request)
             except ValueError:
@@ -107,6 +112,12 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         assert now < 50 + 40 * total, "it does not end"
 
     for request, _ in accepted:
+        if request.beam is not None:
+            if request.request_id not in aborted:
+                found = [(s.output_token_ids, s.score, s.finish_reason) for s in request.sequences]
+                want = [(h.token_ids, h.score, h.finish_reason) for h in alone_beams(request, specs)]
+                assert found == want
+            continue
         for seq in request.sequences:
             tokens, reason = alone(request, specs, index=seq.index)
             if seq.finish_reason == "abort":

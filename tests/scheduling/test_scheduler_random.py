@@ -28,7 +28,7 @@ GROUPS = {
 
 arrivals = st.lists(
     st.tuples(
-        st.integers(0, 8),  # step of arrival
+        st.integers(0, 4),  # step of arrival
         st.integers(1, 24),  # prompt tokens
         st.integers(0, 2),  # which prompt
         st.integers(1, 30),  # max_tokens
@@ -38,25 +38,30 @@ arrivals = st.lists(
         st.sampled_from([1, 1, 2, 3, 4]),  # outputs
         st.sampled_from([None, None, False, True, "never"]),  # early_stopping of a beam search, None for a sampled one
     ),
-    min_size=2,
+    min_size=4,
     max_size=10,
 )
 
 
 def pages_for(arrivals, options) -> int:
-    """Pages that hold the request of median length alone: most tests preempt, some requests are refused."""
-    totals = sorted(length + max_tokens for _, length, _, max_tokens, *_ in arrivals)
-    length = totals[len(totals) // 2]
-    fits = (n for n in count(1) if make_scheduler(n, **options).memory.can_admit(length) is not Fit.NEVER)
-    return next(fits)
+    """Pages that hold the request of median size alone: most tests preempt, some requests are refused."""
+    widths = [min(arrival[7], options["max_num_seqs"]) for arrival in arrivals]
+    sizes = zip(((length, length + most) for _, length, _, most, *_ in arrivals), widths, strict=True)
+    (prompt, total), width = sorted(sizes, key=lambda size: size[0][1] * size[1])[len(arrivals) // 2]
+
+    def fits(num_pages: int) -> bool:
+        memory = make_scheduler(num_pages, **options).memory
+        return memory.can_admit(total, width, shared_tokens=prompt) is not Fit.NEVER
+
+    return next(n for n in count(1) if fits(n))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     arrivals=arrivals,
     groups=st.sampled_from(sorted(GROUPS)),
-    spare_pages=st.integers(0, 16),
-    max_num_seqs=st.integers(1, 6),
+    spare_pages=st.integers(0, 4),
+    max_num_seqs=st.integers(2, 8),
     extra_budget=st.integers(0, 12),
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
     prefix_caching=st.booleans(),

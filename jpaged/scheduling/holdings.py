@@ -43,7 +43,7 @@ class Holdings:
             if made is None:
                 for placed in live[: number + 1]:
                     if placed.parent is None:
-                        self._drop_memory(placed)
+                        self.drop(placed)
                     placed.num_computed = placed.capacity = 0
                 return None
             if length > 0:
@@ -76,10 +76,10 @@ class Holdings:
         """Take back what the sequence holds, if anything, in the pool or in host memory."""
         if seq.slot >= 0:
             if seq.parent is None:
-                self._drop_memory(seq)
+                self.drop(seq)
             self._give_up_slot(seq)
         elif self.memory.swap_space.holds(seq.seq_id):
-            self.memory.free(seq.seq_id)
+            self.drop(seq)
         seq.parent = None
 
     def swap_out(self, live: list[Sequence], unmade: list[BlockCopy]) -> list[SwapCopy] | None:
@@ -118,10 +118,8 @@ class Holdings:
         seq.capacity = 0
 
     def drop(self, seq: Sequence) -> None:
-        """Give up the sequence's blocks, but not its place in the batch: it is to be forked from another."""
-        self._drop_memory(seq)
-
-    def _drop_memory(self, seq: Sequence) -> None:
-        known = min(seq.num_computed, len(seq.token_ids))
-        self.memory.commit(seq.seq_id, seq.token_ids, known)
+        """Give up the sequence's blocks, in the pool or in host memory, but not its place in the batch."""
+        if not self.memory.swap_space.holds(seq.seq_id):
+            known = min(seq.num_computed, len(seq.token_ids))
+            self.memory.commit(seq.seq_id, seq.token_ids, known)
         self.memory.free(seq.seq_id)

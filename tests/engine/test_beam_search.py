@@ -141,17 +141,18 @@ def test_beams_and_every_other_kind_of_request_share_a_batch_and_change_nothing(
     assert_nothing_is_left(one.llm)
 
 
-@pytest.mark.parametrize("caching", [False, True])
-def test_preempted_beams_are_recomputed_and_find_the_same(one, caching):
+@pytest.mark.parametrize(("mode", "caching"), [("recompute", False), ("recompute", True), ("swap", True)])
+def test_preempted_beams_come_back_and_find_the_same(one, mode, caching):
     params = BeamSearchParams(4, 20)
     size = 16 * one.llm.memory_report().page_bytes
     small = {"max_num_batched_tokens": 8, "kv_cache_memory_bytes": size, "enable_prefix_caching": caching}
-    tight = LLM(one.folder, **small, **SETTINGS)
+    tight = LLM(one.folder, preemption_mode=mode, **small, **SETTINGS)
     engine = tight._engine
     older = engine.make_request(PROMPTS[-1], SamplingParams(temperature=0, max_tokens=56, ignore_eos=True))
     beams = engine.make_request(PROMPTS[2], params)
     found = run(engine, [older, beams])[1]
     assert beams.num_preemptions > 0 and older.num_preemptions == 0
+    assert beams.num_swaps == (beams.num_preemptions if mode == "swap" else 0)
     assert found == tokens(search(one.llm, params, [PROMPTS[2]]))[0]
     assert_nothing_is_left(tight)
 

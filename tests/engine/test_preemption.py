@@ -50,6 +50,30 @@ def test_greedy_and_seeded_tokens_do_not_depend_on_preemption(model, mode, cachi
     llm._engine.memory.check_invariants()
 
 
+@pytest.fixture(scope="module")
+def four_outputs(model):
+    """Two requests of four outputs each, and their tokens where nothing is preempted."""
+    params = [SamplingParams(temperature=1.0, seed=5 + i, n=4, max_tokens=20, ignore_eos=True) for i in range(2)]
+
+    def run(**options):
+        llm = LLM(model.folder, **(SETTINGS | {"max_num_seqs": 8}), **options)
+        prompts = [{"prompt_token_ids": p} for p in PROMPTS[2:4]]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [[out.token_ids for out in o.outputs] for o in outputs], [o.metrics for o in outputs], llm
+
+    return run, run()[0]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
+def test_four_outputs_do_not_depend_on_preemption(model, four_outputs, mode):
+    run, expected = four_outputs
+    tokens, metrics, llm = run(kv_cache_memory_bytes=18 * model.page_bytes, preemption_mode=mode)
+    preemptions, swaps = sum(m.num_preemptions for m in metrics), sum(m.num_swaps for m in metrics)
+    assert preemptions > 0 and swaps == (0 if mode == "recompute" else preemptions)
+    assert tokens == expected and len({tuple(t) for request in tokens for t in request}) == 8
+    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner._host) == 0
+
+
 def test_after_the_warm_up_swapping_compiles_nothing(model):
     llm = LLM(model.folder, kv_cache_memory_bytes=10 * model.page_bytes, preemption_mode="swap", **SETTINGS)
     llm.warmup(use_tqdm=False)

@@ -32,6 +32,7 @@ def main(target: str) -> None:
     from jpaged.execution.batch import empty_batch
     from jpaged.execution.mesh import sharding
     from jpaged.execution.sampling_batch import RANKED, greedy_rows
+    from jpaged.execution.swap import make_gather, make_scatter
     from jpaged.loading.weights import abstract_model, abstract_params
     from models.llama import Llama
 
@@ -70,6 +71,11 @@ def main(target: str) -> None:
     start = time.perf_counter()
     hidden = jax.ShapeDtypeStruct((MAX_NUM_SEQS, config.hidden_size), jnp.bfloat16, sharding=sharding(mesh))
     rows = greedy_rows(MAX_NUM_SEQS, config.vocab_size)
+    swap_in, ids = make_scatter(spec, mesh, 0), jax.ShapeDtypeStruct((64,), jnp.int32, sharding=sharding(mesh))
+    swap_out = make_gather(spec, mesh, 0).lower(pool, ids)
+    blocks = jax.ShapeDtypeStruct(swap_out.out_info.shape, spec.dtype, sharding=sharding(mesh, AXIS))
+    report("swap in", swap_in.lower(pool, blocks, ids), spec, start)
+    report("swap out", swap_out, spec, start)
     report("sampler", make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED), spec, start)
 
 

@@ -23,3 +23,10 @@ def test_a_step_needs_little_memory_beside_the_pool(programs, name):
 
 def test_logits_and_draw_need_less_than_the_steps_themselves_may(programs):
     assert programs["sampler"]["temp"] < 0.05 * programs["sampler"]["pool"]
+
+
+@pytest.mark.parametrize(("name", "alias"), [("swap in", 1), ("swap out", 0)])
+def test_swapping_needs_nothing_beside_the_pool_and_the_blocks(programs, name, alias):
+    sizes = programs[name]
+    assert sizes["alias"] == alias * sizes["pool"]
+    assert sizes["temp"] < 1 << 20

@@ -12,18 +12,29 @@ from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.pins import Pins
-from jpaged.memory.policies import FullAttention, Policy, SlidingWindow
+from jpaged.memory.policies import (
+    ChunkedLocalAttention,
+    CrossAttention,
+    FullAttention,
+    MambaState,
+    Policy,
+    SlidingWindow,
+    TokenBudget,
+)
 from jpaged.memory.report import GroupReport, MemoryReport
 
 __all__ = [
     "NO_BLOCK",
     "BlockCopy",
+    "ChunkedLocalAttention",
+    "CrossAttention",
     "Fit",
     "FullAttention",
     "GroupLayout",
     "GroupReport",
     "GroupSpec",
     "HostBlock",
+    "MambaState",
     "MemoryManager",
     "MemoryReport",
     "Pins",
@@ -31,4 +42,5 @@ __all__ = [
     "PoolLayout",
     "SlidingWindow",
     "SwapCopy",
+    "TokenBudget",
 ]

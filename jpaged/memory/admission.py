@@ -44,16 +44,19 @@ class Admission:
         self.watermark_pages = int(watermark * layout.num_pages)
         self._max_step_tokens = max_step_tokens
 
-    def verdict(self, num_tokens: int, num_seqs: int, cached_tokens: int, shared_tokens: int) -> Fit:
+    def verdict(
+        self, num_tokens: int, num_seqs: int, cached_tokens: int, shared_tokens: int, encoder_tokens: int
+    ) -> Fit:
         """See `MemoryManager.can_admit`."""
         step = min(self._max_step_tokens or num_tokens, num_tokens)
         missing, pages = [], 0
         for group in self._layout.groups:
-            policy, size = group.spec.policy, group.spec.block_size
+            policy, size = group.spec.policy.for_request(encoder_tokens), group.spec.block_size
             peak, total = policy.peak_blocks(num_tokens, step, size), policy.num_blocks(num_tokens, size)
-            own = (num_seqs - 1) * max(1, min(peak, total - shared_tokens // size))
+            diverging = policy.written_blocks(shared_tokens, max(num_tokens, shared_tokens + 1), size)
+            own = (num_seqs - 1) * min(peak, len(diverging))
             blocks = peak + own
-            uncached = total - cached_tokens // size + own
+            uncached = total - policy.full_blocks(cached_tokens, cached_tokens, size) + own
             missing.append(min(blocks, uncached))
             pages += -(-blocks // group.blocks_per_page)
         if pages > self._layout.num_pages - self.watermark_pages - self.pinned_pages:

@@ -72,8 +72,7 @@ class BlockAllocator:
         """Large pages that `needs` (blocks of each group) takes beyond what mixed pages have to spare."""
         pages = 0
         for group, need in zip(self.groups, needs, strict=True):
-            gap = need - group.spare
-            if gap > 0:
+            if need and (gap := need - group.spare) > 0:
                 pages += -(-gap // group.blocks_per_page)
         return pages
 
@@ -86,11 +85,12 @@ class BlockAllocator:
         if self.pages_needed(needs) > self.pages.num_available:
             return None
         taken: list[list[int]] = [[] for _ in needs]
-        for g, need in enumerate(needs):
-            while need - len(taken[g]) > self.groups[g].spare:
+        missing = [g for g, need in enumerate(needs) if need]
+        for g in missing:
+            while needs[g] - len(taken[g]) > self.groups[g].spare:
                 taken[g].append(self._take_one(g, request))
-        for g, need in enumerate(needs):
-            while len(taken[g]) < need:
+        for g in missing:
+            while len(taken[g]) < needs[g]:
                 taken[g].append(self._take_one(g, request))
         return taken
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.pages import Association
+from jpaged.memory.policies import Policy
 
 NO_BLOCK = -1
 """Table entry of a logical block that was released: nothing will read it."""
 
 
 class Request:
-    """What the sequences of one request share: where their blocks are placed, and how many they are."""
+    """What the sequences of one request share: where their blocks are placed, and how many they are.
 
-    __slots__ = ("association", "num_seqs", "request_id")
+    Attributes:
+        encoder_tokens: what its cross-attention layers read.
+        groups: policy and block size (tokens) of each layer group, for this request.
+    """
 
-    def __init__(self, request_id: int, association: Association) -> None:
+    __slots__ = ("association", "encoder_tokens", "groups", "num_seqs", "request_id")
+
+    def __init__(
+        self, request_id: int, association: Association, groups: Sequence[tuple[Policy, int]], encoder_tokens: int
+    ) -> None:
         self.request_id = request_id
         self.association = association
+        self.encoder_tokens = encoder_tokens
+        self.groups = [(policy.for_request(encoder_tokens), size) for policy, size in groups]
         self.num_seqs = 0
 
 
@@ -28,32 +40,35 @@ class BlockTables:
         tables: per group, logical block to physical block or `NO_BLOCK`.
         behind: per group, logical blocks below it were released if they were inactive.
         num_hashed: per group, blocks the prefix cache was told of.
-        chains: hash chain for each block size in tokens; groups of one size share it.
+        chains: hash chains, see `PrefixCache.chains`.
         num_computed: tokens with KV as of the last commit or prefix hit.
+        num_slots: tokens that the tables were last extended to.
         version: changes with every change of a table.
     """
 
-    __slots__ = ("behind", "chains", "num_computed", "num_hashed", "request", "tables", "version")
+    __slots__ = ("behind", "chains", "num_computed", "num_hashed", "num_slots", "request", "tables", "version")
 
-    def __init__(self, request: Request, num_groups: int, chains: dict[int, HashChain], version: int) -> None:
+    def __init__(self, request: Request, chains: dict[int, HashChain], version: int) -> None:
         self.request = request
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        self.behind = [0] * num_groups
-        self.num_hashed = [0] * num_groups
+        self.tables: list[list[int]] = [[] for _ in request.groups]
+        self.behind = [0] * len(request.groups)
+        self.num_hashed = [0] * len(request.groups)
+        self.num_slots = 0
         self.chains = chains
         self.num_computed = 0
         self.version = version
 
     def fork(self, version: int) -> BlockTables:
         """Equal tables for a new sequence; the caller counts the references."""
-        child = BlockTables(self.request, 0, {size: c.copy() for size, c in self.chains.items()}, version)
-        for size, chain in child.chains.items():
+        child = BlockTables(self.request, {key: chain.copy() for key, chain in self.chains.items()}, version)
+        for chain in child.chains.values():
             # It may name tokens to come (`PrefixCache.match`), which the child need not have in common.
-            chain.truncate(self.num_computed // size)
+            chain.truncate(self.num_computed // chain.block_size)
         child.tables = [table.copy() for table in self.tables]
         child.behind = self.behind.copy()
         child.num_hashed = self.num_hashed.copy()
         child.num_computed = self.num_computed
+        child.num_slots = self.num_slots
         return child
 
 

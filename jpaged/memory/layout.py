@@ -30,8 +30,9 @@ class GroupSpec:
     Attributes:
         name: unique among the groups.
         layer_bytes: bytes one layer takes in one block, on one device.
-        num_layers: real layers of the group.
-        block_size: tokens a block holds.
+        num_layers: real layers of the group. A layer that reads another one's KV (cross-layer sharing) owns none and
+            is not counted.
+        block_size: tokens a block holds; for `MambaState` the distance of snapshots in tokens.
         policy: which blocks of a sequence the layers still need.
     """
 

@@ -58,7 +58,7 @@ class MemoryManager:
             [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
         )
         self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
-        self._ownership = Ownership(self._groups, self._allocator, self._cache)
+        self._ownership = Ownership(self._allocator, self._cache)
         self._sequences = Sequences()
         self._pinned: set[int] = set()
         self.swap_space = SwapSpace(
@@ -74,7 +74,13 @@ class MemoryManager:
     # Admission.
 
     def can_admit(
-        self, num_tokens: int, num_seqs: int = 1, *, cached_tokens: int = 0, shared_tokens: int | None = None
+        self,
+        num_tokens: int,
+        num_seqs: int = 1,
+        *,
+        cached_tokens: int = 0,
+        shared_tokens: int | None = None,
+        encoder_tokens: int = 0,
     ) -> Fit:
         """Whether a new request's prompt of `num_tokens` fits, in large pages over all groups.
 
@@ -84,12 +90,14 @@ class MemoryManager:
                 least a copied tail block a group.
             cached_tokens: tokens that `match_prefix` already attached.
             shared_tokens: tokens that all of them share; None = all `num_tokens`.
+            encoder_tokens: see `add`.
 
         Returns:
             NEVER when it could not fit an empty pool above the watermark; OK when it fits now; else LATER.
         """
+        self._check_encoder(encoder_tokens)
         shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
-        return self._admission.verdict(num_tokens, num_seqs, cached_tokens, shared)
+        return self._admission.verdict(num_tokens, num_seqs, cached_tokens, shared, encoder_tokens)
 
     def free_blocks(self, group: int) -> int:
         """Blocks that `group` could get if no other group took any."""
@@ -103,20 +111,26 @@ class MemoryManager:
 
     # The life of a sequence.
 
-    def add(self, seq_id: int, request_id: int) -> None:
+    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0) -> None:
         """A sequence with empty tables; its blocks are placed beside those of its request.
 
+        Args:
+            encoder_tokens: of the request's images or audio, which cross-attention layers keep KV of; the same for
+                all its sequences.
+
         Raises:
-            ValueError: when the sequence exists.
+            ValueError: when the sequence exists, or the encoder tokens are not those of its request or nobody's.
         """
         self._new_id(seq_id)
+        self._check_encoder(encoder_tokens)
         request = self._requests.get(request_id)
         if request is None:
-            request = self._requests[request_id] = Request(request_id, self._allocator.associate())
+            request = Request(request_id, self._allocator.associate(), self._groups, encoder_tokens)
+            self._requests[request_id] = request
+        elif request.encoder_tokens != encoder_tokens:
+            raise ValueError(f"encoder_tokens={encoder_tokens}: the request has {request.encoder_tokens}")
         request.num_seqs += 1
-        self._sequences[seq_id] = BlockTables(
-            request, len(self._groups), self._cache.chains(), self._ownership.next_version()
-        )
+        self._sequences[seq_id] = BlockTables(request, self._cache.chains(), self._ownership.next_version())
 
     def match_prefix(
         self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
@@ -144,7 +158,7 @@ class MemoryManager:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         sequence.chains = self._cache.chains(salt)
-        length, tables = self._cache.match(sequence.chains, token_ids, max(limit, 0))
+        length, tables = self._cache.match(sequence, token_ids, max(limit, 0))
         if length:
             self._ownership.attach(sequence, tables, length)
         return length
@@ -153,8 +167,8 @@ class MemoryManager:
         """Append: slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
 
         A shared block that would be written is replaced by one of the sequence's own; if it holds earlier
-        tokens the device must copy it first: at most one block a group, the partial tail. The last owner writes
-        in place.
+        tokens the device must copy it first: at most one block a group, the partial tail (all blocks of a
+        `TokenBudget`). The last owner writes in place.
 
         Returns:
             The copies to make before the step, or None when memory is short: then nothing has changed.
@@ -171,6 +185,7 @@ class MemoryManager:
             copies = self._ownership.install(sequence, taken, replaced, first_write)
         else:
             copies = []
+        sequence.num_slots = max(sequence.num_slots, num_tokens)
         if self.prefix_caching and first_write < num_tokens:
             self._cache.overwrite(sequence, first_write, num_tokens)
         return copies
@@ -238,9 +253,10 @@ class MemoryManager:
 
     def capacity(self, seq_id: int) -> int:
         """Tokens the sequence's tables can hold without a new block, the least over groups."""
-        tables = self._sequences[seq_id].tables
+        sequence = self._sequences[seq_id]
         return min(
-            policy.capacity(len(table), size) for (policy, size), table in zip(self._groups, tables, strict=True)
+            policy.capacity(len(table), size, sequence.num_slots)
+            for (policy, size), table in zip(sequence.request.groups, sequence.tables, strict=True)
         )
 
     def tail_shared(self, seq_id: int) -> bool:
@@ -297,3 +313,7 @@ class MemoryManager:
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences or self.swap_space.holds(seq_id):
             raise ValueError(f"sequence {seq_id} exists already")
+
+    def _check_encoder(self, encoder_tokens: int) -> None:
+        if encoder_tokens and all(policy.names_tokens for policy, _ in self._groups):
+            raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention")

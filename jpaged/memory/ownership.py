@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.pages import Time
-from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 
 
 class Ownership:
-    """What sequences own, in the allocator's terms.
+    """What sequences own, in the allocator's terms."""
 
-    Args:
-        groups: policy and block size (tokens) of each group.
-    """
-
-    def __init__(self, groups: Sequence[tuple[Policy, int]], allocator: BlockAllocator, cache: PrefixCache) -> None:
-        self._groups = groups
+    def __init__(self, allocator: BlockAllocator, cache: PrefixCache) -> None:
         self._allocator = allocator
         self._cache = cache
         self._clock = 0
@@ -33,14 +25,14 @@ class Ownership:
 
     def attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
         """Give a sequence without blocks the cached ones of a prefix of `length` tokens."""
-        for g, (policy, size) in enumerate(self._groups):
+        for g, (policy, size) in enumerate(sequence.request.groups):
             for block in tables[g]:
                 if block != NO_BLOCK:
                     self._allocator.share(g, block)
             sequence.behind[g] = policy.active_blocks(length, size)[-1].start
             sequence.num_hashed[g] = len(tables[g])
         sequence.tables = tables
-        sequence.num_computed = length
+        sequence.num_computed = sequence.num_slots = length
         sequence.version = self.next_version()
 
     def missing_blocks(
@@ -52,19 +44,19 @@ class Ownership:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
         """
         needs, replaced = [], []
-        for g, (policy, size) in enumerate(self._groups):
+        for g, (policy, size) in enumerate(sequence.request.groups):
             table = sequence.tables[g]
             total = policy.num_blocks(num_tokens, size)
-            if first_write > policy.capacity(len(table), size):
-                raise ValueError(f"first_write={first_write} leaves a hole after {len(table) * size} tokens")
+            if first_write and first_write > (capacity := policy.capacity(len(table), size, sequence.num_slots)):
+                raise ValueError(f"first_write={first_write} leaves a hole after {capacity} tokens")
             shared = []
-            if first_write < num_tokens:
-                ref_count = self._allocator.groups[g].ref_count
-                for i in range(first_write // size, min(len(table), total)):
-                    if table[i] == NO_BLOCK:
-                        raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
-                    if ref_count[table[i]] > 1:
-                        shared.append(i)
+            ref_count = self._allocator.groups[g].ref_count
+            written = policy.written_blocks(first_write, num_tokens, size)
+            for i in range(written.start, min(len(table), written.stop)):
+                if table[i] == NO_BLOCK:
+                    raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
+                if ref_count[table[i]] > 1:
+                    shared.append(i)
             replaced.append(shared)
             needs.append(max(0, total - len(table)) + len(shared))
         return needs, replaced
@@ -76,10 +68,10 @@ class Ownership:
         copies = []
         now = Time(self._clock, 0)  # never used: these blocks have other owners left
         for g, new_blocks in enumerate(taken):
-            table = sequence.tables[g]
+            table, size = sequence.tables[g], sequence.request.groups[g][1]
             for i in replaced[g]:
                 old, table[i] = table[i], new_blocks.pop()
-                if i * self._groups[g][1] < first_write:
+                if i * size < first_write:
                     copies.append(BlockCopy(g, old, table[i]))
                 self._allocator.release(g, old, now, keep=False)
             table += new_blocks
@@ -96,7 +88,7 @@ class Ownership:
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
         """Give up the blocks that no token from position `length` on will read."""
         self._clock += 1
-        for g, (policy, size) in enumerate(self._groups):
+        for g, (policy, size) in enumerate(sequence.request.groups):
             runs = policy.active_blocks(length, size)
             behind, first_active = sequence.behind[g], runs[-1].start
             if first_active <= behind:
@@ -106,7 +98,7 @@ class Ownership:
             gap_starts = [0, *(run.stop for run in runs[:-1])]
             for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
                 gap = range(max(start, behind), run.start)
-                self._release(g, table, gap)
+                self._release(sequence, g, gap)
                 for i in gap:
                     table[i] = NO_BLOCK
             sequence.behind[g] = first_active
@@ -116,12 +108,13 @@ class Ownership:
         """Give up every block, tails before heads; those in the prefix cache stay, evictable."""
         self._clock += 1
         for g, table in enumerate(sequence.tables):
-            self._release(g, table, range(len(table)))
+            self._release(sequence, g, range(len(table)))
 
-    def _release(self, g: int, table: list[int], logical: range) -> None:
-        """Give up the blocks of `table` in `logical`, the longest prefix first."""
-        allocator, cache, tick, size = self._allocator, self._cache, self._clock, self._groups[g][1]
+    def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
+        """Give up the blocks `logical` of a table, the longest prefix first."""
+        allocator, cache, tick, table = self._allocator, self._cache, self._clock, sequence.tables[g]
+        policy, size = sequence.request.groups[g]
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
-                allocator.release(g, block, Time(tick, -(i + 1) * size), cache.holds(g, block))
+                allocator.release(g, block, Time(tick, -policy.prefix_end(i, size)), cache.holds(g, block))

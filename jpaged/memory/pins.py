@@ -20,7 +20,7 @@ class Pins:
         self.seq_ids: set[int] = set()
         self._memory = memory
         self._room_tokens = room_tokens
-        self._step = math.lcm(*(group.spec.block_size for group in memory.layout.groups))
+        self._step = math.lcm(*(g.spec.policy.alignment(g.spec.block_size) for g in memory.layout.groups))
 
     def length(self, num_tokens: int) -> int:
         """Leading tokens of `num_tokens` that fill whole blocks of every group.

@@ -7,7 +7,7 @@ which says when content is lost (`PrefixCache.forget`).
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.hash_chain import HashChain, Link
@@ -22,7 +22,8 @@ class PrefixCache:
     """
 
     def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
-        self._groups = groups
+        # Groups that name their blocks alike share a hash chain.
+        self._chain_keys = [size if policy.names_tokens else -size for policy, size in groups]
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
         self._link_of: list[dict[int, Link]] = [{} for _ in groups]
 
@@ -57,38 +58,46 @@ class PrefixCache:
     # One sequence.
 
     def chains(self, salt: Hashable = None) -> dict[int, HashChain]:
-        """Empty hash chains of a new sequence, by block size."""
-        return {size: HashChain(size, salt) for _, size in self._groups}
+        """Empty hash chains of a new sequence: over its tokens by block size, over encoder tokens by minus the size."""
+        return {key: HashChain(abs(key), salt if key > 0 else ("encoder", salt)) for key in self._chain_keys}
 
-    def match(self, chains: dict[int, HashChain], token_ids: Sequence[int], limit: int) -> tuple[int, list[list[int]]]:
+    def _name(self, tables: BlockTables, g: int, token_ids: Sequence[int], num_blocks: int) -> HashChain:
+        """The hash chain of a group, with links for `num_blocks` blocks."""
+        policy, size = tables.request.groups[g]
+        chain = tables.chains[self._chain_keys[g]]
+        chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
+        return chain
+
+    def match(self, tables: BlockTables, token_ids: Sequence[int], limit: int) -> tuple[int, list[list[int]]]:
         """The longest cached prefix of at most `limit` tokens, and each group's table for it.
 
         A table has `NO_BLOCK` where its policy needs nothing; the blocks are not yet owned.
         """
+        groups = tables.request.groups
         found: list[list[int | None]] = []
-        for g, (_, size) in enumerate(self._groups):
-            chains[size].extend(token_ids, limit // size)
-            found.append([self.find(g, link) for link in chains[size].links])
+        for g, (policy, size) in enumerate(groups):
+            wanted = policy.full_blocks(limit, 0, size)
+            links = self._name(tables, g, token_ids, wanted).links
+            found.append([self.find(g, link) for link in links[:wanted]])
         hits = [[block is not None for block in blocks] for blocks in found]
-        length = longest_prefix(self._groups, hits, limit)
-        tables = []
-        for (policy, size), blocks in zip(self._groups, found, strict=True):
-            table = [NO_BLOCK] * (length // size)
+        length = longest_prefix(groups, hits, limit)
+        attached = []
+        for (policy, size), blocks in zip(groups, found, strict=True):
+            table = [NO_BLOCK] * policy.num_blocks(length, size)
             for run in policy.active_blocks(length, size):
                 for i in run:
                     block = blocks[i]
                     assert block is not None, "an active block of a possible prefix is cached"
                     table[i] = block
-            tables.append(table)
-        return length, tables
+            attached.append(table)
+        return length, attached
 
     def record(self, tables: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
         """Remember the blocks that the first `num_known` tokens have filled since the last call."""
-        for g, (_, size) in enumerate(self._groups):
-            full = num_known // size
+        for g, (policy, size) in enumerate(tables.request.groups):
+            full = policy.full_blocks(num_known, tables.num_computed, size)
             if full > tables.num_hashed[g]:
-                chain, table = tables.chains[size], tables.tables[g]
-                chain.extend(token_ids, full)
+                chain, table = self._name(tables, g, token_ids, full), tables.tables[g]
                 for i in range(tables.num_hashed[g], full):
                     if table[i] != NO_BLOCK:
                         self.insert(g, table[i], chain.links[i])
@@ -100,32 +109,34 @@ class PrefixCache:
         They hold something after a rewind, as of rejected speculative tokens. A sequence that shared them may
         have told the cache, so every block is looked up.
         """
-        for g, (_, size) in enumerate(self._groups):
-            start, link_of = first_write // size, self._link_of[g]
-            for block in tables.tables[g][start : -(-num_tokens // size)]:
+        for g, (policy, size) in enumerate(tables.request.groups):
+            written, link_of = policy.written_blocks(first_write, num_tokens, size), self._link_of[g]
+            for block in tables.tables[g][written.start : written.stop]:
                 if block in link_of:
                     self.forget(g, block)
-            if start < tables.num_hashed[g]:
-                tables.num_hashed[g] = start
-                tables.chains[size].truncate(start)
+            if written and written.start < tables.num_hashed[g]:
+                tables.num_hashed[g] = written.start
+                tables.chains[self._chain_keys[g]].truncate(first_write // size)
 
 
 def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence[bool]], limit: int) -> int:
     """The longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5).
 
-    Its length divides by every group's block size, as a group can only attach whole blocks.
+    Its length divides by every group's alignment: most can only attach whole blocks.
 
     Args:
         groups: policy and block size (tokens) of each group.
         hits: for each group, whether each of its logical blocks is cached.
         limit: upper bound in tokens.
     """
-    possible = [
-        (size, policy.possible_prefix(is_hit, size)) for (policy, size), is_hit in zip(groups, hits, strict=True)
-    ]
-    bound = min(limit, *(max(lengths) * size for size, lengths in possible))
-    step = math.lcm(*(size for size, _ in possible))
+    bound = limit
+    possible: list[tuple[int, Collection[int]]] = []
+    for (policy, size), is_hit in zip(groups, hits, strict=True):
+        unit, lengths = policy.alignment(size), policy.possible_prefix(is_hit, size)
+        bound = min(bound, lengths[-1] * unit)
+        possible.append((unit, lengths if isinstance(lengths, range) else set(lengths)))
+    step = math.lcm(*(unit for unit, _ in possible))
     for length in range(bound // step * step, 0, -step):
-        if all(length // size in lengths for size, lengths in possible):
+        if all(length // unit in lengths for unit, lengths in possible):
             return length
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
-from jpaged.memory.layout import GroupLayout, PoolLayout
+from jpaged.memory.layout import PoolLayout
 from jpaged.memory.swap import HostBlocks
 
 
@@ -24,6 +24,7 @@ class GroupReport:
         reserved_bytes: used and empty blocks, what no other group can have; cached ones count as free.
         token_bytes: KV of real layers for tokens that exist, each shared token once.
         padding_bytes: phantom layers in the used blocks.
+        padding: share of every block that phantom layers waste, see `PoolLayout.plan`.
         table_entries: blocks that the sequences would own if nothing were shared.
         pinned: used blocks that are held for good.
         host_used: blocks of swapped sequences in host memory.
@@ -39,6 +40,7 @@ class GroupReport:
     token_bytes: int
     padding_bytes: int
     table_entries: int
+    padding: float = 0.0
     pinned: int = 0
     host_used: int = 0
     host_blocks: int = 0
@@ -122,6 +124,8 @@ class MemoryReport:
             f"{self.num_pages} large pages of {_size(self.page_bytes)}: "
             f"{self.free_pages} free, {self.idle_pages} only cached; sharing saves {self.saving:.1%} of the blocks"
         )
+        if padded := ", ".join(f"{g.name} {g.padding:.1%}" for g in self.groups if g.padding):
+            lines.append(f"blocks are padded, to keep large pages small: {padded}")
         if any(g.pinned for g in self.groups):
             lines.append("pinned blocks: " + ", ".join(f"{g.name} {g.pinned}" for g in self.groups))
         if self.host_bytes:
@@ -143,7 +147,7 @@ def build_report(
     groups = []
     for g, group in enumerate(layout.groups):
         state = allocator.groups[g]
-        filled, entries = _filled_tokens(g, group, tables, lengths)
+        filled, entries = _filled_tokens(g, tables, lengths)
         real_bytes = group.spec.real_bytes
         groups.append(
             GroupReport(
@@ -156,6 +160,7 @@ def build_report(
                 token_bytes=filled * real_bytes // group.spec.block_size,
                 padding_bytes=state.num_used * (group.block_bytes - real_bytes),
                 table_entries=entries,
+                padding=group.padding,
                 pinned=len({block for s in pinned for block in tables[s].tables[g]} - {NO_BLOCK}),
                 host_used=host.num_used(g),
                 host_blocks=host.capacity(g),
@@ -173,19 +178,17 @@ def build_report(
     )
 
 
-def _filled_tokens(
-    g: int, group: GroupLayout, tables: Mapping[int, BlockTables], lengths: Mapping[int, int]
-) -> tuple[int, int]:
+def _filled_tokens(g: int, tables: Mapping[int, BlockTables], lengths: Mapping[int, int]) -> tuple[int, int]:
     """(tokens held by the used blocks of a group, each shared one once; table entries)."""
-    size = group.spec.block_size
     filled: dict[int, int] = {}
     entries = 0
     for seq_id, sequence in tables.items():
         length = lengths.get(seq_id, sequence.num_computed)
+        policy, size = sequence.request.groups[g]
         for i, block in enumerate(sequence.tables[g]):
             if block != NO_BLOCK:
                 entries += 1
-                tokens = min(size, max(0, length - i * size))
+                tokens = policy.filled_tokens(i, length, size)
                 filled[block] = max(tokens, filled.get(block, 0))
     return sum(filled.values()), entries
 

@@ -33,7 +33,7 @@ class Holdings:
             if seq.parent is not None and seq.parent.num_computed < seq.fork_at:
                 continue
             seq.parent = None
-            self.memory.add(seq.seq_id, request.request_id)
+            self.memory.add(seq.seq_id, request.request_id, encoder_tokens=request.encoder_tokens)
             most = None if use_cache and request.params.prompt_logprobs is None else 0
             seq.num_computed = self.memory.match_prefix(
                 seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most

@@ -101,6 +101,7 @@ class Request:
         streamed: somebody reads its text while it is generated.
         prompt_logprobs: of each prompt token once it was scored, for requests that ask for it.
         bad_words: token sequences that its output cannot hold.
+        encoder_tokens: of its images or audio, for models with cross-attention; the salt must name them.
         allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
         beam: the beam search it is; its sequences are the beams, best first.
         arrival_number: its place in the order of arrival, given by the scheduler.
@@ -122,6 +123,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_mask: np.ndarray | None = None
     beam: BeamSearch | None = None
+    encoder_tokens: int = 0
     arrival_number: int = -1
     status: Status = Status.WAITING
     num_cached_tokens: int = 0

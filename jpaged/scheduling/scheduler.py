@@ -80,7 +80,7 @@ class Scheduler:
         if width > self.max_num_seqs:
             raise ValueError(f"a request of {width} sequences is above max_num_seqs={self.max_num_seqs}")
         num_prompt = len(request.prompt_token_ids)
-        if self.memory.can_admit(request.max_total_tokens, width, shared_tokens=num_prompt) is Fit.NEVER:
+        if self._can_admit(request, request.max_total_tokens, width) is Fit.NEVER:
             layout, several = self.memory.layout, f" in each of {width} sequences" if width > 1 else ""
             raise ValueError(
                 f"a request of {num_prompt} prompt tokens that may grow to {request.max_total_tokens} tokens{several} "
@@ -180,7 +180,7 @@ class Scheduler:
             plan.left <= 0
             or len(live) > len(self.holdings.free_slots)
             or any(seq.num_pending for seq in live)
-            or self.memory.can_admit(num_tokens, len(live), shared_tokens=live[0].num_prompt) is not Fit.OK
+            or self._can_admit(request, num_tokens, len(live)) is not Fit.OK
         ):
             return False
         planned = self.holdings.place(request, live, plan.left, self._max_chunk, use_cache=True)
@@ -201,6 +201,11 @@ class Scheduler:
         insort(self.running, request, key=service_order)
         self._plan(request, chunks, copies, plan)
         return True
+
+    def _can_admit(self, request: Request, num_tokens: int, num_seqs: int) -> Fit:
+        """Whether that many sequences of the request, `num_tokens` each, fit."""
+        shared = len(request.prompt_token_ids)
+        return self.memory.can_admit(num_tokens, num_seqs, shared_tokens=shared, encoder_tokens=request.encoder_tokens)
 
     # ------------------------------------------------------------------ what came back
 

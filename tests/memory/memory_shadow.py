@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from jpaged.memory import (
     NO_BLOCK,
     BlockCopy,
-    FullAttention,
+    CrossAttention,
     HostBlock,
+    MambaState,
     MemoryManager,
+    Policy,
     PoolLayout,
-    SlidingWindow,
     SwapCopy,
+    TokenBudget,
 )
+from jpaged.memory.policies import LocalAttention
 
 
 class ShadowPool:
@@ -54,29 +57,43 @@ class ShadowPool:
         for block in dropped:
             del self.host[block]
 
-    def write(self, manager: MemoryManager, seq_id: int, names: Sequence[object], start: int) -> None:
-        """The step writes positions [start, len(names)) of a sequence in every group."""
+    def write(
+        self, manager: MemoryManager, seq_id: int, names: Sequence[object], start: int, image: Sequence[object] = ()
+    ) -> None:
+        """The step writes positions [start, len(names)) of a sequence in every group, the first one the image."""
         for g, spec in enumerate(self.groups):
             table = manager.block_table(seq_id, g)
-            for position in range(start, len(names)):
-                block = table[position // spec.block_size]
+            written = writes(spec.policy, spec.block_size, names, start, image if start == 0 else ())
+            for slot, name in written:
+                block = table[slot // spec.block_size]
                 assert block != NO_BLOCK, "a write to a released block"
-                self._put(g, block * spec.block_size + position % spec.block_size, names[position])
+                self._put(g, block * spec.block_size + slot % spec.block_size, name)
 
-    def check_reads(self, manager: MemoryManager, seq_id: int, names: Sequence[object], position: int) -> None:
+    def check_reads(
+        self,
+        manager: MemoryManager,
+        seq_id: int,
+        names: Sequence[object],
+        position: int,
+        image: Sequence[object] = (),
+    ) -> None:
         """The query at `position` finds its own sequence's KV wherever its layer looks; `names` ends with it."""
         for g, spec in enumerate(self.groups):
-            table = manager.block_table(seq_id, g)
-            first = 0
-            if isinstance(spec.policy, SlidingWindow):
-                first = max(0, position - spec.policy.window + 1)
+            if not names:
+                continue
+            table, size = manager.block_table(seq_id, g), spec.block_size
+            expected = dict(writes(spec.policy, size, names, 0, image))  # slot by slot, the last write counts
+            if isinstance(spec.policy, MambaState):
+                slots = {max(0, position - 1) // size * size}
+            elif isinstance(spec.policy, LocalAttention):
+                slots = set(range(spec.policy.first_read(position), min(position + 1, len(names))))
             else:
-                assert isinstance(spec.policy, FullAttention)
-            for p in range(first, min(position + 1, len(names))):
-                block = table[p // spec.block_size]
-                assert block != NO_BLOCK, f"group {g}: position {p} was released, {position} needs it"
-                held = self.slots[g].get(block * spec.block_size + p % spec.block_size)
-                assert held == names[p], f"group {g}: sequence {seq_id} reads another's KV at position {p}"
+                slots = set(expected)
+            for slot in slots:
+                block = table[slot // size]
+                assert block != NO_BLOCK, f"group {g}: slot {slot} was released, position {position} needs it"
+                held = self.slots[g].get(block * size + slot % size)
+                assert held == expected[slot], f"group {g}: sequence {seq_id} reads another's KV in slot {slot}"
 
     def _block(self, g: int, block: int) -> list[object]:
         size = self.groups[g].block_size
@@ -93,6 +110,21 @@ class ShadowPool:
                 for block in range(start // group.block_bytes, last + 1):
                     for offset in range(size):
                         self.slots[other].pop(block * size + offset, None)
+
+
+def writes(
+    policy: Policy, size: int, names: Sequence[object], start: int, image: Sequence[object]
+) -> list[tuple[int, object]]:
+    """(logical slot, what is put there) in order, when positions [start, len(names)) are computed."""
+    if isinstance(policy, CrossAttention):
+        return list(enumerate(image))
+    positions = range(start, len(names))
+    if isinstance(policy, MambaState):  # one state a block, overwritten token by token
+        return [(p // size * size, names[p]) for p in positions]
+    if isinstance(policy, TokenBudget):  # a token that scores low makes room, never one of the sink
+        others = policy.budget - policy.sink
+        return [(p if p < policy.budget else policy.sink + hash(names[p]) % others, names[p]) for p in positions]
+    return [(p, names[p]) for p in positions]
 
 
 def prefix_names(salt: object, tokens: Sequence[int]) -> list[object]:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_shadow import ShadowPool, prefix_names
 
-from jpaged.memory import NO_BLOCK, Fit, FullAttention, GroupSpec, MemoryManager, PoolLayout, SlidingWindow
+from jpaged.memory import (
+    NO_BLOCK,
+    ChunkedLocalAttention,
+    CrossAttention,
+    Fit,
+    FullAttention,
+    GroupSpec,
+    MambaState,
+    MemoryManager,
+    PoolLayout,
+    SlidingWindow,
+    TokenBudget,
+)
 
 MAX_SEQS = 8
 DOCUMENT = [p // 3 % 3 for p in range(25)]
@@ -35,6 +48,8 @@ class Machine(RuleBasedStateMachine):
     pool_bytes: int
     swap_bytes: int
     caching = True
+    image_tokens: ClassVar[dict[str | None, int]] = {None: 0, "tenant": 0}
+    """Encoder tokens of a request: the salt names the image."""
 
     @initialize()
     def build(self) -> None:
@@ -49,6 +64,10 @@ class Machine(RuleBasedStateMachine):
     def names(self, seq_id: int, length: int) -> list[object]:
         life = self.lives[seq_id]
         return prefix_names(life.salt, life.tokens[:length])
+
+    def image(self, seq_id: int) -> list[object]:
+        salt = self.lives[seq_id].salt
+        return [("image", salt, i) for i in range(self.image_tokens[salt])]
 
     def pick(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.lives)))
@@ -81,13 +100,13 @@ class Machine(RuleBasedStateMachine):
         tokens = DOCUMENT[:shared] + own or [0]
         seq_id = self.next_id
         self.next_id += 1
-        self.manager.add(seq_id, seq_id)
+        self.manager.add(seq_id, seq_id, encoder_tokens=self.image_tokens[salt])
         life = self.lives[seq_id] = Life(seq_id, tokens, salt, len(tokens))
         free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
         hit = self.manager.match_prefix(seq_id, tokens, salt=salt, max_tokens=cap)
         assert hit <= len(tokens) - 1 and (cap is None or hit <= cap)
         assert self.caching or hit == 0
-        assert all(hit % spec.block_size == 0 for spec in self.groups)
+        assert all(hit % spec.policy.alignment(spec.block_size) == 0 for spec in self.groups)
         assert all(self.manager.free_blocks(g) <= n for g, n in enumerate(free)), "a hit frees nothing"
         life.computed = hit
         self.check_next_query(seq_id)
@@ -110,7 +129,8 @@ class Machine(RuleBasedStateMachine):
                 assert self.state() == before, "a failed allocation changed something"
                 continue
             assert self.manager.capacity(seq_id) >= end
-            assert len({c.group for c in made}) == len(made), "more than one copy in a group"
+            single = [c.group for c in made if not isinstance(self.groups[c.group].policy, TokenBudget)]
+            assert len(set(single)) == len(single), "more than one copy in a group"
             while len(life.tokens) < end:
                 # Mostly what others generated too, so that generated blocks hit as well.
                 likely = DOCUMENT[len(life.tokens) % len(DOCUMENT)]
@@ -119,11 +139,12 @@ class Machine(RuleBasedStateMachine):
             planned.append((seq_id, end))
         self.shadow.copy(copies)
         for seq_id, end in planned:
-            self.shadow.write(self.manager, seq_id, self.names(seq_id, end), self.lives[seq_id].computed)
+            names, image = self.names(seq_id, end), self.image(seq_id)
+            self.shadow.write(self.manager, seq_id, names, self.lives[seq_id].computed, image)
         for seq_id, end in planned:
             names = self.names(seq_id, end)
             for position in range(self.lives[seq_id].computed, end):
-                self.shadow.check_reads(self.manager, seq_id, names, position)
+                self.shadow.check_reads(self.manager, seq_id, names, position, self.image(seq_id))
             self.lives[seq_id].computed = end
         for seq_id, end in planned:
             known = self.lives[seq_id].tokens[: end - data.draw(st.integers(0, 1))]  # one may be in flight
@@ -238,14 +259,16 @@ class Machine(RuleBasedStateMachine):
     @rule(num_tokens=st.sampled_from([1, 2, 5, 9, 60]), num_seqs=st.integers(1, 3))
     def admit(self, num_tokens: int, num_seqs: int) -> None:
         """OK means that the allocation is possible at once."""
-        if self.manager.can_admit(num_tokens, num_seqs) is Fit.OK:
-            self.manager.add(-1, -1)
+        image_tokens = self.image_tokens[None]
+        if self.manager.can_admit(num_tokens, num_seqs, encoder_tokens=image_tokens) is Fit.OK:
+            self.manager.add(-1, -1, encoder_tokens=image_tokens)
             assert self.manager.allocate(-1, num_tokens, first_write=0) == []
             self.manager.free(-1)
 
     def check_next_query(self, seq_id: int) -> None:
         computed = self.lives[seq_id].computed
-        self.shadow.check_reads(self.manager, seq_id, self.names(seq_id, computed), computed)
+        names, image = self.names(seq_id, computed), self.image(seq_id)
+        self.shadow.check_reads(self.manager, seq_id, names, computed, image)
 
     @invariant()
     def everything_holds(self) -> None:
@@ -276,6 +299,12 @@ FULL_4 = GroupSpec("wide", layer_bytes=1, num_layers=4, block_size=4, policy=Ful
 WINDOW_4 = GroupSpec("window", layer_bytes=2, num_layers=2, block_size=2, policy=SlidingWindow(4))
 WINDOW_7 = GroupSpec("far", layer_bytes=1, num_layers=5, block_size=3, policy=SlidingWindow(7))
 WINDOW_1 = GroupSpec("near", layer_bytes=1, num_layers=2, block_size=4, policy=SlidingWindow(1))
+
+
+CHUNK_5 = GroupSpec("chunked", layer_bytes=1, num_layers=4, block_size=2, policy=ChunkedLocalAttention(5))
+STATE = GroupSpec("mamba", layer_bytes=5, num_layers=2, block_size=6, policy=MambaState())
+IMAGES = GroupSpec("images", layer_bytes=1, num_layers=3, block_size=2, policy=CrossAttention())
+BUDGET_8 = GroupSpec("pyramid", layer_bytes=2, num_layers=2, block_size=3, policy=TokenBudget(1, 3, 4))
 
 
 class OneGroup(Machine):
@@ -310,12 +339,36 @@ class ThreeGroups(Machine):
     swap_bytes = 20 * 9
 
 
+class RecurrentAndChunked(Machine):
+    groups = (FULL_3, CHUNK_5, STATE)
+    pool_bytes = 60 * 12
+    swap_bytes = 60 * 7
+
+
+class Vision(Machine):
+    groups = (FULL_3, IMAGES)
+    pool_bytes = 6 * 24
+    swap_bytes = 6 * 11
+    image_tokens: ClassVar[dict[str | None, int]] = {None: 3, "tenant": 6}
+
+
+class Budgeted(Machine):
+    groups = (FULL_3, BUDGET_8)
+    pool_bytes = 12 * 16
+    swap_bytes = 12 * 9
+
+
 COMMON = settings(max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFullGroups, ThreeGroups):
     machine.TestCase.settings = COMMON
+for machine in (RecurrentAndChunked, Vision, Budgeted):
+    machine.TestCase.settings = settings(COMMON, max_examples=60)
 TestOneGroup = OneGroup.TestCase
 TestOneGroupUncached = OneGroupUncached.TestCase
 TestTwoGroups = TwoGroups.TestCase
 TestTwoGroupsUncached = TwoGroupsUncached.TestCase
 TestTwoFullGroups = TwoFullGroups.TestCase
 TestThreeGroups = ThreeGroups.TestCase
+TestRecurrentAndChunked = RecurrentAndChunked.TestCase
+TestVision = Vision.TestCase
+TestBudgeted = Budgeted.TestCase

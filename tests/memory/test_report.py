@@ -63,7 +63,8 @@ def test_phantom_layers_show_as_padding():
     serve(manager, 0, TOKENS[:4])
     padded = manager.report().groups[0]
     assert padded.padding_bytes == 8
-    assert padded.waste == 1 / 8
+    assert padded.waste == padded.padding == 1 / 8
+    assert "blocks are padded, to keep large pages small: a 12.5%" in str(manager.report())
 
 
 def test_the_table_is_aligned():

@@ -1,0 +1,62 @@
+"""Cross-attention: every token reads all of an encoder's output (images, audio)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jpaged.memory.policies.base import UNBOUNDED, Policy
+
+
+@dataclass(frozen=True)
+class CrossAttention(Policy):
+    """KV of the request's encoder tokens: written with its first token, read by all until the end.
+
+    Block ``i`` covers encoder tokens, not the sequence's. What they are is told by the request's salt, which has
+    to name the images; a prefix of any length is valid if all blocks are cached, else none.
+
+    Raises:
+        ValueError: when `encoder_tokens` is negative.
+    """
+
+    encoder_tokens: int = 0
+
+    names_tokens: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.encoder_tokens < 0:
+            raise ValueError(f"encoder_tokens={self.encoder_tokens} must not be negative")
+
+    def for_request(self, encoder_tokens: int) -> Policy:
+        return CrossAttention(encoder_tokens)
+
+    def num_blocks(self, length: int, block_size: int) -> int:
+        return -(-self.encoder_tokens // block_size) if length else 0
+
+    def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
+        return (range(self.num_blocks(length, block_size)),)
+
+    def possible_prefix(self, is_hit: Sequence[bool], block_size: int) -> Sequence[int]:
+        return range(UNBOUNDED if all(is_hit) else 1)
+
+    def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
+        return self.num_blocks(length, block_size)
+
+    def alignment(self, block_size: int) -> int:
+        return 1
+
+    def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:
+        return UNBOUNDED if num_blocks >= self.num_blocks(1, block_size) else 0
+
+    def written_blocks(self, start: int, stop: int, block_size: int) -> range:
+        return range(self.num_blocks(stop, block_size)) if start == 0 else range(0)
+
+    def full_blocks(self, num_known: int, num_computed: int, block_size: int) -> int:
+        return self.num_blocks(num_known, block_size)
+
+    def prefix_end(self, block: int, block_size: int) -> int:
+        return 0  # every prefix needs it
+
+    def filled_tokens(self, block: int, length: int, block_size: int) -> int:
+        return super().filled_tokens(block, self.encoder_tokens, block_size) if length else 0

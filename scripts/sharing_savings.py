@@ -8,7 +8,7 @@ tokens, and every output of a prompt is as long as the file's. Prefix caching is
 share.
 
 Beams need log-probabilities. They are made up as those of a softmax over 1,000 logits from a normal distribution whose
-standard deviation is `--sharpness`; nothing else decides which beams go on, so this assumption is in the beams' numbers.
+standard deviation is `--sharpness`; nothing else decides which beams go on, so the numbers of beams rest on this.
 """
 
 from __future__ import annotations

@@ -210,6 +210,32 @@ def throughput(
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
 
 
+@bench.command()
+def sharing(
+    model: Model = "smollm2-135m",
+    examples: Annotated[
+        Path | None, typer.Option(help="JSON lines of en and de: translations to ask for; else GSM8K's questions.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md and sharing.png (needs matplotlib).")] = None,
+) -> None:
+    """What sharing saves: samples and beams of a prompt, shared prefixes, swapping against recomputation."""
+    from jpaged.benchmarks import sharing_report
+    from jpaged.benchmarks.prompts import questions, translations
+
+    pairs = translations(examples) if examples is not None else questions()
+    text, outputs, prefixes, returned = sharing_report.run(
+        model, pairs, num_prompts=num_prompts, output_tokens=output_tokens, seed=seed, say=typer.echo
+    )
+    typer.echo(text)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        sharing_report.plot(outputs, prefixes, returned, docs / "sharing.png")
+        (docs / "sharing.md").write_text(sharing_report.page(text, model), encoding="utf-8")
+
+
 @contextmanager
 def _bad_parameters() -> Iterator[None]:
     """What the engine refuses, told as the command line tells it."""

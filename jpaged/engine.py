@@ -188,6 +188,10 @@ class Engine:
         self._in_flight = dispatched
         return finished
 
+    def reset_peak(self) -> None:
+        """Forget the busiest step."""
+        self.stats.peak_blocks, self.peak_report = 0, None
+
     def _watch_memory(self) -> None:
         """Keep a report of the busiest step, to within 5 % (a report walks all tables)."""
         used = self.memory.num_used_blocks

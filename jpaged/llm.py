@@ -310,6 +310,10 @@ class LLM:
         """
         return (self._engine.peak_report if peak else None) or self._engine.memory.report()
 
+    def reset_peak(self) -> None:
+        """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""
+        self._engine.reset_peak()
+
     # ------------------------------------------------------------------ for AsyncLLM
 
     def lend_engine(self) -> Engine:

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,21 @@ class Lengths:
         return [(min(int(i), most - 1), min(int(o), most - min(int(i), most - 1))) for i, o in pairs]
 
 
+def questions() -> list[tuple[str, str]]:
+    """(question, answer) pairs of GSM8K (MIT licence), as many as are shipped."""
+    lines = (resources.files("jpaged.benchmarks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8")
+    return [(row["question"], row["answer"]) for row in map(json.loads, lines.splitlines())]
+
+
+def translations(path: Path) -> list[tuple[str, str]]:
+    """(English, German) pairs of a file of JSON lines, such as WMT16's test set."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [(f"Translate into German: {row['en']}", row["de"]) for row in rows]
+
+
 def real_prompts(tokenizer: Any, lengths: list[int]) -> list[list[int]]:
     """Token ids of real questions and answers (GSM8K, MIT licence), joined and cut to the lengths."""
-    lines = (resources.files("jpaged.benchmarks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in lines.splitlines()]
-    texts = itertools.cycle(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows)
+    texts = itertools.cycle(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in questions())
     prompts = []
     for length in lengths:
         ids: list[int] = []

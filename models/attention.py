@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class Attention(nnx.Module):
         soft_cap: float | None = None,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        qk_norm_eps: float | None = None,
+        qk_norm: Callable[[], RMSNorm] | None = None,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
@@ -59,8 +59,8 @@ class Attention(nnx.Module):
         self.qkv_bias = zeros_param((slots * (share + 2) * width,), dtype) if qkv_bias else None
         self.out = random_param(rngs, (slots * share * width, embed), dtype)
         self.out_bias = zeros_param((embed,), dtype) if out_bias else None
-        self.q_norm = None if qk_norm_eps is None else RMSNorm(width, qk_norm_eps, dtype=dtype)
-        self.k_norm = None if qk_norm_eps is None else RMSNorm(width, qk_norm_eps, dtype=dtype)
+        self.q_norm = None if qk_norm is None else qk_norm()
+        self.k_norm = None if qk_norm is None else qk_norm()
         self.heads = heads
         self.scale = scale
         self.soft_cap = soft_cap
@@ -73,7 +73,7 @@ class Attention(nnx.Module):
         ref: LayerRef,
         attend: Attend,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        """`tables` are `Rotary.tables`; None for models whose positions enter elsewhere."""
+        """`tables` are `Rotary.tables`; None for layers without rotation."""
         fused = dot(x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]

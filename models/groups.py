@@ -12,6 +12,11 @@ from .stack import LayerKind
 _GROUP_OF_TYPE = {"full_attention": "full", "sliding_attention": "window"}
 
 
+def type_of_group(group: str) -> str:
+    """The layer type, as configs name it, of a group's layers."""
+    return next(layer_type for layer_type, name in _GROUP_OF_TYPE.items() if name == group)
+
+
 def kinds_from_types(config: Any) -> tuple[LayerKind, ...]:
     """One kind a layer from ``config.layer_types``.
 

@@ -75,14 +75,17 @@ def vocab_logits(
     hidden: Float[Array, "seqs embed"],
     table: Float[Array, "vocab embed"],
     vocab_size: int,
+    scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "seqs vocab"]:
-    """Float32 logits, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for rows that pad the vocabulary."""
+    """Float32 logits, times `scale`, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for the vocabulary's padding."""
     if hidden.shape[0] == 1:
         # As a matrix times a vector: XLA:CPU turns the product of one row into a slow sum along the table's rows.
         logits = dot(table, hidden[0], out_dtype=jnp.float32)[None]
     else:
         logits = dot(hidden, table.T, out_dtype=jnp.float32)
+    if scale is not None:
+        logits = scale * logits
     if soft_cap is not None:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     if table.shape[0] > vocab_size:

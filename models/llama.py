@@ -1,34 +1,34 @@
-"""Llama 2 and 3, SmolLM2, Mistral, Qwen2 and Qwen3: one decoder, told apart by a few switches.
+"""Llama 2 and 3, SmolLM2, Mistral, Ministral, Qwen2 and Qwen3: one decoder, told apart by a few switches.
 
 Pre-norm RMSNorm, rotary grouped-query attention, gated MLP (Touvron et al., 2023). Mistral slides a window
-over every layer, Qwen2 has biases on Q, K and V, Qwen3 norms queries and keys.
+over every layer, Ministral over most, Qwen2 has biases on Q, K and V, Qwen3 norms queries and keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, Attend, LayerRef, WeightSource, padded
+from jpaged.model_api import Attend, LayerRef, WeightSource
 
-from . import weights as convert
 from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups
-from .layers import GatedMLP, RMSNorm, check_activation, embed, random_param, vocab_logits
+from .layers import GatedMLP, RMSNorm, check_activation
 from .rope import rotary_from_config
-from .stack import LayerKind, LayerStack
+from .stack import LayerKind
 
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3")
 
 
 def _kinds(config: Any) -> tuple[LayerKind, ...]:
-    """Full attention (Llama), one window for all layers (Mistral), or as listed (Qwen)."""
-    if config.model_type in ("qwen2", "qwen3"):
+    """Full attention (Llama), one window for all layers (Mistral), or as listed (Ministral, Qwen)."""
+    if config.model_type in ("ministral", "qwen2", "qwen3"):
         return kinds_from_types(config)
     slides = config.model_type == "mistral" and config.sliding_window is not None
     return (LayerKind("window" if slides else "full"),) * config.num_hidden_layers
@@ -38,7 +38,7 @@ class LlamaLayer(nnx.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     def __init__(self, config: Any, heads: Heads, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        # Qwen2 fixes its biases in code; Mistral has none; the others have a field for all four projections.
+        # Qwen2 fixes its biases in code; Mistral and Ministral have none; the others have a field for all four.
         bias = config.model_type in ("llama", "qwen3") and config.attention_bias
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_norm = RMSNorm(size, eps, dtype=dtype)
@@ -48,7 +48,7 @@ class LlamaLayer(nnx.Module):
             scale=heads.head_dim**-0.5,
             qkv_bias=bias or config.model_type == "qwen2",
             out_bias=bias,
-            qk_norm_eps=eps if config.model_type == "qwen3" else None,
+            qk_norm=partial(RMSNorm, heads.head_dim, eps, dtype=dtype) if config.model_type == "qwen3" else None,
             dtype=dtype,
             rngs=rngs,
         )
@@ -66,7 +66,7 @@ class LlamaLayer(nnx.Module):
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
+        mixed, cache = self.attention(self.input_norm(hidden), shared[ref.group], cache, ref, attend)
         hidden = hidden + mixed
         return hidden + self.mlp(self.post_norm(hidden)), cache
 
@@ -78,7 +78,7 @@ class LlamaLayer(nnx.Module):
         yield from self.mlp.weights(("mlp",), f"{name}.mlp", layer)
 
 
-class Llama(nnx.Module):
+class Llama(Decoder):
     """`jpaged.model_api.CausalLM` for the families above; `config` is their Hugging Face config."""
 
     def __init__(
@@ -95,45 +95,26 @@ class Llama(nnx.Module):
         Raises:
             ValueError: naming the config's field that asks for what is not implemented.
         """
-        if config.model_type not in _MODEL_TYPES:
-            raise ValueError(f"model_type={config.model_type!r} is not one of {', '.join(_MODEL_TYPES)}")
+        check_model_type(config, _MODEL_TYPES)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, tensor_parallel)
         kinds = _kinds(config)
         window = getattr(config, "sliding_window", None)
-        self.layer_groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window)
-        self.vocab_size = config.vocab_size
-        self.rotary = rotary_from_config(config, head_dim)
+        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window)
+        rotary = rotary_from_config(config, head_dim)
 
         def make(kind: LayerKind, rngs: nnx.Rngs) -> LlamaLayer:
             return LlamaLayer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
 
-        table = padded(config.vocab_size, tensor_parallel), config.hidden_size
-        self.embed_tokens = random_param(rngs, table, dtype)
-        self.layers = LayerStack(kinds, make, stacked=stacked, rngs=rngs)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.lm_head = None if config.tie_word_embeddings else random_param(rngs, table, dtype)
-
-    def __call__(
-        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], cache: Any, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
-        hidden = embed(self.embed_tokens[...], tokens)
-        hidden, cache = self.layers(hidden, self.rotary.tables(positions), cache, attend)
-        return self.norm(hidden), cache
-
-    def logits(self, hidden: Float[Array, "seqs embed"]) -> Float[Array, "seqs vocab"]:
-        table = self.embed_tokens if self.lm_head is None else self.lm_head
-        return vocab_logits(hidden, table[...], self.vocab_size)
-
-    def weights(self) -> Iterator[WeightSource]:
-        rows = convert.pad_rows(self.embed_tokens.shape[0])
-        by_rows = P(TENSOR_AXIS, None)
-        yield WeightSource(("embed_tokens",), ("model.embed_tokens.weight",), rows, by_rows)
-        for number in range(len(self.layers.kinds)):
-            yield from self.layers.layer(number).weights(f"model.layers.{number}", number)
-        yield from self.norm.weights(("norm",), "model.norm")
-        if self.lm_head is not None:
-            yield WeightSource(("lm_head",), ("lm_head.weight",), rows, by_rows)
-
-    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
-        return self.layers.locate(source, "layers")
+        super().__init__(
+            config,
+            kinds,
+            make,
+            groups=groups,
+            rotary={group.name: rotary for group in groups},
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype),
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            stacked=stacked,
+            rngs=rngs,
+        )

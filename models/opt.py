@@ -18,18 +18,10 @@ from jpaged.model_api import TENSOR_AXIS, Attend, LayerRef, WeightSource, padded
 
 from . import weights as convert
 from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
 from .groups import layer_groups
-from .layers import (
-    ACTIVATIONS,
-    LayerNorm,
-    check_activation,
-    dot,
-    embed,
-    random_param,
-    vocab_logits,
-    zeros_param,
-)
-from .stack import LayerKind, LayerStack
+from .layers import ACTIVATIONS, LayerNorm, check_activation, dot, embed, random_param, zeros_param
+from .stack import LayerKind
 
 _POSITION_OFFSET = 2
 """Rows of the position table before position 0, left over from fairseq's padding index."""
@@ -90,10 +82,10 @@ class OPTLayer(nnx.Module):
         self.norm_before = config.do_layer_norm_before
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: None, cache: Any, ref: LayerRef, attend: Attend
+        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         inside = self.attention_norm(hidden) if self.norm_before else hidden
-        mixed, cache = self.attention(inside, None, cache, ref, attend)
+        mixed, cache = self.attention(inside, shared[ref.group], cache, ref, attend)
         hidden = hidden + mixed
         if self.norm_before:
             return hidden + self.mlp(self.mlp_norm(hidden)), cache
@@ -108,8 +100,11 @@ class OPTLayer(nnx.Module):
         yield from self.mlp_norm.weights(("mlp_norm",), f"{name}.final_layer_norm", layer)
 
 
-class OPT(nnx.Module):
+class OPT(Decoder):
     """`jpaged.model_api.CausalLM` for OPT; `config` is a Hugging Face ``OPTConfig``."""
+
+    _prefix = "model.decoder"
+    _norm_name = "final_layer_norm"
 
     def __init__(
         self,
@@ -125,8 +120,7 @@ class OPT(nnx.Module):
         Raises:
             ValueError: naming the config's field that asks for what is not implemented.
         """
-        if config.model_type != "opt":
-            raise ValueError(f"model_type={config.model_type!r} is not 'opt'")
+        check_model_type(config, ("opt",))
         size, word_size = config.hidden_size, config.word_embed_proj_dim
         if size % config.num_attention_heads:
             raise ValueError(
@@ -135,60 +129,51 @@ class OPT(nnx.Module):
         count = config.num_attention_heads
         heads = Heads.of(count, count, size // count, tensor_parallel)
         kinds = (LayerKind("full"),) * config.num_hidden_layers
-        self.layer_groups = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, None)
-        self.vocab_size = config.vocab_size
+        groups = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, None)
 
         def make(kind: LayerKind, rngs: nnx.Rngs) -> OPTLayer:
             return OPTLayer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
 
-        table = padded(config.vocab_size, tensor_parallel), word_size
+        has_norm = config.do_layer_norm_before and not config._remove_final_layer_norm
+        affine = config.layer_norm_elementwise_affine
+        super().__init__(
+            config,
+            kinds,
+            make,
+            groups=groups,
+            rotary={"full": None},
+            norm=LayerNorm(size, _EPS, dtype=dtype, affine=affine) if has_norm else None,
+            width=word_size,
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            stacked=stacked,
+            rngs=rngs,
+        )
         projected = word_size != size
-        self.embed_tokens = random_param(rngs, table, dtype)
         positions = config.max_position_embeddings + _POSITION_OFFSET
         self.embed_positions = random_param(rngs, (positions, size), dtype)
         self.project_in = random_param(rngs, (word_size, size), dtype) if projected else None
-        self.layers = LayerStack(kinds, make, stacked=stacked, rngs=rngs)
-        has_norm = config.do_layer_norm_before and not config._remove_final_layer_norm
-        affine = config.layer_norm_elementwise_affine
-        self.norm = LayerNorm(size, _EPS, dtype=dtype, affine=affine) if has_norm else None
         self.project_out = random_param(rngs, (size, word_size), dtype) if projected else None
-        self.lm_head = None if config.tie_word_embeddings else random_param(rngs, table, dtype)
 
-    def __call__(
-        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], cache: Any, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
-        hidden = embed(self.embed_tokens[...], tokens)
+    def embed(self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
+        hidden = super().embed(tokens, positions)
         if self.project_in is not None:
             hidden = dot(hidden, self.project_in[...])
-        hidden = hidden + embed(self.embed_positions[...], positions + _POSITION_OFFSET)
-        hidden, cache = self.layers(hidden, None, cache, attend)
-        return (hidden if self.norm is None else self.norm(hidden)), cache
+        return hidden + embed(self.embed_positions[...], positions + _POSITION_OFFSET)
 
     def logits(self, hidden: Float[Array, "seqs embed"]) -> Float[Array, "seqs vocab"]:
         """The projection to the vocabulary's width happens here, for the few rows that are sampled."""
-        if self.project_out is not None:
-            hidden = dot(hidden, self.project_out[...])
-        table = self.embed_tokens if self.lm_head is None else self.lm_head
-        return vocab_logits(hidden, table[...], self.vocab_size)
+        return super().logits(hidden if self.project_out is None else dot(hidden, self.project_out[...]))
 
     def weights(self) -> Iterator[WeightSource]:
-        rows = convert.pad_rows(self.embed_tokens.shape[0])
-        by_rows, whole = P(TENSOR_AXIS, None), P(None, None)
+        whole = P(None, None)
         word_size, size = self.embed_tokens.shape[1], self.embed_positions.shape[1]
         sources = [
-            ("embed_tokens", "model.decoder.embed_tokens.weight", rows, by_rows),
-            ("embed_positions", "model.decoder.embed_positions.weight", convert.as_stored, whole),
-            ("project_in", "model.decoder.project_in.weight", convert.linear(word_size, size), whole),
-            ("project_out", "model.decoder.project_out.weight", convert.linear(size, word_size), whole),
-            ("lm_head", "lm_head.weight", rows, by_rows),
+            ("embed_positions", convert.as_stored),
+            ("project_in", convert.linear(word_size, size)),
+            ("project_out", convert.linear(size, word_size)),
         ]
-        for param, tensor, how, partition in sources:
+        for param, how in sources:
             if getattr(self, param) is not None:
-                yield WeightSource((param,), (tensor,), how, partition)
-        if self.norm is not None:
-            yield from self.norm.weights(("norm",), "model.decoder.final_layer_norm")
-        for number in range(len(self.layers.kinds)):
-            yield from self.layers.layer(number).weights(f"model.decoder.layers.{number}", number)
-
-    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
-        return self.layers.locate(source, "layers")
+                yield WeightSource((param,), (f"{self._prefix}.{param}.weight",), how, whole)
+        yield from super().weights()

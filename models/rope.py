@@ -47,13 +47,13 @@ def rotate(
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
-def rotary_from_config(config: Any, head_dim: int) -> Rotary:
-    """Frequencies as ``config.rope_parameters`` describes them.
+def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None) -> Rotary:
+    """Frequencies as ``config.rope_parameters`` describes them, or its entry for `layer_type`.
 
     Raises:
         ValueError: for a rope type or a partial rotary factor that is not implemented, or an odd `head_dim`.
     """
-    parameters = config.rope_parameters
+    parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters.get("rope_type", "default")
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join(_SCALINGS)}")

@@ -8,7 +8,9 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     OPTConfig,
     PretrainedConfig,
@@ -75,6 +77,11 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
     ),
     "mistral": MistralConfig(**{**_SIZES, "head_dim": 128}, sliding_window=None),
     "mistral-window": MistralConfig(**_SIZES, sliding_window=7),
+    "ministral": MinistralConfig(
+        **{**_SIZES, "num_hidden_layers": 4, "head_dim": 128},
+        sliding_window=7,
+        layer_types=["full_attention", *["sliding_attention"] * 3],
+    ),
     "qwen2": Qwen2Config(**{**_QWEN, "head_dim": 16}, tie_word_embeddings=True),
     "qwen2-window": Qwen2Config(
         **{**_QWEN, "head_dim": 16}, use_sliding_window=True, sliding_window=7, max_window_layers=2
@@ -95,6 +102,15 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         attn_logit_softcapping=2.0,
         final_logit_softcapping=3.0,
     ),
+    "gemma3": Gemma3TextConfig(
+        **{**_SIZES, "num_hidden_layers": 8, "head_dim": 64},
+        sliding_window=7,
+        query_pre_attn_scalar=24,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+        },
+    ),
 }
 """Name of a checkpoint -> its config."""
 
@@ -112,7 +128,7 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedMod
             if weight.ndim > 1:
                 weight.normal_(0.0, weight.shape[1] ** -0.5)
             else:
-                centre = 1.0 if key.endswith("norm.weight") and name != "gemma2" else 0.0
+                centre = 1.0 if key.endswith("norm.weight") and not name.startswith("gemma") else 0.0
                 weight.normal_(centre, 0.2)
     model.save_pretrained(path)
     return model.eval()

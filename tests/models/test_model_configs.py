@@ -7,7 +7,16 @@ import pytest
 from checkpoints import CHECKPOINTS
 from dense_model import abstract
 from flax import nnx
-from transformers import Gemma2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from jpaged.model_api import LayerGroup
 
@@ -65,6 +74,28 @@ PUBLISHED = {
         331_196_416,
     ),
     "Gemma-2-2B": (Gemma2Config(), 2_614_341_888),
+    "Gemma-3-1B": (
+        Gemma3TextConfig(
+            vocab_size=262144,
+            hidden_size=1152,
+            intermediate_size=6912,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=256,
+            sliding_window=512,
+        ),
+        999_885_952,
+    ),
+    "Ministral-8B": (
+        MinistralConfig(
+            vocab_size=131072,
+            intermediate_size=12288,
+            num_hidden_layers=36,
+            head_dim=128,
+            sliding_window=32768,
+        ),
+        8_019_808_256,
+    ),
 }
 
 
@@ -80,6 +111,14 @@ def test_layer_groups_follow_the_layer_types():
     assert abstract(CHECKPOINTS["gemma2"]).layer_groups == (
         LayerGroup("window", (0, 2, 4), 2, 48, 7),
         LayerGroup("full", (1, 3), 2, 48),
+    )
+    assert abstract(CHECKPOINTS["gemma3"]).layer_groups == (
+        LayerGroup("window", (0, 1, 2, 3, 4, 6, 7), 2, 64, 7),
+        LayerGroup("full", (5,), 2, 64),
+    )
+    assert abstract(CHECKPOINTS["ministral"]).layer_groups == (
+        LayerGroup("window", (1, 2, 3), 2, 128, 7),
+        LayerGroup("full", (0,), 2, 128),
     )
     assert abstract(CHECKPOINTS["qwen2-window"]).layer_groups == (
         LayerGroup("window", (2, 3), 2, 16, 7),
@@ -110,6 +149,9 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("opt", "num_attention_heads", 7),
         ("gemma2", "hidden_activation", "mish"),
         ("gemma2", "use_bidirectional_attention", True),
+        ("gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma3", "sliding_window", None),
+        ("ministral", "layer_types", ["chunked_attention"] * 4),
     ],
 )
 def test_an_unsupported_field_is_named(name, field, value):
@@ -122,7 +164,7 @@ def test_an_unsupported_field_is_named(name, field, value):
         abstract(config)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text"])
 def test_a_config_of_another_model_type_is_refused(name):
     from dense_model import family
 

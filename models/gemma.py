@@ -1,0 +1,128 @@
+"""Gemma 2 and 3 (Gemma Team, 2024 and 2025): local and global layers in turn, so two groups of KV memory.
+
+Embeddings are scaled by sqrt(embed), norms stand before and after each block, and the query scale is a field of its
+own. Gemma 2 caps attention scores and logits by a tanh; Gemma 3 instead norms queries and keys, has five
+local layers to a global one, and rotates the two by different frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jpaged.model_api import Attend, LayerRef, WeightSource
+
+from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
+from .groups import kinds_from_types, layer_groups, type_of_group
+from .layers import GatedMLP, RMSNorm, check_activation
+from .rope import rotary_from_config
+from .stack import LayerKind
+
+
+class GemmaLayer(nnx.Module):
+    """``x += norm(attention(norm(x))); x += norm(mlp(norm(x)))``."""
+
+    def __init__(self, config: Any, heads: Heads, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype=dtype, offset=1.0)
+        qk_norm = partial(RMSNorm, heads.head_dim, config.rms_norm_eps, dtype=dtype, offset=1.0)
+        self.input_norm = norm()
+        self.attention = Attention(
+            config.hidden_size,
+            heads,
+            scale=config.query_pre_attn_scalar**-0.5,
+            soft_cap=config.attn_logit_softcapping,
+            qkv_bias=config.attention_bias,
+            out_bias=config.attention_bias,
+            qk_norm=qk_norm if config.model_type == "gemma3_text" else None,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.post_attention_norm = norm()
+        self.pre_mlp_norm = norm()
+        self.mlp = GatedMLP(
+            config.hidden_size,
+            config.intermediate_size,
+            check_activation(config.hidden_activation, "hidden_activation"),
+            bias=False,
+            tensor_parallel=tensor_parallel,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.post_mlp_norm = norm()
+
+    def __call__(
+        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        mixed, cache = self.attention(self.input_norm(hidden), shared[ref.group], cache, ref, attend)
+        hidden = hidden + self.post_attention_norm(mixed)
+        return hidden + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(hidden))), cache
+
+    def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
+        """Sources of layer number `layer`, whose tensors begin with `name`."""
+        norms = {
+            "input_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "pre_mlp_norm": "pre_feedforward_layernorm",
+            "post_mlp_norm": "post_feedforward_layernorm",
+        }
+        for attribute, tensor in norms.items():
+            yield from getattr(self, attribute).weights((attribute,), f"{name}.{tensor}", layer)
+        yield from self.attention.weights(("attention",), f"{name}.self_attn", layer)
+        yield from self.mlp.weights(("mlp",), f"{name}.mlp", layer)
+
+
+class Gemma(Decoder):
+    """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Gemma2Config`` or ``Gemma3TextConfig``."""
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        dtype: jnp.dtype,
+        tensor_parallel: int = 1,
+        stacked: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
+
+        Raises:
+            ValueError: naming the config's field that asks for what is not implemented.
+        """
+        check_model_type(config, ("gemma2", "gemma3_text"))
+        if config.use_bidirectional_attention:
+            raise ValueError("use_bidirectional_attention=True is not supported: attention is causal")
+        third = config.model_type == "gemma3_text"
+        if third and config.attn_logit_softcapping is not None:
+            raise ValueError(f"attn_logit_softcapping={config.attn_logit_softcapping} is not supported for Gemma 3")
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, tensor_parallel)
+        kinds = kinds_from_types(config)
+        groups = layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window)
+
+        def make(kind: LayerKind, rngs: nnx.Rngs) -> GemmaLayer:
+            return GemmaLayer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+
+        types = {group.name: type_of_group(group.name) if third else None for group in groups}
+        super().__init__(
+            config,
+            kinds,
+            make,
+            groups=groups,
+            rotary={name: rotary_from_config(config, config.head_dim, kind) for name, kind in types.items()},
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, offset=1.0),
+            logit_soft_cap=config.final_logit_softcapping,
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            stacked=stacked,
+            rngs=rngs,
+        )
+
+    def embed(self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
+        hidden = super().embed(tokens, positions)
+        # The model was trained with this factor rounded to the parameters' dtype.
+        return hidden * jnp.asarray(hidden.shape[-1] ** 0.5, hidden.dtype)

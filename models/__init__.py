@@ -1,7 +1,8 @@
-"""Model families as Flax NNX modules, one file each: `llama`, `opt`, `gemma2`.
+"""Model families as Flax NNX modules, one file each: `llama`, `gemma`, `opt`.
 
-A family implements `jpaged.model_api.CausalLM`. The shared pieces: `layers` (dots, norms, MLPs, vocabulary),
-`attention` (fused projections), `rope` (rotary tables), `stack` (unrolled or scanned layers), `groups` (which
-layer keeps which KV memory) and `weights` (checkpoint tensors to parameters). Families are found through the
-entry-point group ``jpaged.models``; nothing is imported here, so that finding one does not load the others.
+A family implements `jpaged.model_api.CausalLM`. The shared pieces: `decoder` (all but the layers), `layers`
+(dots, norms, MLPs, vocabulary), `attention` (fused projections), `rope` (rotary tables), `stack` (unrolled or
+scanned layers), `groups` (which layer keeps which KV memory) and `weights` (checkpoint tensors to parameters).
+Families are found through the entry-point group ``jpaged.models``; nothing is imported here, so that finding one
+does not load the others.
 """

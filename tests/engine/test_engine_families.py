@@ -1,4 +1,4 @@
-"""Every family generates what transformers generates: batched, preempted, and prefilled in chunks."""
+"""Every family generates what transformers generates: batched, preempted, swapped, in chunks, and from the cache."""
 
 from types import SimpleNamespace
 
@@ -19,10 +19,12 @@ SMALL_POOL = {
     "llama-rope-llama3": 40,
     "mistral": 40,
     "mistral-window": 12,
+    "ministral": 20,
     "qwen2": 40,
     "qwen3": 40,
     "opt": 40,
     "gemma2": 20,
+    "gemma3": 12,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
 
@@ -37,10 +39,16 @@ def family(request, tmp_path_factory):
     return SimpleNamespace(folder=str(folder), expected=torch_greedy(model, PROMPTS), roomy=roomy, small_pool=pages)
 
 
-def generate(llm):
-    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
-    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-    assert [output.prompt_token_ids for output in outputs] == PROMPTS
+def tight(family, **changes):
+    """An engine of few shapes, as the time goes into compiling; prompts above 16 tokens need several steps."""
+    size = family.small_pool * family.roomy.memory_report().page_bytes
+    settings = SETTINGS | {"max_num_seqs": 8, "max_num_batched_tokens": 16, "kv_cache_memory_bytes": size}
+    return LLM(family.folder, **settings | changes)
+
+
+def generate(llm, prompts=PROMPTS):
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == prompts
     memory = llm._engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0
@@ -55,13 +63,24 @@ def test_one_batch_generates_what_transformers_generates(family):
 
 
 def test_preemption_and_chunked_prefill_change_no_token(family):
-    """In one engine of few shapes, as the time goes into compiling; prompts above 16 tokens need several steps."""
-    size = family.small_pool * family.roomy.memory_report().page_bytes
-    tight = LLM(family.folder, max_num_seqs=8, max_num_batched_tokens=16, kv_cache_memory_bytes=size, **SETTINGS)
-    outputs = generate(tight)
+    llm = tight(family)
+    outputs = generate(llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
-    assert tight._engine.stats.num_tokens > family.roomy._engine.stats.num_tokens, "nothing was recomputed"
+    assert llm._engine.stats.num_tokens > family.roomy._engine.stats.num_tokens, "nothing was recomputed"
     assert_same_tokens(outputs, family.expected)
+
+
+def test_swapping_and_prefix_hits_change_no_token(family):
+    """The prompt that is sent again starts far behind the windows of the layers that have one."""
+    llm = tight(family, preemption_mode="swap", enable_prefix_caching=True)
+    outputs = generate(llm)
+    assert sum(output.metrics.num_swaps for output in outputs) > 0
+    assert_same_tokens(outputs, family.expected)
+    (longest,) = (i for i, ids in enumerate(PROMPTS) if len(ids) == max(LENGTHS))
+    generate(llm, [PROMPTS[longest]])
+    outputs = generate(llm, [PROMPTS[longest]])
+    assert outputs[0].num_cached_tokens == (max(LENGTHS) - 1) // 8 * 8
+    assert_same_tokens(outputs, [family.expected[longest]])
 
 
 def test_the_checkpoints_are_awkward_and_of_every_family():

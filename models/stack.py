@@ -138,14 +138,15 @@ class LayerStack(nnx.Module):
 
             def banked(carry, number):
                 params = jax.tree.map(lambda *leaves: choose(leaves, number), *each)
-                return repeat(nnx.merge(graph, params), *carry, number), None
+                hidden, cache = carry
+                return repeat(nnx.merge(graph, params), hidden, cache, number), None
 
             return jax.lax.scan(banked, (hidden, cache), numbers)[0]
         graph, params = nnx.split(layers)
 
         def body(carry, this):
-            number, params = this
-            return repeat(nnx.merge(graph, params), *carry, number), None
+            (hidden, cache), (number, params) = carry, this
+            return repeat(nnx.merge(graph, params), hidden, cache, number), None
 
         return jax.lax.scan(body, (hidden, cache), (numbers, params))[0]
 

@@ -6,7 +6,7 @@ import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
 from greedy_reference import GREEDY, LENGTHS, NUM_TOKENS, assert_same_tokens, random_prompts, torch_greedy
 
-from jpaged import LLM
+from jpaged import LLM, SamplingParams
 
 PROMPTS = random_prompts()
 SETTINGS = {
@@ -46,8 +46,8 @@ def tight(family, **changes):
     return LLM(family.folder, **settings | changes)
 
 
-def generate(llm, prompts=PROMPTS):
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], GREEDY, use_tqdm=False)
+def generate(llm, prompts=PROMPTS, params=GREEDY):
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     assert [output.prompt_token_ids for output in outputs] == prompts
     memory = llm._engine.memory
     memory.check_invariants()
@@ -77,7 +77,8 @@ def test_swapping_and_prefix_hits_change_no_token(family):
     assert sum(output.metrics.num_swaps for output in outputs) > 0
     assert_same_tokens(outputs, family.expected)
     (longest,) = (i for i, ids in enumerate(PROMPTS) if len(ids) == max(LENGTHS))
-    generate(llm, [PROMPTS[longest]])
+    llm.reset_prefix_cache()
+    generate(llm, [PROMPTS[longest]], SamplingParams(max_tokens=1))
     outputs = generate(llm, [PROMPTS[longest]])
     assert outputs[0].num_cached_tokens == (max(LENGTHS) - 1) // 8 * 8
     assert_same_tokens(outputs, [family.expected[longest]])

@@ -1,4 +1,4 @@
-"""Model families as Flax NNX modules, one file each: `llama`, `gemma`, `opt`.
+"""Model families as Flax NNX modules, one file each: `llama`, `gemma`, `cohere2`, `opt`.
 
 A family implements `jpaged.model_api.CausalLM`. The shared pieces: `decoder` (all but the layers), `layers`
 (dots, norms, MLPs, vocabulary), `attention` (fused projections), `rope` (rotary tables), `stack` (unrolled or

@@ -21,17 +21,30 @@ from .rope import rotate
 
 @dataclass(frozen=True)
 class Heads:
-    """A checkpoint's heads and their layout over tensor shards."""
+    """A checkpoint's heads and their layout over tensor shards.
+
+    `rotates_neighbours`: the checkpoint's rotation turns pairs (2i, 2i + 1) of a head, not (i, i + head_dim / 2).
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     layout: HeadLayout
+    rotates_neighbours: bool = False
 
     @classmethod
-    def of(cls, num_heads: int, num_kv_heads: int, head_dim: int, tensor_parallel: int) -> Heads:
+    def of(
+        cls,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        tensor_parallel: int,
+        *,
+        rotates_neighbours: bool = False,
+    ) -> Heads:
         """Raises ValueError when the query heads do not divide over the KV heads."""
-        return cls(num_heads, num_kv_heads, head_dim, head_layout(num_heads, num_kv_heads, tensor_parallel))
+        layout = head_layout(num_heads, num_kv_heads, tensor_parallel)
+        return cls(num_heads, num_kv_heads, head_dim, layout, rotates_neighbours)
 
 
 class Attention(nnx.Module):
@@ -94,7 +107,13 @@ class Attention(nnx.Module):
     def weights(self, path: tuple[str, ...], name: str, layer: int, out_name: str = "o_proj") -> Iterator[WeightSource]:
         """Tensors ``{name}.q_proj`` and so on; `path` is this module's place in its layer."""
         heads = self.heads
-        fuse = convert.fuse_qkv(heads.layout, heads.num_heads, heads.num_kv_heads, heads.head_dim)
+        fuse = convert.fuse_qkv(
+            heads.layout,
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            rotates_neighbours=heads.rotates_neighbours,
+        )
         split = convert.split_out(heads.layout, heads.num_heads, heads.head_dim)
         qkv = f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"
         sources = [

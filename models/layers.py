@@ -117,26 +117,29 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last dimension (Ba et al., 2016).
 
-    Without `affine` there are no parameters, as in the OPT-shaped Galactica models.
+    Without `affine` there are no parameters, as in the OPT-shaped Galactica models; Cohere's has no bias only.
     """
 
-    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, affine: bool = True):
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, affine: bool = True, bias: bool = True):
         self.scale = nnx.Param(jnp.ones((size,), dtype)) if affine else None
-        self.bias = zeros_param((size,), dtype) if affine else None
+        self.bias = zeros_param((size,), dtype) if affine and bias else None
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.scale is not None and self.bias is not None:
-            wide = wide * self.scale[...].astype(jnp.float32) + self.bias[...].astype(jnp.float32)
+        if self.scale is not None:
+            wide = wide * self.scale[...].astype(jnp.float32)
+        if self.bias is not None:
+            wide = wide + self.bias[...].astype(jnp.float32)
         return wide.astype(x.dtype)
 
     def weights(self, path: tuple[str, ...], name: str, layer: int | None = None) -> Iterator[WeightSource]:
         """See `RMSNorm.weights`."""
         if self.scale is not None:
             yield WeightSource((*path, "scale"), (f"{name}.weight",), convert.as_stored, P(None), layer)
+        if self.bias is not None:
             yield WeightSource((*path, "bias"), (f"{name}.bias",), convert.as_stored, P(None), layer)
 
 

@@ -54,17 +54,22 @@ def fuse_gate_up(width: int, shards: int) -> Converter:
     return convert
 
 
-def fuse_qkv(layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: int) -> Converter:
+def fuse_qkv(
+    layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: int, *, rotates_neighbours: bool = False
+) -> Converter:
     """q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in the columns of one matrix.
 
     The result is [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V. Biases
-    come and go without the embed dimension.
+    come and go without the embed dimension. With `rotates_neighbours` the rows of each head of q and k are reordered,
+    the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same.
     """
+    evens_first = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
+    order = evens_first if rotates_neighbours else slice(None)
 
     def convert(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         embed = q.shape[1:]
-        q = q.reshape(num_heads, head_dim, *embed)
-        k = k.reshape(num_kv_heads, head_dim, *embed)
+        q = q.reshape(num_heads, head_dim, *embed)[:, order]
+        k = k.reshape(num_kv_heads, head_dim, *embed)[:, order]
         v = v.reshape(num_kv_heads, head_dim, *embed)
         fused = np.zeros((layout.kv_heads, layout.q_per_kv + 2, head_dim, *embed), q.dtype)
         for slot, (kv, heads) in enumerate(zip(layout.kv_of_slot, layout.q_of_slot, strict=True)):

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -110,6 +111,12 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
         },
+    ),
+    "cohere2": Cohere2Config(
+        **{**_SIZES, "num_hidden_layers": 5, "hidden_size": 288},
+        sliding_window=7,
+        logit_scale=0.9,
+        attention_bias=True,
     ),
 }
 """Name of a checkpoint -> its config."""

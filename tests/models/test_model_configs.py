@@ -8,6 +8,7 @@ from checkpoints import CHECKPOINTS
 from dense_model import abstract
 from flax import nnx
 from transformers import (
+    Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -86,6 +87,16 @@ PUBLISHED = {
         ),
         999_885_952,
     ),
+    "Command-R7B": (
+        Cohere2Config(
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+        ),
+        8_028_033_024,
+    ),
     "Ministral-8B": (
         MinistralConfig(
             vocab_size=131072,
@@ -151,6 +162,10 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("gemma2", "use_bidirectional_attention", True),
         ("gemma3", "attn_logit_softcapping", 50.0),
         ("gemma3", "sliding_window", None),
+        ("cohere2", "hidden_act", "mish"),
+        ("cohere2", "use_parallel_block", False),
+        ("cohere2", "use_qk_norm", True),
+        ("cohere2", "rotary_pct", 0.5),
         ("ministral", "layer_types", ["chunked_attention"] * 4),
     ],
 )
@@ -164,7 +179,7 @@ def test_an_unsupported_field_is_named(name, field, value):
         abstract(config)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text", "cohere2"])
 def test_a_config_of_another_model_type_is_refused(name):
     from dense_model import family
 

@@ -60,6 +60,15 @@ def test_biases_follow_their_heads():
     np.testing.assert_array_equal(whole(q, k, v), whole(*tensors(6, 2))[0])
 
 
+def test_neighbours_that_rotate_together_come_to_lie_half_a_head_apart():
+    layout = head_layout(6, 2, 1)
+    q, k, v = tensors(6, 2)
+    fused = by_slot(layout, convert.fuse_qkv(layout, 6, 2, WIDTH, rotates_neighbours=True)(q, k, v))
+    plain = by_slot(layout, convert.fuse_qkv(layout, 6, 2, WIDTH)(q, k, v))
+    np.testing.assert_array_equal(fused[:, :, :-1], plain[:, :, :-1, [0, 2, 1, 3]])
+    np.testing.assert_array_equal(fused[:, :, -1], plain[:, :, -1])
+
+
 def test_each_shard_holds_its_gate_columns_then_its_up_columns():
     gate = np.arange(1, 8)[:, None] * np.ones(EMBED)
     fused = convert.fuse_gate_up(8, 2)(gate, 10 * gate)

@@ -105,6 +105,7 @@ def build_engine(config: EngineConfig) -> Built:
         spec.layout,
         watermark=config.watermark,
         prefix_caching=config.enable_prefix_caching,
+        prefix_eviction=config.prefix_eviction,
         max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
         swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DTYPES = ("auto", "float32", "bfloat16")
+PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 
@@ -32,6 +33,8 @@ class EngineConfig:
         scheduling_policy: "fcfs" serves in order of arrival; "priority" the lowest `priority` value first.
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
+        prefix_eviction: in which order cached blocks are lost, see `jpaged.memory.MemoryManager`: "lru", "aligned", or
+            "predicted", which also protects prefixes that recent prompts shared.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         max_logprobs: most that a request's `logprobs` may ask for.
         seed: draws the seeds of requests that bring none.
@@ -54,6 +57,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
+    prefix_eviction: Literal["lru", "aligned", "predicted"] = "aligned"
     watermark: float = 0.01
     max_logprobs: int = 20
     seed: int = 0
@@ -61,6 +65,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("prefix_eviction", self.prefix_eviction, PREFIX_EVICTIONS)
         _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):

@@ -45,9 +45,19 @@ class Admission:
         self._max_step_tokens = max_step_tokens
 
     def verdict(
-        self, num_tokens: int, num_seqs: int, cached_tokens: int, shared_tokens: int, encoder_tokens: int
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        cached_tokens: int,
+        shared_tokens: int,
+        encoder_tokens: int,
+        may_wait: bool,
     ) -> Fit:
-        """See `MemoryManager.can_admit`."""
+        """See `MemoryManager.can_admit`.
+
+        Args:
+            may_wait: somebody runs, so that the request can wait rather than take protected blocks.
+        """
         step = min(self._max_step_tokens or num_tokens, num_tokens)
         missing, pages = [], 0
         for group in self._layout.groups:
@@ -61,5 +71,9 @@ class Admission:
             pages += -(-blocks // group.blocks_per_page)
         if pages > self._layout.num_pages - self.watermark_pages - self.pinned_pages:
             return Fit.NEVER
-        room = self._allocator.pages.num_available - self.watermark_pages
-        return Fit.OK if self._allocator.pages_needed(missing) <= room else Fit.LATER
+        allocator = self._allocator
+        if may_wait:
+            fits = allocator.new_pages_needed(missing) <= allocator.num_unguarded - self.watermark_pages
+        else:
+            fits = allocator.pages_needed(missing) <= allocator.pages.num_available - self.watermark_pages
+        return Fit.OK if fits else Fit.LATER

@@ -6,48 +6,10 @@ or O(log pages), apart from carving and evicting a page, which visit its blocks 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from jpaged.memory.pages import NO_GROUP, Association, LargePages, Time
-
-
-class GroupBlocks:
-    """The lower level: blocks of one group.
-
-    Attributes:
-        ref_count: owners of each block, by block id.
-        evictable: blocks with count 0 whose content is cached, least recently needed first.
-        open_pages: mixed pages with empty blocks (step 4 takes from them).
-        num_empty: empty blocks in pages of this group.
-        num_idle: pages of this group that are idle.
-    """
-
-    __slots__ = (
-        "blocks_per_page",
-        "evictable",
-        "num_blocks",
-        "num_empty",
-        "num_idle",
-        "num_used",
-        "open_pages",
-        "ref_count",
-    )
-
-    def __init__(self, num_pages: int, blocks_per_page: int) -> None:
-        self.blocks_per_page = blocks_per_page
-        self.num_blocks = num_pages * blocks_per_page
-        self.ref_count = [0] * self.num_blocks
-        self.evictable: OrderedDict[int, Time] = OrderedDict()
-        self.open_pages: OrderedDict[int, None] = OrderedDict()
-        self.num_used = 0
-        self.num_empty = 0
-        self.num_idle = 0
-
-    @property
-    def spare(self) -> int:
-        """Blocks to be had from mixed pages, without taking a page that another group could get."""
-        return self.num_empty + len(self.evictable) - self.num_idle * self.blocks_per_page
+from jpaged.memory.group_blocks import GroupBlocks
+from jpaged.memory.pages import NO_GROUP, PROTECTED, Association, LargePages, Time
 
 
 class BlockAllocator:
@@ -76,6 +38,18 @@ class BlockAllocator:
                 pages += -(-gap // group.blocks_per_page)
         return pages
 
+    def new_pages_needed(self, needs: Sequence[int]) -> int:
+        """The same where protected blocks stay; to be compared with `num_unguarded` pages."""
+        pages = 0
+        for group, need in zip(self.groups, needs, strict=True):
+            pages += -(-max(0, need - group.unprotected_spare) // group.blocks_per_page)
+        return pages
+
+    @property
+    def num_unguarded(self) -> int:
+        """Large pages that can be had without losing a protected block."""
+        return self.pages.num_available - self.pages.num_guarded
+
     def take(self, needs: Sequence[int], request: Association) -> list[list[int]] | None:
         """Blocks of each group for `request`, with count 1; None, with nothing changed, if some cannot be had.
 
@@ -99,19 +73,24 @@ class BlockAllocator:
         group = self.groups[g]
         self._check(g, block)
         if group.ref_count[block] == 0:
-            if group.evictable.pop(block, None) is None:
-                raise RuntimeError(f"block {block} of group {g} is shared but empty")
             page = block // group.blocks_per_page
+            if group.evictable.pop(block, None) is None:
+                if group.protected.pop(block, None) is None:
+                    raise RuntimeError(f"block {block} of group {g} is shared but empty")
+                self._mark_used(g, page)
+                self.pages.num_protected[page] -= 1
+            else:
+                self._mark_used(g, page)
             self.pages.num_evictable[page] -= 1
-            self._mark_used(g, page)
         group.ref_count[block] += 1
 
-    def release(self, g: int, block: int, time: Time, keep: bool) -> None:
+    def release(self, g: int, block: int, time: Time, keep: bool, protect: bool = False) -> None:
         """One owner less; without owners the block is evictable if its content is to be kept, else empty.
 
         Args:
             time: when it was needed last; never less than that of an earlier release in the same group.
             keep: the prefix cache knows the content.
+            protect: of those kept, it is one that new requests do not evict.
         """
         group = self.groups[g]
         self._check(g, block)
@@ -126,7 +105,10 @@ class BlockAllocator:
         group.num_used -= 1
         pages.num_used[page] -= 1
         if keep:
-            group.evictable[block] = time
+            if protect:
+                time = Time(PROTECTED + time.tick, time.minus_end)
+                pages.num_protected[page] += 1
+            (group.protected if protect else group.evictable)[block] = time
             pages.num_evictable[page] += 1
             pages.newest[page] = time
         else:
@@ -134,11 +116,24 @@ class BlockAllocator:
         if pages.num_used[page] == 0:
             self._settle_unused(g, page)
 
+    def unprotect(self, g: int, block: int, time: Time) -> None:
+        """A protected block becomes an evictable one that was needed at `time`, not before any other's."""
+        group, page = self.groups[g], block // self.groups[g].blocks_per_page
+        idle = self.pages.is_idle[page]
+        if idle:
+            self._leave_idle(g, page)
+        del group.protected[block]
+        group.evictable[block] = time
+        self.pages.num_protected[page] -= 1
+        if idle:
+            self._settle_unused(g, page)
+
     def drop_evictable(self) -> None:
         """Forget every cached block without an owner."""
         for g, group in enumerate(self.groups):
-            while group.evictable:
-                self._evict_page(g, next(iter(group.evictable)) // group.blocks_per_page)
+            for blocks in (group.evictable, group.protected):
+                while blocks:
+                    self._evict_page(g, next(iter(blocks)) // group.blocks_per_page)
 
     # The five steps.
 
@@ -148,13 +143,21 @@ class BlockAllocator:
             page = next(reversed(mine))
         elif pages.free:  # 2: a free large page, all of it associated with the request
             page = self._carve(g, request)
-        elif (idle := pages.oldest_idle()) is not None:  # 3: the least recently needed page nobody uses
+        elif (idle := pages.oldest_idle()) is not None and not pages.is_guarded(idle):
+            # 3: the least recently needed page nobody uses
             self._evict_page(pages.group[idle], idle)
             page = self._carve(g, request)
         elif group.open_pages:  # 4: an empty block of the group, whosever it is
             page = next(reversed(group.open_pages))
         elif group.evictable:  # 5: the least recently needed block of the group
             block = next(iter(group.evictable))
+            page = block // group.blocks_per_page
+            self._evict(g, block)
+        elif idle is not None:  # nothing but protected blocks is left: 3 and 5 among those
+            self._evict_page(pages.group[idle], idle)
+            page = self._carve(g, request)
+        elif group.protected:
+            block = next(iter(group.protected))
             page = block // group.blocks_per_page
             self._evict(g, block)
         else:
@@ -184,8 +187,7 @@ class BlockAllocator:
         self.groups[g].num_used += 1
         pages.num_used[page] += 1
         if pages.is_idle[page]:
-            pages.leave_idle(page)
-            self.groups[g].num_idle -= 1
+            self._leave_idle(g, page)
         self._list_open(g, page)
 
     def _list_open(self, g: int, page: int) -> None:
@@ -206,13 +208,20 @@ class BlockAllocator:
         if not pages.num_evictable[page]:
             self._free_page(g, page)
             return
-        if pages.empty[page]:
-            # The newest block may have been hit and emptied since: look again. Rare, as tails go first.
+        if pages.empty[page] or pages.num_protected[page] or pages.is_guarded(page):
+            # The newest block may have been hit and emptied since, or is not the last released: look again.
             first = page * group.blocks_per_page
             mine = range(first, first + group.blocks_per_page)
-            pages.newest[page] = max(group.evictable[b] for b in mine if b in group.evictable)
+            cached = (group.evictable.get(block) or group.protected.get(block) for block in mine)
+            pages.newest[page] = max(time for time in cached if time)
         pages.make_idle(page)
         group.num_idle += 1
+        group.num_protected_idle += pages.num_protected[page]
+
+    def _leave_idle(self, g: int, page: int) -> None:
+        self.pages.leave_idle(page)
+        self.groups[g].num_idle -= 1
+        self.groups[g].num_protected_idle -= self.pages.num_protected[page]
 
     def _make_empty(self, g: int, block: int) -> None:
         page = block // self.groups[g].blocks_per_page
@@ -222,22 +231,24 @@ class BlockAllocator:
 
     def _evict(self, g: int, block: int) -> None:
         """Take the content from an evictable block."""
-        group = self.groups[g]
-        del group.evictable[block]
-        self.pages.num_evictable[block // group.blocks_per_page] -= 1
+        group, page = self.groups[g], block // self.groups[g].blocks_per_page
+        if group.evictable.pop(block, None) is None:
+            del group.protected[block]
+            self.pages.num_protected[page] -= 1
+        self.pages.num_evictable[page] -= 1
         self._make_empty(g, block)
         self._on_evict(g, block)
 
     def _evict_page(self, g: int, page: int) -> None:
         """Evict all evictable blocks of a page; an idle page is free afterwards."""
         group = self.groups[g]
-        first = page * group.blocks_per_page
+        first, idle = page * group.blocks_per_page, self.pages.is_idle[page]
+        if idle:
+            self._leave_idle(g, page)
         for block in range(first, first + group.blocks_per_page):
-            if block in group.evictable:
+            if block in group.evictable or block in group.protected:
                 self._evict(g, block)
-        if self.pages.is_idle[page]:
-            self.pages.leave_idle(page)
-            group.num_idle -= 1
+        if idle:
             group.open_pages.pop(page, None)
             self._free_page(g, page)
 

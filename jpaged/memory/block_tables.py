@@ -42,11 +42,22 @@ class BlockTables:
         num_hashed: per group, blocks the prefix cache was told of.
         chains: hash chains, see `PrefixCache.chains`.
         num_computed: tokens with KV as of the last commit or prefix hit.
+        predicted: per group, runs of blocks that are active at the end of the predicted prefix.
         num_slots: tokens that the tables were last extended to.
         version: changes with every change of a table.
     """
 
-    __slots__ = ("behind", "chains", "num_computed", "num_hashed", "num_slots", "request", "tables", "version")
+    __slots__ = (
+        "behind",
+        "chains",
+        "num_computed",
+        "num_hashed",
+        "num_slots",
+        "predicted",
+        "request",
+        "tables",
+        "version",
+    )
 
     def __init__(self, request: Request, chains: dict[int, HashChain], version: int) -> None:
         self.request = request
@@ -54,6 +65,7 @@ class BlockTables:
         self.behind = [0] * len(request.groups)
         self.num_hashed = [0] * len(request.groups)
         self.num_slots = 0
+        self.predicted: list[tuple[range, ...]] = [() for _ in request.groups]
         self.chains = chains
         self.num_computed = 0
         self.version = version
@@ -69,6 +81,7 @@ class BlockTables:
         child.num_hashed = self.num_hashed.copy()
         child.num_computed = self.num_computed
         child.num_slots = self.num_slots
+        child.predicted = self.predicted
         return child
 
 

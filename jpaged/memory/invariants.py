@@ -33,21 +33,24 @@ def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache, owners: 
     for block, count in enumerate(group.ref_count):
         assert count == owners[block], f"group {g}: block {block} counts {count}, {owners[block]} own it"
         page = block // group.blocks_per_page
-        states = (count > 0) + (block in group.evictable) + (pages.group[page] == g and block in pages.empty[page])
+        cached = (block in group.evictable) + (block in group.protected)
+        states = (count > 0) + cached + (pages.group[page] == g and block in pages.empty[page])
         expected = 1 if pages.group[page] == g else 0
         assert states == expected, f"group {g}: block {block} is in {states} states, not {expected}"
         if cache.holds(g, block):
-            assert count or block in group.evictable, f"group {g}: empty block {block} is still cached"
+            assert count or cached, f"group {g}: empty block {block} is still cached"
     cache.check(g)
-    for block in group.evictable:
-        assert cache.holds(g, block), f"group {g}: evictable block {block} is not cached"
-    times = list(group.evictable.values())
-    assert times == sorted(times), f"group {g}: evictable blocks are out of order"
+    for blocks in (group.evictable, group.protected):
+        for block in blocks:
+            assert cache.holds(g, block), f"group {g}: evictable block {block} is not cached"
+        assert list(blocks.values()) == sorted(blocks.values()), f"group {g}: evictable blocks are out of order"
     mine = [page for page in range(pages.num_pages) if pages.group[page] == g]
     assert group.num_used == len(owners), f"group {g}: num_used"
     assert group.num_empty == sum(len(pages.empty[page]) for page in mine), f"group {g}: num_empty"
     assert group.num_idle == sum(pages.is_idle[page] for page in mine), f"group {g}: num_idle"
-    total = group.num_used + len(group.evictable) + group.num_empty
+    in_idle = sum(bool(pages.is_idle[block // group.blocks_per_page]) for block in group.protected)
+    assert group.num_protected_idle == in_idle, f"group {g}: protected blocks in idle pages"
+    total = group.num_used + len(group.evictable) + len(group.protected) + group.num_empty
     assert total == len(mine) * group.blocks_per_page, f"group {g}: used + evictable + empty is not all"
     is_open = {page for page in mine if pages.num_used[page] and pages.empty[page]}
     assert set(group.open_pages) == is_open, f"group {g}: open pages"
@@ -68,7 +71,9 @@ def _check_pages(allocator: BlockAllocator) -> None:
         first = page * group.blocks_per_page
         blocks = range(first, first + group.blocks_per_page)
         used = sum(group.ref_count[block] > 0 for block in blocks)
-        evictable = [group.evictable[block] for block in blocks if block in group.evictable]
+        protected = [group.protected[block] for block in blocks if block in group.protected]
+        evictable = [group.evictable[block] for block in blocks if block in group.evictable] + protected
+        assert pages.num_protected[page] == len(protected), f"page {page}: protected"
         assert pages.num_used[page] == used, f"page {page}: used"
         assert pages.num_evictable[page] == len(evictable), f"page {page}: evictable"
         assert used or evictable, f"page {page} is all empty but was not given back"
@@ -78,6 +83,8 @@ def _check_pages(allocator: BlockAllocator) -> None:
         assert owner is not None, f"page {page} is associated with nobody"
         assert (page in owner.open_pages[g]) == bool(pages.empty[page]), f"page {page}: association"
     assert pages.num_idle == sum(pages.is_idle), "number of idle pages"
+    guarded = sum(pages.is_guarded(page) for page in range(pages.num_pages) if pages.is_idle[page])
+    assert pages.num_guarded == guarded, "number of guarded pages"
     idle = [pages.newest[page] for page in range(pages.num_pages) if pages.is_idle[page]]
     oldest = pages.oldest_idle()
     assert (oldest is None) == (not idle), "the oldest idle page is lost"

@@ -127,6 +127,11 @@ class PoolLayout:
         )
 
     @property
+    def prefix_step(self) -> int:
+        """Every prefix hit, in tokens, is a multiple of it."""
+        return math.lcm(*(group.spec.policy.alignment(group.spec.block_size) for group in self.groups))
+
+    @property
     def pool_bytes(self) -> int:
         """Bytes of the pool as laid out, without what was left over."""
         return self.page_bytes * self.num_pages

@@ -7,6 +7,7 @@ free. Blocks are shared by reference count and copied on the first diverging wri
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Literal, get_args
 
 from jpaged.memory import invariants
 from jpaged.memory.admission import Admission, Fit
@@ -15,9 +16,12 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request, Sequences
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
+from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
 from jpaged.memory.swap import SwapSpace
+
+PrefixEviction = Literal["lru", "aligned", "predicted"]
 
 
 class MemoryManager:
@@ -32,6 +36,10 @@ class MemoryManager:
             (PagedAttention's system keeps 1 %).
         prefix_caching: keep the content of full blocks for later requests.
         swap_space_bytes: host memory that swapped sequences may take, as bytes of one device; 0 = none.
+        prefix_eviction: in which order cached blocks are lost. "lru": by last need, each group on its own.
+            "aligned": also, among equals, the longest prefix first, so that all groups lose the same tokens (Jenga).
+            "predicted": also, blocks of prefixes that recent requests shared are protected from new requests, see
+            `PredictedPrefixes`.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
 
@@ -47,9 +55,12 @@ class MemoryManager:
         prefix_caching: bool = False,
         max_step_tokens: int | None = None,
         swap_space_bytes: int = 0,
+        prefix_eviction: PrefixEviction = "aligned",
     ) -> None:
         if not 0 <= swap_space_bytes <= layout.pool_bytes:
             raise ValueError(f"swap_space_bytes={swap_space_bytes:,} is outside [0, {layout.pool_bytes:,}], the pool")
+        if prefix_eviction not in get_args(PrefixEviction):
+            raise ValueError(f"prefix_eviction={prefix_eviction!r} is not one of {', '.join(get_args(PrefixEviction))}")
         self.layout = layout
         self.prefix_caching = prefix_caching
         self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
@@ -58,7 +69,11 @@ class MemoryManager:
             [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
         )
         self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
-        self._ownership = Ownership(self._allocator, self._cache)
+        self._predicted = None
+        if prefix_caching and prefix_eviction == "predicted":
+            self._predicted = PredictedPrefixes(layout, self._allocator)
+        aligned = prefix_eviction != "lru"
+        self._ownership = Ownership(self._allocator, self._cache, aligned=aligned, predicted=self._predicted)
         self._sequences = Sequences()
         self._pinned: set[int] = set()
         self.swap_space = SwapSpace(
@@ -97,7 +112,9 @@ class MemoryManager:
         """
         self._check_encoder(encoder_tokens)
         shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
-        return self._admission.verdict(num_tokens, num_seqs, cached_tokens, shared, encoder_tokens)
+        return self._admission.verdict(
+            num_tokens, num_seqs, cached_tokens, shared, encoder_tokens, may_wait=self._somebody_runs
+        )
 
     def free_blocks(self, group: int) -> int:
         """Blocks that `group` could get if no other group took any."""
@@ -159,6 +176,8 @@ class MemoryManager:
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         sequence.chains = self._cache.chains(salt)
         length, tables = self._cache.match(sequence, token_ids, max(limit, 0))
+        if self._predicted is not None:
+            self._predicted.arrived(sequence)
         if length:
             self._ownership.attach(sequence, tables, length)
         return length
@@ -302,6 +321,10 @@ class MemoryManager:
         self.swap_space.check()
 
     # Steps of the above.
+
+    @property
+    def _somebody_runs(self) -> bool:
+        return len(self._sequences) > len(self._pinned)
 
     def _count_pinned(self) -> None:
         pages = set()

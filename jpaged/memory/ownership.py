@@ -6,13 +6,28 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.pages import Time
+from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
 
 
 class Ownership:
-    """What sequences own, in the allocator's terms."""
+    """What sequences own, in the allocator's terms.
 
-    def __init__(self, allocator: BlockAllocator, cache: PrefixCache) -> None:
+    Args:
+        aligned: among blocks needed last together the longest prefix is evicted first, in every group.
+        predicted: protects what it expects to be asked for again; None: nothing is.
+    """
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        cache: PrefixCache,
+        *,
+        aligned: bool = True,
+        predicted: PredictedPrefixes | None = None,
+    ) -> None:
+        self._aligned = aligned
+        self._predicted = predicted
         self._allocator = allocator
         self._cache = cache
         self._clock = 0
@@ -103,12 +118,17 @@ class Ownership:
                     table[i] = NO_BLOCK
             sequence.behind[g] = first_active
             sequence.version = self.next_version()
+        if self._predicted is not None:
+            self._trim()
 
     def release_all(self, sequence: BlockTables) -> None:
         """Give up every block, tails before heads; those in the prefix cache stay, evictable."""
         self._clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
+        if self._predicted is not None:
+            self._predicted.left(sequence)
+            self._trim()
 
     def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
         """Give up the blocks `logical` of a table, the longest prefix first."""
@@ -117,4 +137,14 @@ class Ownership:
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
-                allocator.release(g, block, Time(tick, -policy.prefix_end(i, size)), cache.holds(g, block))
+                time = Time(tick, -policy.prefix_end(i, size) if self._aligned else 0)
+                protect = any(i in run for run in sequence.predicted[g])
+                allocator.release(g, block, time, cache.holds(g, block), protect)
+
+    def _trim(self) -> None:
+        """Protected blocks beyond the pool's size join the others, as the most recently needed."""
+        assert self._predicted is not None
+        while (oldest := self._predicted.overflow()) is not None:
+            self._clock += 1
+            g, block, minus_end = oldest
+            self._allocator.unprotect(g, block, Time(self._clock, minus_end))

@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 NO_GROUP = -1
 
+PROTECTED = 1 << 62
+"""Added to the tick of a protected block's time: it is evicted after all that are not."""
+
 
 class Time(NamedTuple):
     """When a block was last needed, on one logical clock for all groups; the least is evicted first.
@@ -52,10 +55,12 @@ class LargePages:
         self.owner: list[Association | None] = [None] * num_pages
         self.empty: list[list[int]] = [[] for _ in range(num_pages)]  # stacks of block ids
         self.num_used = [0] * num_pages
-        self.num_evictable = [0] * num_pages
+        self.num_evictable = [0] * num_pages  # protected ones among them
+        self.num_protected = [0] * num_pages
         self.newest: list[Time] = [Time(0, 0)] * num_pages
         self.is_idle = bytearray(num_pages)
         self.num_idle = 0
+        self.num_guarded = 0  # idle pages with protected blocks
         self._idle_heap: list[tuple[Time, int]] = []
 
     @property
@@ -67,6 +72,7 @@ class LargePages:
         """Enter `page`, whose `newest` is set, among those that can be evicted whole."""
         self.is_idle[page] = True
         self.num_idle += 1
+        self.num_guarded += self.is_guarded(page)
         heap = self._idle_heap
         heappush(heap, (self.newest[page], page))
         if len(heap) > 2 * self.num_pages + 64:  # pages that left the state are still in it: drop them
@@ -77,6 +83,11 @@ class LargePages:
         """A block of `page` is used again; its heap entry goes stale and is skipped later."""
         self.is_idle[page] = False
         self.num_idle -= 1
+        self.num_guarded -= self.is_guarded(page)
+
+    def is_guarded(self, page: int) -> bool:
+        """Whether an idle page has protected blocks."""
+        return self.newest[page].tick >= PROTECTED
 
     def oldest_idle(self) -> int | None:
         """The idle page whose newest block is the oldest, or None. O(log n)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 
 from jpaged.memory.admission import Fit
@@ -20,7 +19,7 @@ class Pins:
         self.seq_ids: set[int] = set()
         self._memory = memory
         self._room_tokens = room_tokens
-        self._step = math.lcm(*(g.spec.policy.alignment(g.spec.block_size) for g in memory.layout.groups))
+        self._step = memory.layout.prefix_step
 
     def length(self, num_tokens: int) -> int:
         """Leading tokens of `num_tokens` that fill whole blocks of every group.

@@ -154,7 +154,7 @@ def build_report(
                 name=group.spec.name,
                 block_bytes=group.block_bytes,
                 used=state.num_used,
-                evictable=len(state.evictable),
+                evictable=len(state.evictable) + len(state.protected),
                 empty=state.num_empty,
                 reserved_bytes=(state.num_used + state.num_empty) * group.block_bytes,
                 token_bytes=filled * real_bytes // group.spec.block_size,

@@ -48,13 +48,21 @@ class Machine(RuleBasedStateMachine):
     pool_bytes: int
     swap_bytes: int
     caching = True
+    eviction = "aligned"
     image_tokens: ClassVar[dict[str | None, int]] = {None: 0, "tenant": 0}
     """Encoder tokens of a request: the salt names the image."""
 
     @initialize()
     def build(self) -> None:
         layout = PoolLayout.plan(self.groups, self.pool_bytes)
-        self.manager = MemoryManager(layout, prefix_caching=self.caching, swap_space_bytes=self.swap_bytes)
+        self.manager = MemoryManager(
+            layout,
+            prefix_caching=self.caching,
+            swap_space_bytes=self.swap_bytes,
+            prefix_eviction=self.eviction,
+        )
+        if self.eviction == "predicted":
+            self.manager._predicted._choose_limit = lambda sequence: self.pool_bytes // 2
         self.shadow = ShadowPool(layout)
         self.lives: dict[int, Life] = {}
         self.swapped: dict[int, Life] = {}
@@ -77,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         m = self.manager
         pages = {name: value for name, value in vars(m._allocator.pages).items() if name not in ("owner",)}
         groups = [
-            (list(g.ref_count), list(g.evictable.items()), list(g.open_pages), g.num_used, g.num_empty)
+            (list(g.ref_count), list(g.evictable.items()), list(g.protected.items()), list(g.open_pages), g.num_empty)
             for g in m._allocator.groups
         ]
         sequences = {**m._sequences, **m.swap_space.sequences}
@@ -323,6 +331,10 @@ class TwoGroups(Machine):
     swap_bytes = 12 * 14
 
 
+class TwoGroupsPredicted(TwoGroups):
+    eviction = "predicted"
+
+
 class TwoGroupsUncached(TwoGroups):
     caching = False
 
@@ -361,7 +373,7 @@ class Budgeted(Machine):
 COMMON = settings(max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFullGroups, ThreeGroups):
     machine.TestCase.settings = COMMON
-for machine in (RecurrentAndChunked, Vision, Budgeted):
+for machine in (RecurrentAndChunked, Vision, Budgeted, TwoGroupsPredicted):
     machine.TestCase.settings = settings(COMMON, max_examples=60)
 TestOneGroup = OneGroup.TestCase
 TestOneGroupUncached = OneGroupUncached.TestCase
@@ -371,4 +383,5 @@ TestTwoFullGroups = TwoFullGroups.TestCase
 TestThreeGroups = ThreeGroups.TestCase
 TestRecurrentAndChunked = RecurrentAndChunked.TestCase
 TestVision = Vision.TestCase
+TestTwoGroupsPredicted = TwoGroupsPredicted.TestCase
 TestBudgeted = Budgeted.TestCase

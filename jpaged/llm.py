@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from jpaged import offline
 from jpaged.beam_search_params import BeamSearchParams
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.memory import MemoryReport
 from jpaged.outputs import PinnedPrefix, RequestOutput, StreamDelta
-from jpaged.progress import GenerationProgress, warmup_progress
+from jpaged.progress import warmup_progress
 from jpaged.prompts import (
     Messages,
     Prompt,
@@ -19,14 +20,9 @@ from jpaged.prompts import (
     one_each,
     parse_prompt,
     priorities,
-    refused,
     several,
 )
-from jpaged.results import DeltaReader, request_output
 from jpaged.sampling_params import SamplingParams
-from jpaged.scheduling import Request
-
-OnError = Literal["raise", "return"]
 
 
 class LLM:
@@ -62,7 +58,7 @@ class LLM:
         *,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool = True,
-        on_error: OnError = "raise",
+        on_error: offline.OnError = "raise",
     ) -> list[RequestOutput]:
         """Generate for a batch of prompts; outputs come in the order of the prompts.
 
@@ -81,7 +77,9 @@ class LLM:
         """
         batch = several(prompts)
         params = one_each(sampling_params or SamplingParams(), len(batch), SamplingParams)
-        return self._answer(batch, params, priorities(priority, len(batch)), use_tqdm, on_error)
+        return offline.answer(
+            self._engine, self.tokenizer, batch, params, priorities(priority, len(batch)), use_tqdm, on_error
+        )
 
     def beam_search(
         self,
@@ -90,7 +88,7 @@ class LLM:
         *,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool = True,
-        on_error: OnError = "raise",
+        on_error: offline.OnError = "raise",
     ) -> list[RequestOutput]:
         """Search for the most likely outputs of a batch of prompts, with transformers' rules and scores.
 
@@ -108,37 +106,9 @@ class LLM:
         """
         batch = several(prompts)
         each = one_each(params, len(batch), BeamSearchParams)
-        return self._answer(batch, each, priorities(priority, len(batch)), use_tqdm, on_error)
-
-    def _answer(
-        self,
-        batch: Sequence[Prompt],
-        params: Sequence[SamplingParams | BeamSearchParams],
-        ranks: Sequence[int | None],
-        use_tqdm: bool,
-        on_error: OnError,
-    ) -> list[RequestOutput]:
-        if on_error not in ("raise", "return"):
-            raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
-        entries: list[Request | RequestOutput] = []
-        queued: list[Request] = []
-        try:
-            for prompt, param, rank in zip(batch, params, ranks, strict=True):
-                try:
-                    request = make_request(self._engine, self.tokenizer, prompt, param, rank)
-                    self._engine.add(request)
-                    queued.append(request)
-                    entries.append(request)
-                except ValueError as error:
-                    if on_error == "raise":
-                        raise ValueError(f"prompt {len(entries)}: {error}") from error
-                    entries.append(refused(prompt, str(error)))
-            self._run(queued, use_tqdm)
-        finally:
-            for request in queued:  # leaves nothing behind when a prompt was refused or the user interrupted
-                self._engine.abort(request)
-            self._engine.drain()
-        return [request_output(e, self.tokenizer) if isinstance(e, Request) else e for e in entries]
+        return offline.answer(
+            self._engine, self.tokenizer, batch, each, priorities(priority, len(batch)), use_tqdm, on_error
+        )
 
     def stream(
         self,
@@ -165,24 +135,7 @@ class LLM:
                 requests.append(make_request(self._engine, self.tokenizer, prompt, param, rank, streamed=True))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from error
-        return self._deltas(requests)
-
-    def _deltas(self, requests: list[Request]) -> Generator[StreamDelta, None, None]:
-        queued: list[Request] = []
-        try:
-            for request in requests:
-                self._engine.add(request)
-                queued.append(request)
-            readers = [DeltaReader(request, self.tokenizer, i) for i, request in enumerate(requests)]
-            while readers:
-                self._engine.step()
-                for reader in readers:
-                    yield from reader.read()
-                readers = [reader for reader in readers if not reader.done]
-        finally:
-            for request in queued:
-                self._engine.abort(request)
-            self._engine.drain()
+        return offline.deltas(self._engine, self.tokenizer, requests)
 
     def chat(
         self,
@@ -190,7 +143,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        on_error: OnError = "raise",
+        on_error: offline.OnError = "raise",
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Generate the next turn of one or several conversations, through the model's chat template.
@@ -216,14 +169,6 @@ class LLM:
             ValueError: the model has no chat template.
         """
         return chat_prompt(messages, self.tokenizer, add_generation_prompt=add_generation_prompt)
-
-    def _run(self, requests: list[Request], show: bool) -> None:
-        unfinished = {request.request_id for request in requests}
-        with GenerationProgress(len(requests), show) as progress:
-            while unfinished:
-                finished = [request for request in self._engine.step() if request.request_id in unfinished]
-                unfinished.difference_update(request.request_id for request in finished)
-                progress.update(finished, self._engine.stats)
 
     # ------------------------------------------------------------------ the engine's state
 

@@ -10,7 +10,7 @@ from jpaged.engine_thread import EngineThread
 from jpaged.llm import LLM
 from jpaged.memory import MemoryReport
 from jpaged.outputs import RequestOutput
-from jpaged.prompts import Messages, Prompt, chat_prompt, make_request
+from jpaged.prompts import Messages, Prompt, chat_prompt, make_request, one_each, priorities
 from jpaged.sampling_params import SamplingParams
 
 
@@ -69,10 +69,11 @@ class AsyncLLM:
             EngineBusy: max_waiting_requests are waiting.
             EngineStopped: `shutdown` was called, or the engine failed.
         """
-        params = sampling_params or SamplingParams()
+        (params,) = one_each(SamplingParams() if sampling_params is None else sampling_params, 1, SamplingParams)
+        (rank,) = priorities(priority, 1)
         ticket = self._thread.submit(
             request_id,
-            lambda: make_request(self._engine, self.tokenizer, prompt, params, priority, streamed=True),
+            lambda: make_request(self._engine, self.tokenizer, prompt, params, rank, streamed=True),
         )
         try:
             while True:

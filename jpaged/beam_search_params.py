@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal
 
 from jpaged.sampling_params import SamplingParams
@@ -17,7 +16,7 @@ class BeamSearchParams:
         beam_width: beams, and outputs. Each needs one of the engine's max_num_seqs places.
         max_tokens: most tokens of an output.
         length_penalty: an output's score is its log-probability over its length to this power; above 0 favours long
-            ones.
+            ones; in [-50, 50].
         early_stopping: True ends with the first beam_width finished outputs; False when no running beam, were it to
             end now, would be better than the worst of them; "never" when none could become so by max_tokens.
         ignore_eos: go on after the model's end-of-sequence token.
@@ -38,8 +37,8 @@ class BeamSearchParams:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a positive integer")
         penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not isfinite(penalty):
-            raise ValueError(f"length_penalty={penalty!r} must be a finite number")
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not -50 <= penalty <= 50:
+            raise ValueError(f"length_penalty={penalty!r} must be a number in [-50, 50]")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(f"early_stopping={self.early_stopping!r} is not True, False or 'never'")
         if not isinstance(self.ignore_eos, bool):

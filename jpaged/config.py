@@ -77,6 +77,12 @@ class EngineConfig:
                 _positive(name, getattr(self, name))
         if self.block_size % 8:
             raise ValueError(f"block_size={self.block_size} is not a multiple of 8 (a sublane tile)")
+        for name in ("enable_prefix_caching", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        for name in ("memory_utilization", "watermark"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number")
         if not 0 < self.memory_utilization <= 1:
             raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
         if not 0 <= self.watermark < 1:

@@ -236,9 +236,10 @@ class Engine:
         if self.has_work:
             raise RuntimeError("pin_prefix() while requests run")
         length, seq_id = self.pins.length(len(token_ids)), next(self._seq_ids)
+        once = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
+        request = self.make_request(token_ids, once, cache_salt=cache_salt)
         if not self.pins.pin(seq_id, token_ids, cache_salt):
-            once = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
-            self.add(self.make_request(token_ids, once, cache_salt=cache_salt))
+            self.add(request)
             while self.has_work:
                 self.step()
             if not self.pins.pin(seq_id, token_ids, cache_salt):

@@ -16,6 +16,7 @@ from jpaged.prompts import (
     Messages,
     Prompt,
     chat_prompt,
+    check_salt,
     make_request,
     one_each,
     parse_prompt,
@@ -76,7 +77,7 @@ class LLM:
                 is given where requests are served in order of arrival.
         """
         batch = several(prompts)
-        params = one_each(sampling_params or SamplingParams(), len(batch), SamplingParams)
+        params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
         return offline.answer(
             self._engine, self.tokenizer, batch, params, priorities(priority, len(batch)), use_tqdm, on_error
         )
@@ -125,16 +126,19 @@ class LLM:
         Args: as `generate`.
 
         Raises:
-            ValueError: as `generate`; a prompt that could never fit the pool is refused at the first delta.
+            ValueError: as `generate`, or prompt_logprobs are asked for; a prompt that could never fit the pool is
+                refused at the first delta.
         """
         batch = several(prompts)
-        params = one_each(sampling_params or SamplingParams(), len(batch), SamplingParams)
+        params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
         requests = []
         for i, (prompt, param, rank) in enumerate(zip(batch, params, priorities(priority, len(batch)), strict=True)):
             try:
                 requests.append(make_request(self._engine, self.tokenizer, prompt, param, rank, streamed=True))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from error
+            if param.prompt_logprobs is not None:
+                raise ValueError(f"prompt {i}: prompt_logprobs={param.prompt_logprobs}: deltas have no place for them")
         return offline.deltas(self._engine, self.tokenizer, requests)
 
     def chat(
@@ -238,6 +242,7 @@ class LLM:
                 for a sequence of max_model_len tokens.
             RuntimeError: requests are running.
         """
+        check_salt(cache_salt)
         parsed = parse_prompt(prompt, self.tokenizer)
         if cache_salt is not None and parsed.cache_salt not in (None, cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r} is not the prompt's own, {parsed.cache_salt!r}")
@@ -245,6 +250,8 @@ class LLM:
 
     def unpin(self, pinned: PinnedPrefix) -> None:
         """Let a pinned prefix be evicted again; ValueError when it is not pinned any more."""
+        if not isinstance(pinned, PinnedPrefix):
+            raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
         self._engine.pins.unpin(pinned.seq_id)
 
     def memory_report(self, *, peak: bool = False) -> MemoryReport:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jpaged.beam_search_params import BeamSearchParams
 from jpaged.outputs import RequestOutput
 from jpaged.sampling_params import SamplingParams
+from jpaged.unicode import check_unicode
 
 if TYPE_CHECKING:
     from jpaged.engine import Engine
@@ -44,18 +46,30 @@ def parse_prompt(prompt: Prompt, tokenizer: Any) -> ParsedPrompt:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if unknown or (text is None and ids is None):
             raise ValueError(f"a prompt has 'prompt' or 'prompt_token_ids', not {sorted(unknown) or 'nothing'}")
-        if salt is not None and not (isinstance(salt, str) and salt):
-            raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
+        check_salt(salt)
+    elif prompt is None:
+        raise ValueError("prompt=None must be text, a mapping or token ids")
     else:
         ids = prompt
     if ids is None:
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
+        if not isinstance(text, str):
+            raise ValueError(f"prompt={text!r} must be text")
+        check_unicode("prompt", text)
         ids = tokenizer.encode(text)
     try:
         return ParsedPrompt(text, [index(token) for token in ids], salt)
     except TypeError as error:
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
+
+
+def check_salt(salt: str | None) -> None:
+    """Raises:
+    ValueError: it is neither None nor a non-empty string.
+    """
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
 
 
 def make_request(
@@ -87,18 +101,29 @@ def chat_prompt(messages: Messages, tokenizer: Any, *, add_generation_prompt: bo
     """A conversation as a prompt, through the tokenizer's chat template.
 
     Raises:
-        ValueError: there is no chat template.
+        ValueError: there is no chat template, or it cannot take the messages.
     """
     if tokenizer is None or not tokenizer.chat_template:
         raise ValueError("the model has no chat template")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except Exception as error:  # a template is a program of the model's
+        raise ValueError(f"messages={messages!r} do not fit the model's chat template: {error}") from error
     ids = tokenizer.encode(text, add_special_tokens=False)  # the template wrote its own
     return {"prompt": text, "prompt_token_ids": ids}
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A batch as it is, a single prompt (text, mapping or token ids) as a batch of one."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+    """A batch as it is, a single prompt (text, mapping or token ids) as a batch of one.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
+        raise TypeError(f"prompts={prompts!r} must be text, a mapping, token ids or a list of them")
+    if len(prompts) and isinstance(prompts[0], Integral):
         return [cast(Prompt, prompts)]
     return cast(Sequence[Prompt], prompts)
 
@@ -110,7 +135,7 @@ def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) 
         ValueError: there are not as many as prompts.
         TypeError: one is of another kind.
     """
-    each = [params] * count if isinstance(params, SamplingParams | BeamSearchParams) else params
+    each = params if isinstance(params, Sequence) and not isinstance(params, str) else [params] * count
     if len(each) != count:
         raise ValueError(f"{len(each)} sampling_params for {count} prompts")
     for one in each:
@@ -120,10 +145,14 @@ def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) 
 
 
 def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
-    """A priority, or None, for every prompt."""
+    """A priority, or None, for every prompt.
+
+    Raises:
+        ValueError: there are not as many as prompts, or one is no integer.
+    """
     if priority is None:
         return [None] * count
-    each = [priority] * count if isinstance(priority, int) else priority
+    each = priority if isinstance(priority, Sequence) and not isinstance(priority, str) else [priority] * count
     if len(each) != count:
         raise ValueError(f"{len(each)} priorities for {count} prompts")
     for value in each:
@@ -134,9 +163,8 @@ def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int
 
 def refused(prompt: Prompt, error: str) -> RequestOutput:
     """The output of a prompt that was not run."""
-    text, ids = (prompt, []) if isinstance(prompt, str) else (None, [])
-    if isinstance(prompt, Mapping):
-        text, ids = prompt.get("prompt"), list(prompt.get("prompt_token_ids") or [])
-    elif not isinstance(prompt, str):
-        ids = list(prompt)
-    return RequestOutput(request_id=-1, prompt=text, prompt_token_ids=ids, error=error)
+    if not isinstance(prompt, Mapping):
+        prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    ids = prompt.get("prompt_token_ids")
+    tokens = list(ids) if isinstance(ids, Iterable) else []
+    return RequestOutput(request_id=-1, prompt=prompt.get("prompt"), prompt_token_ids=tokens, error=error)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf
+from typing import Any
 
 from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.unicode import check_unicode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +20,14 @@ class SamplingParams:
     Attributes:
         n: outputs to generate, which share the prompt's memory. Each needs one of the engine's max_num_seqs places
             and draws from a random stream of its own; output 0 is what n = 1 gives. At temperature 0 all are equal.
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        temperature: 0 takes the most likely token; otherwise logits are divided by it; at most 1e30.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 or -1 = all.
         top_p: keep the smallest set of most likely tokens whose probability reaches top_p; 1 = all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 = all.
         presence_penalty: subtracted from the logits of tokens that the output has; in [-2, 2].
         frequency_penalty: subtracted from a token's logit as often as the output has it; in [-2, 2].
         repetition_penalty: logits of tokens that prompt or output have are divided by it where positive and
-            multiplied where negative; above 0, 1 = none.
+            multiplied where negative; in [0.001, 1000], 1 = none.
         logit_bias: added to the logits of token ids, before the penalties; in [-100, 100].
         allowed_token_ids: the only tokens that can be drawn; None = all.
         bad_words: texts whose tokens, with and without a leading space, the output cannot hold.
@@ -71,13 +73,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("n", self.n, low=1)
-        _number("temperature", self.temperature, low=0.0)
+        _number("temperature", self.temperature, low=0.0, high=1e30)
         _integer("top_k", self.top_k, low=-1)
         _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         _number("min_p", self.min_p, low=0.0, high=1.0)
         _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, low=0.001, high=1000.0)
         self._check_tokens()
         self._check_structure()
         _integer("min_tokens", self.min_tokens, low=0)
@@ -110,11 +112,11 @@ class SamplingParams:
                 )
 
     def _check_tokens(self) -> None:
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", _several("stop_token_ids", self.stop_token_ids))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, low=0)
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", _several("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
             for token in self.allowed_token_ids:
@@ -141,11 +143,18 @@ class SamplingParams:
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
 
 
+def _several(name: str, values: Iterable[Any] | None) -> tuple[Any, ...]:
+    if values is not None and not isinstance(values, Iterable):
+        raise ValueError(f"{name}={values!r} must be a list")
+    return tuple(values or ())
+
+
 def _texts(name: str, values: Iterable[str] | None) -> tuple[str, ...]:
-    texts = tuple(values or ())
+    texts = _several(name, values)
     for text in texts:
         if not isinstance(text, str) or not text:
             raise ValueError(f"{name}={values!r} must be non-empty strings, got {text!r}")
+        check_unicode(name, text)
     return texts
 
 
@@ -154,8 +163,8 @@ def _boolean(name: str, value: bool) -> None:
         raise ValueError(f"{name}={value!r} must be True or False")
 
 
-def _number(name: str, value: float, *, low: float, high: float = float("inf"), open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+def _number(name: str, value: float, *, low: float, high: float, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value in (inf, -inf) or value != value:
         raise ValueError(f"{name}={value!r} must be a finite number")
     if value < low or value > high or (open_low and value == low):
         bracket = "(" if open_low else "["

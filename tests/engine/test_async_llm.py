@@ -154,8 +154,10 @@ def test_bad_requests_are_refused_and_harm_no_other(llm):
             ):
                 with pytest.raises(ValueError, match=message):
                     await outputs_of(engine, "bad", prompt)
-            with pytest.raises(AttributeError, match="'str' object"):
+            with pytest.raises(TypeError, match="parameters must be SamplingParams, not str"):
                 await outputs_of(engine, "bad", params="hot")
+            with pytest.raises(ValueError, match="priority='high' must be an integer"):
+                await anext(engine.generate(TEXT, None, "bad", priority="high"))
             return await good
 
     assert run(main())[-1].outputs[0].finish_reason == "length"

@@ -222,6 +222,8 @@ def test_each_call_takes_its_own_kind_of_parameters(one):
         ("max_tokens", 0),
         ("max_tokens", 1.5),
         ("length_penalty", float("inf")),
+        ("length_penalty", 1e308),
+        ("length_penalty", -51),
         ("length_penalty", "long"),
         ("early_stopping", "always"),
         ("early_stopping", 1),

@@ -1,13 +1,16 @@
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 import torch
 from greedy_reference import random_prompts, torch_greedy
 from tiny_chat_model import END_PROMPT, VOCAB_SIZE, make_chat_model
 
 from jpaged import LLM, SamplingParams
+from jpaged.config import EngineConfig
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128}
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=32, ignore_eos=True)
@@ -114,6 +117,10 @@ REFUSED = {
     "outside the vocabulary": (ids([5, VOCAB_SIZE]), r"token id 211 is outside the vocabulary \[0, 211\)"),
     "negative": (ids([5, -1]), r"token id -1 is outside the vocabulary \[0, 211\)"),
     "unknown key": ({"text": "a"}, r"not \['text'\]"),
+    "no text": ({"prompt": 5}, "prompt=5 must be text"),
+    "half a character": ("\ud800", r"prompt='\\ud800' is no Unicode text"),
+    "a number": (1.5, "prompt_token_ids=1.5 must be integers"),
+    "nothing": (None, "prompt=None must be text"),
 }
 
 
@@ -131,8 +138,8 @@ def test_returned_errors_leave_the_rest_unaffected(llm):
     alone = [first(llm, prompt, GREEDY).token_ids for prompt in (TEXT, "abc")]
     bad = [prompt for prompt, _ in REFUSED.values()]
     outputs = generate(llm, [bad[0], TEXT, *bad[1:], "abc"], GREEDY, on_error="return")
-    assert [output.error is None for output in outputs] == [False, True, False, False, False, False, True]
-    assert [outputs[i].outputs[0].token_ids for i in (1, 6)] == alone
+    assert [output.error is None for output in outputs] == [False, True, *[False] * (len(bad) - 1), True]
+    assert [outputs[i].outputs[0].token_ids for i in (1, -1)] == alone
     assert "128 tokens" in outputs[2].error
     assert not any(output.outputs for output in outputs if output.error)
 
@@ -142,6 +149,33 @@ def test_a_prompt_that_could_never_fit_the_pool_is_refused(tight):
         generate(tight, [TEXT, ids([5] * 60)], replace(GREEDY, max_tokens=50))
     assert_nothing_is_left(tight)
     assert len(first(tight, TEXT, GREEDY).token_ids) == 12
+
+
+@pytest.mark.parametrize("prompts", [5, None, b"ab"], ids=repr)
+def test_what_is_no_prompt_is_named(llm, prompts):
+    with pytest.raises(TypeError, match=re.escape(f"prompts={prompts!r} must be text")):
+        generate(llm, prompts, GREEDY)
+
+
+def test_numpy_integers_are_token_ids(llm):
+    want = first(llm, ids([5, 6]), GREEDY).token_ids
+    for prompt in (np.array([5, 6]), list(np.array([5, 6])), [np.array([5, 6])]):
+        assert first(llm, prompt, GREEDY).token_ids == want
+
+
+@pytest.mark.parametrize("params", [{"n": 1}, 5, False], ids=repr)
+def test_what_is_no_sampling_params_is_refused(llm, params):
+    with pytest.raises(TypeError, match=f"parameters must be SamplingParams, not {type(params).__name__}"):
+        generate(llm, TEXT, params)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("enable_prefix_caching", "no"), ("deterministic", 1), ("watermark", "a"), ("memory_utilization", "b")],
+)
+def test_a_setting_of_another_type_is_named(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r} must be"):
+        EngineConfig(model="m", **{name: value})
 
 
 def test_on_error_is_checked(llm):
@@ -180,6 +214,12 @@ WRONG = [
     ("seed", 2**63),
     ("stop", ""),
     ("stop", ["a", 3]),
+    ("stop", 5),
+    ("stop", ["\ud800"]),
+    ("temperature", 10**400),
+    ("stop_token_ids", 5),
+    ("allowed_token_ids", 5),
+    ("bad_words", 5),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["a"]),
     ("detokenize", 0),
@@ -361,6 +401,8 @@ def test_chat_goes_through_the_models_template(llm):
     assert outputs[0].outputs[0].token_ids == first(llm, ids(tokens[0]), GREEDY).token_ids
     assert llm.chat(one, GREEDY, use_tqdm=False)[0].prompt == texts[0]
     assert llm.chat(one, GREEDY, use_tqdm=False, add_generation_prompt=False)[0].prompt == "<s>user: hi"
+    with pytest.raises(ValueError, match="messages='h' do not fit the model's chat template"):
+        llm.chat("hi", GREEDY, use_tqdm=False)
 
 
 def test_a_repeated_prompt_comes_from_the_cache_only_when_caching_is_on(llm, model):

@@ -116,6 +116,12 @@ def test_pins_that_cannot_be_are_refused(folder, llm):
     off = LLM(folder, enable_prefix_caching=False, **SETTINGS)
     with pytest.raises(ValueError, match="enable_prefix_caching=True"):
         off.pin_prefix(PREFIX)
+    with pytest.raises(ValueError, match="cache_salt=5 must be a non-empty string"):
+        llm.pin_prefix(PREFIX, cache_salt=5)
+    with pytest.raises(ValueError, match="token id 100000000000000000000 is outside"):
+        llm.pin_prefix([10**20] * 16)
+    with pytest.raises(TypeError, match=r"unpin\(\) takes what pin_prefix\(\) returned, not 5"):
+        llm.unpin(5)
 
 
 def test_prompts_of_lower_priority_value_are_served_first(folder):

@@ -112,10 +112,17 @@ def test_the_end_cannot_come_before_min_tokens(tiny):
         assert tokens.index(tiny.end) == least and len(tokens) == least + 1
 
 
+def test_a_nucleus_too_small_for_float32_holds_the_most_likely_token(tiny):
+    params = SamplingParams(top_p=1e-300, max_tokens=NUM_TOKENS, ignore_eos=True)
+    assert generate(tiny.llm, PROMPTS, params) == generate(tiny.llm, PROMPTS, greedy())
+
+
 REFUSED = [
     ({"presence_penalty": 2.5}, r"presence_penalty=2.5 is outside \[-2.0, 2.0\]"),
     ({"frequency_penalty": -3}, r"frequency_penalty=-3 is outside \[-2.0, 2.0\]"),
-    ({"repetition_penalty": 0}, r"repetition_penalty=0 is outside \(0.0, inf\]"),
+    ({"repetition_penalty": 0}, r"repetition_penalty=0 is outside \[0.001, 1000.0\]"),
+    ({"repetition_penalty": 1e-300}, r"repetition_penalty=1e-300 is outside \[0.001, 1000.0\]"),
+    ({"bad_words": ["\ud800"]}, r"bad_words='\\ud800' is no Unicode text"),
     ({"repetition_penalty": "high"}, "repetition_penalty='high' must be a finite number"),
     ({"logit_bias": {3: 101}}, r"logit_bias\[3\]=101 is outside \[-100.0, 100.0\]"),
     ({"logit_bias": {"3": 1}}, "token id in logit_bias='3' must be an integer"),

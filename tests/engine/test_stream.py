@@ -168,6 +168,8 @@ def test_bad_prompts_are_refused_before_anything_runs(llm):
         llm.stream([TEXT, {"prompt_token_ids": []}], DRAWN)
     with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
         llm.stream(TEXT, [DRAWN] * 2)
+    with pytest.raises(ValueError, match="prompt 0: prompt_logprobs=1: deltas have no place"):
+        llm.stream(TEXT, replace(DRAWN, prompt_logprobs=1))
 
 
 def test_a_prompt_that_could_never_fit_leaves_nothing_behind(llm, folder):

@@ -39,6 +39,10 @@ class LayerGroup:
         kv_heads: KV heads over all tensor shards, as laid out by `head_layout` (a multiple of the shards).
         head_dim: width of one head, unpadded.
         sliding_window: tokens a query sees, itself included; None = all before it.
+        chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
+
+    Raises:
+        ValueError: both a window and chunks.
     """
 
     name: str
@@ -46,6 +50,13 @@ class LayerGroup:
     kv_heads: int
     head_dim: int
     sliding_window: int | None = None
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sliding_window is not None and self.chunk_size is not None:
+            raise ValueError(
+                f"sliding_window={self.sliding_window} and chunk_size={self.chunk_size} exclude each other"
+            )
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class Attend(Protocol):
     """Writes this step's K and V into the paged cache and attends over each token's own sequence.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
-    (it is donated). Queries are causal by position; the group's sliding window applies by itself.
+    (it is donated). Queries are causal by position; the group's window or chunks apply by themselves.
     """
 
     def __call__(

@@ -85,8 +85,9 @@ class Attention(nnx.Module):
         cache: Any,
         ref: LayerRef,
         attend: Attend,
+        growth: Float[Array, " tokens"] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        """`tables` are `Rotary.tables`; None for layers without rotation."""
+        """`tables` are `Rotary.tables`, None for layers without rotation; `growth` multiplies each token's queries."""
         fused = dot(x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
@@ -100,6 +101,8 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None:
             q, k = rotate(q, tables), rotate(k, tables)
+        if growth is not None:
+            q = (q * growth[:, None, None, None]).astype(q.dtype)
         cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap)
         out = dot(mixed.astype(x.dtype).reshape(x.shape[0], -1), self.out[...])
         return (out if self.out_bias is None else out + self.out_bias[...]), cache

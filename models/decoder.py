@@ -22,7 +22,7 @@ class Decoder(nnx.Module):
     """`jpaged.model_api.CausalLM` for a family that says in its constructor what its layers are.
 
     Parameters: embed_tokens [vocab, width]; layers; norm; lm_head [vocab, width] unless tied to the embedding.
-    Layers are called with ``shared[group]``, the rotary tables of their group (None: no rotation).
+    Layers are given what `shared` returns, and take their group's.
     """
 
     _prefix = "model"
@@ -67,11 +67,14 @@ class Decoder(nnx.Module):
         """What enters the first layer."""
         return embed(self.embed_tokens[...], tokens)
 
+    def shared(self, positions: Int[Array, " tokens"]) -> dict[str, Any]:
+        """Of each group, the rotary tables; None where nothing is rotated."""
+        return {group: None if rotary is None else rotary.tables(positions) for group, rotary in self.rotary}
+
     def __call__(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], cache: Any, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        tables = {group: None if rotary is None else rotary.tables(positions) for group, rotary in self.rotary}
-        hidden, cache = self.layers(self.embed(tokens, positions), tables, cache, attend)
+        hidden, cache = self.layers(self.embed(tokens, positions), self.shared(positions), cache, attend)
         return (hidden if self.norm is None else self.norm(hidden)), cache
 
     def logits(self, hidden: Float[Array, "seqs embed"]) -> Float[Array, "seqs vocab"]:

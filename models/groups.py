@@ -1,4 +1,4 @@
-"""Which layer keeps which KV memory, read from a config: full attention or a sliding window."""
+"""Which layer keeps which KV memory, read from a config: full attention, a sliding window, or chunks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jpaged.model_api import LayerGroup
 
 from .stack import LayerKind
 
-_GROUP_OF_TYPE = {"full_attention": "full", "sliding_attention": "window"}
+_GROUP_OF_TYPE = {"full_attention": "full", "sliding_attention": "window", "chunked_attention": "chunk"}
 
 
 def type_of_group(group: str) -> str:
@@ -17,34 +17,47 @@ def type_of_group(group: str) -> str:
     return next(layer_type for layer_type, name in _GROUP_OF_TYPE.items() if name == group)
 
 
-def kinds_from_types(config: Any) -> tuple[LayerKind, ...]:
-    """One kind a layer from ``config.layer_types``.
+def kinds_from_types(config: Any, local: str = "sliding_attention") -> tuple[LayerKind, ...]:
+    """One kind a layer from ``config.layer_types``, which may name full attention and the family's `local` type.
 
     Raises:
         ValueError: for an unknown layer type, or a wrong number of them.
     """
+    known = ("full_attention", local)
     for layer_type in config.layer_types:
-        if layer_type not in _GROUP_OF_TYPE:
-            raise ValueError(f"layer_types names {layer_type!r}; known: {', '.join(_GROUP_OF_TYPE)}")
+        if layer_type not in known:
+            raise ValueError(f"layer_types names {layer_type!r}; known: {', '.join(known)}")
     if len(config.layer_types) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(config.layer_types)} entries for {config.num_hidden_layers} layers")
     return tuple(LayerKind(_GROUP_OF_TYPE[t]) for t in config.layer_types)
 
 
 def layer_groups(
-    kinds: Sequence[LayerKind], kv_heads: int, head_dim: int, sliding_window: int | None
+    kinds: Sequence[LayerKind],
+    kv_heads: int,
+    head_dim: int,
+    sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
 ) -> tuple[LayerGroup, ...]:
-    """The groups "window" and "full", those that have layers.
+    """The groups "window", "chunk" and "full", those that have layers.
 
     Raises:
-        ValueError: when layers slide but `sliding_window` is not a positive number of tokens.
+        ValueError: when layers slide but `sliding_window` is not a positive number of tokens; chunks likewise.
     """
+
+    def checked(field: str, tokens: int | None) -> int:
+        if tokens is None or tokens < 1:
+            raise ValueError(f"{field}={tokens} must be a positive number of tokens: some layers are local")
+        return tokens
+
+    layers = {name: tuple(i for i, kind in enumerate(kinds) if kind.group == name) for name in _GROUP_OF_TYPE.values()}
     groups = []
-    for name, window in (("window", sliding_window), ("full", None)):
-        layers = tuple(i for i, kind in enumerate(kinds) if kind.group == name)
-        if not layers:
-            continue
-        if name == "window" and (window is None or window < 1):
-            raise ValueError(f"sliding_window={window} must be a positive number of tokens: some layers slide")
-        groups.append(LayerGroup(name, layers, kv_heads, head_dim, window))
+    if layers["window"]:
+        window = checked("sliding_window", sliding_window)
+        groups.append(LayerGroup("window", layers["window"], kv_heads, head_dim, window))
+    if layers["chunk"]:
+        chunk = checked("attention_chunk_size", attention_chunk_size)
+        groups.append(LayerGroup("chunk", layers["chunk"], kv_heads, head_dim, chunk_size=chunk))
+    if layers["full"]:
+        groups.append(LayerGroup("full", layers["full"], kv_heads, head_dim))
     return tuple(groups)

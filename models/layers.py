@@ -96,22 +96,25 @@ def vocab_logits(
 class RMSNorm(nnx.Module):
     """``x / sqrt(mean(x^2) + eps) * (offset + scale)`` over the last dimension (Zhang & Sennrich, 2019).
 
-    `offset` is 1 for Gemma, whose checkpoints store the scale's distance from one.
+    `offset` is 1 for Gemma, whose checkpoints store the scale's distance from one. Without `affine` there is no scale.
     """
 
-    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, offset: float = 0.0):
-        self.scale = nnx.Param(jnp.full((size,), 1.0 - offset, dtype))
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, offset: float = 0.0, affine: bool = True):
+        self.scale = nnx.Param(jnp.full((size,), 1.0 - offset, dtype)) if affine else None
         self.eps = eps
         self.offset = offset
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return (wide * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+        if self.scale is not None:
+            wide = wide * (self.offset + self.scale[...].astype(jnp.float32))
+        return wide.astype(x.dtype)
 
     def weights(self, path: tuple[str, ...], name: str, layer: int | None = None) -> Iterator[WeightSource]:
         """`path` is this norm's place in its layer or model, `name` its tensors' prefix in the checkpoint."""
-        yield WeightSource((*path, "scale"), (f"{name}.weight",), convert.as_stored, P(None), layer)
+        if self.scale is not None:
+            yield WeightSource((*path, "scale"), (f"{name}.weight",), convert.as_stored, P(None), layer)
 
 
 class LayerNorm(nnx.Module):

@@ -31,9 +31,14 @@ def _resized(array: np.ndarray, axis: int, size: int) -> np.ndarray:
     return np.pad(array, widths)
 
 
+def pad_axis(axis: int, size: int) -> Converter:
+    """Zero-padded to `size` along `axis`."""
+    return lambda array: _resized(array, axis, size)
+
+
 def pad_rows(rows: int) -> Converter:
     """[n, ...] -> [rows, ...]: embedding tables and biases of padded columns."""
-    return lambda array: _resized(array, 0, rows)
+    return pad_axis(0, rows)
 
 
 def linear(inputs: int, outputs: int) -> Converter:
@@ -50,6 +55,17 @@ def fuse_gate_up(width: int, shards: int) -> Converter:
     def convert(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         parts = [_resized(a, 0, width).reshape(shards, width // shards, *a.shape[1:]) for a in (gate, up)]
         return np.concatenate(parts, axis=1).reshape(2 * width, *gate.shape[1:]).T
+
+    return convert
+
+
+def split_gate_up(width: int, shards: int) -> Converter:
+    """[experts, embed, gate and up columns] -> [experts, embed, 2 * width], the columns as in `fuse_gate_up`."""
+
+    def convert(both: np.ndarray) -> np.ndarray:
+        split = [_resized(a, 2, width) for a in np.split(both, 2, axis=2)]
+        parts = [a.reshape(*a.shape[:2], shards, width // shards) for a in split]
+        return np.concatenate(parts, axis=3).reshape(*both.shape[:2], 2 * width)
 
     return convert
 

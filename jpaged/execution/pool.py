@@ -11,7 +11,7 @@ from jaxtyping import Array, Shaped
 
 from jpaged.execution.mesh import sharding
 from jpaged.memory.layout import GroupSpec, PoolLayout
-from jpaged.memory.policies import FullAttention, Policy, SlidingWindow
+from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow
 from jpaged.model_api import TENSOR_AXIS, LayerGroup
 from pallas_kernels.layout import LANES, view_shape
 
@@ -25,13 +25,14 @@ class PoolSpec:
         dtype: of every element.
         shards: tensor shards; each holds its own heads' share of every block.
         views: per group, the view's shape on one device.
+        groups: as the model describes them.
     """
 
     layout: PoolLayout
     dtype: jnp.dtype
     shards: int
     views: tuple[tuple[int, ...], ...]
-    windows: tuple[int | None, ...]
+    groups: tuple[LayerGroup, ...]
     group_index: dict[str, int]
 
     @property
@@ -50,10 +51,15 @@ def group_specs(groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.d
     specs = []
     for group in groups:
         _, _, heads, tiles, size, lanes = view_shape(1, 1, group.kv_heads // shards, group.head_dim, block_size)
-        policy: Policy = FullAttention() if group.sliding_window is None else SlidingWindow(group.sliding_window)
         layer_bytes = heads * tiles * size * lanes * jnp.dtype(dtype).itemsize
-        specs.append(GroupSpec(group.name, layer_bytes, len(group.layers), block_size, policy))
+        specs.append(GroupSpec(group.name, layer_bytes, len(group.layers), block_size, _policy(group)))
     return specs
+
+
+def _policy(group: LayerGroup) -> Policy:
+    if group.sliding_window is not None:
+        return SlidingWindow(group.sliding_window)
+    return FullAttention() if group.chunk_size is None else ChunkedLocalAttention(group.chunk_size)
 
 
 def plan_pool(
@@ -70,9 +76,8 @@ def plan_pool(
         view_shape(plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size)
         for plan, group in zip(layout.groups, groups, strict=True)
     )
-    windows = tuple(group.sliding_window for group in groups)
     index = {group.name: i for i, group in enumerate(groups)}
-    return PoolSpec(layout, jnp.dtype(dtype), shards, views, windows, index)
+    return PoolSpec(layout, jnp.dtype(dtype), shards, views, groups, index)
 
 
 def make_pool(spec: PoolSpec, mesh: Mesh) -> Shaped[Array, "shards pages rows 128"]:

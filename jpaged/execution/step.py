@@ -94,7 +94,8 @@ def _attend(
             kv_lens,
             scale=scale,
             soft_cap=soft_cap,
-            sliding_window=spec.windows[group],
+            sliding_window=spec.groups[group].sliding_window,
+            chunk_size=spec.groups[group].chunk_size,
             max_query_len=max_query_len,
             impl=impl,
         )

@@ -28,6 +28,7 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
     sliding_window: int | None = None,
+    chunk_size: int | None = None,
     max_query_len: int | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -47,6 +48,7 @@ def paged_attention(
         scale: multiplies the scores.
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sliding_window: tokens a query sees, itself included; None = all before it.
+        chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
         max_query_len: static promise on the longest query run; 1 = decode only.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
@@ -62,4 +64,11 @@ def paged_attention(
         run = xla.paged_attention
     else:
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
-    return run(*args, scale=scale, soft_cap=soft_cap, sliding_window=sliding_window, max_query_len=max_query_len)
+    return run(
+        *args,
+        scale=scale,
+        soft_cap=soft_cap,
+        sliding_window=sliding_window,
+        chunk_size=chunk_size,
+        max_query_len=max_query_len,
+    )

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layout import unpack_kv
+from pallas_kernels.paged_attention.reach import Reach
 
 
 def paged_attention(
@@ -19,6 +20,7 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
     sliding_window: int | None = None,
+    chunk_size: int | None = None,
     max_query_len: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`."""
@@ -36,8 +38,7 @@ def paged_attention(
     known = (table >= 0) & (table < blocks)
     seen = jnp.repeat(known, block_size, axis=1) & (key_pos <= query_pos[:, None])
     seen &= (token < query_starts[-1])[:, None]
-    if sliding_window is not None:
-        seen &= key_pos > query_pos[:, None] - sliding_window
+    seen &= key_pos >= Reach(sliding_window, chunk_size).first_key(query_pos)[:, None]
 
     rows = view[jnp.where(known, table, 0), layer].astype(jnp.float32)
     rows = jnp.moveaxis(rows, 4, 2).reshape(tokens, pages * block_size, kv_heads, tiles, lanes)

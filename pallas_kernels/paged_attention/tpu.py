@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layout import LANES, padded_head_dim
+from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_kernel import RING, attend_to_unit
 from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units, unit_of_token
 
@@ -41,6 +42,7 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
     sliding_window: int | None = None,
+    chunk_size: int | None = None,
     max_query_len: int | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -75,11 +77,12 @@ def paged_attention(
     lanes = max(LANES, padded_head_dim(head_dim))
     both_bf16 = q.dtype == view.dtype == jnp.bfloat16
 
+    reach = Reach(sliding_window, chunk_size)
     units = max_units(tokens, seqs, tile, max_query_len)
     plan, first_row = cut_into_units(
-        query_starts, kv_lens, tile=tile, units=units, sliding_window=sliding_window, capacity=pages * block_size
+        query_starts, kv_lens, tile=tile, units=units, reach=reach, capacity=pages * block_size
     )
-    tables, broken = check_tables(block_tables, query_starts, kv_lens, blocks, block_size, sliding_window)
+    tables, broken = check_tables(block_tables, query_starts, kv_lens, blocks, block_size, reach)
 
     picked = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
     queries = jnp.pad(q[picked], ((0, 0),) * 4 + ((0, lanes - head_dim),))
@@ -97,7 +100,7 @@ def paged_attention(
             tile=tile,
             scale=scale,
             soft_cap=soft_cap,
-            window=sliding_window,
+            reach=reach,
             compute_dtype=jnp.dtype(jnp.bfloat16 if both_bf16 else jnp.float32),
         ),
         out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),

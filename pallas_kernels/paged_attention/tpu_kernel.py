@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES
+from pallas_kernels.paged_attention.reach import Reach
 
 RING = 4
 UNROLL = 8
@@ -48,7 +49,7 @@ def attend_to_unit(
     tile: int,
     scale: float,
     soft_cap: float | None,
-    window: int | None,
+    reach: Reach,
     compute_dtype: jnp.dtype,
 ):
     """One unit's queries against its keys, for one chunk of heads.
@@ -148,10 +149,10 @@ def attend_to_unit(
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         key = base + lax.broadcasted_iota(jnp.int32, (rows, step_keys), 1) + penalty[...]
-        query = query_pos[unit] + (lax.broadcasted_iota(jnp.int32, (rows, step_keys), 0) & (tile - 1))
+        query = query_pos[unit] + (lax.broadcasted_iota(jnp.int32, (rows, 1), 0) & (tile - 1))
         seen = key <= query
-        if window is not None:
-            seen &= key > query - window
+        if reach.limited:
+            seen &= key >= reach.first_key(query)
         scores = jnp.where(seen[None], scores, MASKED)
 
         # A row that has seen nothing yet keeps top == MASKED and adds ones here; its first real score wipes them.

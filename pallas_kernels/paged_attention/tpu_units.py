@@ -1,7 +1,7 @@
 """The TPU kernel's work list: which queries and which pages each grid step takes.
 
 A *unit* is up to `tile` consecutive queries of one sequence. All of a unit's keys lie in one range of logical
-pages, so it needs no others: pages behind its sliding window or past its last query are never touched.
+pages, so it needs no others: pages behind its window or chunk or past its last query are never touched.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
+
+from pallas_kernels.paged_attention.reach import Reach
 
 
 class Units(NamedTuple):
@@ -37,7 +39,7 @@ def cut_into_units(
     *,
     tile: int,
     units: int,
-    sliding_window: int | None,
+    reach: Reach,
     capacity: int,
 ) -> tuple[Units, Int[Array, " units"]]:
     """The work list, and the batch row of each unit's first query. `capacity`: tokens a block table can name."""
@@ -49,10 +51,7 @@ def cut_into_units(
     offset = (unit - (ends - tiles)[seq]) * tile
     query_pos = (kv_lens - lengths)[seq] + offset
     key_stop = jnp.minimum(query_pos + tile, jnp.minimum(kv_lens[seq], capacity))
-    key_start = jnp.zeros_like(key_stop)
-    if sliding_window is not None:
-        key_start = jnp.maximum(query_pos - sliding_window + 1, 0)
-    fields = (ends[-1:], seq, query_pos, key_start, key_stop)
+    fields = (ends[-1:], seq, query_pos, reach.first_key(query_pos), key_stop)
     return Units(*(x.astype(jnp.int32) for x in fields)), query_starts[seq] + offset
 
 
@@ -74,14 +73,12 @@ def check_tables(
     kv_lens: Int[Array, " seqs"],
     blocks: int,
     block_size: int,
-    sliding_window: int | None,
+    reach: Reach,
 ) -> tuple[Int[Array, "seqs pages"], Int[Array, " seqs"]]:
     """The tables with -1 for ids out of range, and whether a page that some query of the sequence sees has one."""
     known = (block_tables >= 0) & (block_tables < blocks)
     page = jnp.arange(block_tables.shape[1])
-    first_key = jnp.zeros_like(kv_lens)
-    if sliding_window is not None:
-        first_key = jnp.maximum(kv_lens - jnp.diff(query_starts) - sliding_window + 1, 0)
+    first_key = reach.first_key(kv_lens - jnp.diff(query_starts))
     needed = (page >= (first_key // block_size)[:, None]) & (page * block_size < kv_lens[:, None])
     tables = jnp.where(known, block_tables, -1).astype(jnp.int32)
     return tables, jnp.any(needed & ~known, axis=1).astype(jnp.int32)

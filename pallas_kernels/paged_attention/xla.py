@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.layout import LANES, padded_head_dim
+from pallas_kernels.paged_attention.reach import Reach
 
 _UNIT, _UNITS = 64, 32
 _TILE, _SPAN = 64, 128
@@ -33,7 +34,7 @@ class _Problem(NamedTuple):
     tables: Int[Array, "seqs pages"]
     kv_lens: Int[Array, " seqs"]
     soft_cap: float | None
-    window: int | None
+    reach: Reach
 
 
 def paged_attention(
@@ -47,13 +48,15 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
     sliding_window: int | None = None,
+    chunk_size: int | None = None,
     max_query_len: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`."""
     tokens, _, _, head_dim = q.shape
     width = padded_head_dim(head_dim)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
-    problem = _Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, sliding_window)
+    reach = Reach(sliding_window, chunk_size)
+    problem = _Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, reach)
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
@@ -81,7 +84,8 @@ def _decode(
     block_size = problem.view.shape[4]
     per_unit = max(1, _UNIT // block_size)
     unit = per_unit * block_size
-    first = jnp.zeros_like(lens) if problem.window is None else jnp.maximum(lens - problem.window, 0) // unit
+    first_key = problem.reach.first_key(lens - 1)
+    first = first_key // unit
     counts = (lens + unit - 1) // unit - first
     ends = jnp.cumsum(counts)
     starts = ends - counts
@@ -96,8 +100,8 @@ def _decode(
         page = chunk[:, None] * per_unit + jnp.arange(per_unit)
         position = chunk[:, None] * unit + jnp.arange(unit)
         seen = position < lens[seq, None]
-        if problem.window is not None:
-            seen &= position >= lens[seq, None] - problem.window
+        if problem.reach.limited:
+            seen &= position >= first_key[seq, None]
         blocks = tables[seq[:, None], jnp.minimum(page, pages - 1)]
         k, v, seen = _gather(problem, blocks, seen)
         # XLA:CPU is slow to multiply with the transpose of K, and fast to transpose it as it is gathered.
@@ -165,7 +169,7 @@ def _prefill(
         begin = problem.kv_lens[seq] - lengths[seq] + nth * tile
         query_pos = jnp.repeat(begin + jnp.arange(tile), q_per_kv)
         stop = jnp.minimum(begin + tile, problem.kv_lens[seq])
-        first = 0 if problem.window is None else jnp.maximum(begin - problem.window + 1, 0) // span
+        first = problem.reach.first_key(begin) // span if problem.reach.limited else 0
 
         def one_span(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             page = j * per_span + jnp.arange(per_span)
@@ -173,8 +177,8 @@ def _prefill(
             blocks = problem.tables[seq, jnp.minimum(page, pages - 1)]
             k, v, known = _gather(problem, blocks[None], (position < stop)[None])
             seen = known[0] & (position <= query_pos[:, None])
-            if problem.window is not None:
-                seen &= position > query_pos[:, None] - problem.window
+            if problem.reach.limited:
+                seen &= position >= problem.reach.first_key(query_pos)[:, None]
             scores = jnp.where(seen, _cap(_scores(mine, k, "uhrd,uhkd->uhrk"), problem.soft_cap)[0], _NEVER)
             top = scores.max(axis=2)
             weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0.0)

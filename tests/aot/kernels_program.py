@@ -39,13 +39,11 @@ def main() -> None:
     ints = partial(array, dtype=jnp.int32, spec=P())
     pool = array((shards, BLOCKS, rows, 128), jnp.bfloat16, P(AXIS))
 
-    def writes_and_attention(pool, q, k, v, slots, tables, starts, kv_lens, *, max_query_len):
+    def writes_and_attention(pool, q, k, v, slots, tables, starts, kv_lens, **limits):
         def layer_step(carry, layer):
             view, q = carry
             view = kv_write(view, layer, k, v, slots, impl="tpu")
-            q = paged_attention(
-                q, view, layer, tables, starts, kv_lens, scale=1.0, max_query_len=max_query_len, impl="tpu"
-            )
+            q = paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0, impl="tpu", **limits)
             return (view, q), None
 
         carry = (pool[0].reshape(local_view), q)
@@ -63,11 +61,17 @@ def main() -> None:
         print(json.dumps({"name": name} | sizes), flush=True)
 
     step_specs = (P(AXIS), heads, heads, heads, P(), P(), P(), P())
-    for name, tokens, max_query_len in (("decode", SEQS, 1), ("mixed", 1024, None)):
+    programs = (
+        ("decode", SEQS, {"max_query_len": 1}),
+        ("mixed", 1024, {}),
+        ("mixed, window", 1024, {"sliding_window": 1000}),
+        ("mixed, chunks", 1024, {"chunk_size": 1000}),
+    )
+    for name, tokens, limits in programs:
         q = array((tokens, KV_HEADS, GROUP, HEAD_DIM), jnp.bfloat16, heads)
         kv = array((tokens, KV_HEADS, HEAD_DIM), jnp.bfloat16, heads)
         batch = (ints((tokens,)), ints((SEQS, PAGES)), ints((SEQS + 1,)), ints((SEQS,)))
-        step = partial(writes_and_attention, max_query_len=max_query_len)
+        step = partial(writes_and_attention, **limits)
         report(name, step, step_specs, (P(AXIS), heads), (pool, q, kv, kv, *batch))
     pairs = ints((SEQS,))
     report("block_copy", copies, (P(AXIS), P(), P()), P(AXIS), (pool, pairs, pairs))

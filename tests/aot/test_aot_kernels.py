@@ -14,7 +14,7 @@ def programs():
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed", "block_copy"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "mixed, window", "mixed, chunks", "block_copy"])
 def test_the_pool_is_updated_in_place_on_tpu(programs, name):
     sizes = programs[name]
     assert sizes["alias"] >= sizes["pool"]

@@ -26,6 +26,7 @@ SMALL_POOL = {
     "gemma2": 20,
     "gemma3": 12,
     "cohere2": 20,
+    "llama4": 20,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
 

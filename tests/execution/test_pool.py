@@ -51,7 +51,7 @@ def test_bfloat16_holds_twice_the_blocks():
 def test_groups_keep_their_names_windows_and_policies():
     spec = plan(FULL, WINDOW)
     assert spec.group_index == {"full": 0, "window": 1}
-    assert spec.windows == (None, 24)
+    assert [group.sliding_window for group in spec.groups] == [None, 24]
     assert spec.layout.groups[1].spec.policy == SlidingWindow(24)
 
 

@@ -10,6 +10,7 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -117,6 +118,15 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         sliding_window=7,
         logit_scale=0.9,
         attention_bias=True,
+    ),
+    "llama4": Llama4TextConfig(
+        **{**_SIZES, "num_hidden_layers": 8, "head_dim": 64},
+        intermediate_size_mlp=101,
+        interleave_moe_layer_step=2,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        attention_chunk_size=11,
+        floor_scale=9,
     ),
 }
 """Name of a checkpoint -> its config."""

@@ -51,7 +51,7 @@ def load(path: Path | str, **options) -> CausalLM:
 
 def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable:
     """An `Attend` for one whole sequence; its cache counts calls, to show that it is threaded through."""
-    windows = {group.name: group.sliding_window for group in groups}
+    limits = {group.name: group for group in groups}
     ahead = positions[:, None] - positions[None, :]
 
     def attend(cache, layer, q, k, v, *, scale, soft_cap=None):
@@ -59,8 +59,11 @@ def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = ahead >= 0
-        if windows[layer.group] is not None:
-            seen &= ahead < windows[layer.group]
+        window, chunk = limits[layer.group].sliding_window, limits[layer.group].chunk_size
+        if window is not None:
+            seen &= ahead < window
+        if chunk is not None:
+            seen &= positions[:, None] // chunk == positions // chunk
         share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
         cache = cache | {layer.group: cache[layer.group].at[layer.index].add(1)}
         return cache, jnp.einsum("kqts,skd->tkqd", share, v.astype(jnp.float32)).astype(q.dtype)

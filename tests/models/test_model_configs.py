@@ -11,6 +11,7 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -97,6 +98,7 @@ PUBLISHED = {
         ),
         8_028_033_024,
     ),
+    "Llama-4-Scout": (Llama4TextConfig(), 107_769_861_120),
     "Ministral-8B": (
         MinistralConfig(
             vocab_size=131072,
@@ -126,6 +128,10 @@ def test_layer_groups_follow_the_layer_types():
     assert abstract(CHECKPOINTS["gemma3"]).layer_groups == (
         LayerGroup("window", (0, 1, 2, 3, 4, 6, 7), 2, 64, 7),
         LayerGroup("full", (5,), 2, 64),
+    )
+    assert abstract(CHECKPOINTS["llama4"]).layer_groups == (
+        LayerGroup("chunk", (0, 1, 2, 4, 5, 6), 2, 64, chunk_size=11),
+        LayerGroup("full", (3, 7), 2, 64),
     )
     assert abstract(CHECKPOINTS["ministral"]).layer_groups == (
         LayerGroup("window", (1, 2, 3), 2, 128, 7),
@@ -166,6 +172,10 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("cohere2", "use_parallel_block", False),
         ("cohere2", "use_qk_norm", True),
         ("cohere2", "rotary_pct", 0.5),
+        ("llama4", "hidden_act", "mish"),
+        ("llama4", "attention_chunk_size", None),
+        ("llama4", "no_rope_layers", [1] * 8),
+        ("llama4", "layer_types", ["sliding_attention"] * 8),
         ("ministral", "layer_types", ["chunked_attention"] * 4),
     ],
 )
@@ -179,7 +189,7 @@ def test_an_unsupported_field_is_named(name, field, value):
         abstract(config)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text", "cohere2"])
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text", "cohere2", "llama4_text"])
 def test_a_config_of_another_model_type_is_refused(name):
     from dense_model import family
 

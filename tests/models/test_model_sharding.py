@@ -15,7 +15,12 @@ FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PL
 
 @pytest.mark.parametrize(
     ("name", "layout", "layers"),
-    [("llama-tied-biased", "unrolled", 3), ("opt-projected", "unrolled", 3), ("gemma2", "stacked", 3)],
+    [
+        ("llama-tied-biased", "unrolled", 3),
+        ("opt-projected", "unrolled", 3),
+        ("gemma2", "stacked", 3),
+        ("llama4", "stacked", 4),
+    ],
 )
 def test_only_all_reduces_cross_devices(name, layout, layers, tmp_path):
     """One for the embedding and two for each layer in the program (a scan's body counts once)."""

@@ -78,6 +78,14 @@ def test_each_shard_holds_its_gate_columns_then_its_up_columns():
     np.testing.assert_array_equal(convert.fuse_gate_up(8, 2)(gate[:, 0], 10 * gate[:, 0]), columns)
 
 
+def test_experts_columns_are_cut_and_padded_as_an_mlps_are():
+    gate = np.arange(1, 8)[:, None] * np.ones(EMBED)
+    both = np.stack([np.concatenate([gate, 10 * gate]).T, np.concatenate([gate, -gate]).T])
+    fused = convert.split_gate_up(8, 2)(both)
+    np.testing.assert_array_equal(fused[0], convert.fuse_gate_up(8, 2)(gate, 10 * gate))
+    np.testing.assert_array_equal(fused[1], convert.fuse_gate_up(8, 2)(gate, -gate))
+
+
 def test_linear_is_transposed_and_padded_on_either_side():
     stored = np.arange(6).reshape(2, 3)
     np.testing.assert_array_equal(convert.linear(3, 2)(stored), stored.T)

@@ -27,6 +27,7 @@ class Case:
     layers: int = 2
     soft_cap: float | None = None
     sliding_window: int | None = None
+    chunk_size: int | None = None
     max_query_len: int | None = None
 
     @property
@@ -35,7 +36,7 @@ class Case:
 
     @property
     def options(self) -> dict:
-        names = ("soft_cap", "sliding_window", "max_query_len")
+        names = ("soft_cap", "sliding_window", "chunk_size", "max_query_len")
         return {"scale": self.head_dim**-0.5} | {name: getattr(self, name) for name in names}
 
 
@@ -91,6 +92,8 @@ def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int
             continue
         if case.sliding_window is not None:
             first = max(0, kv_len - lens[s] - case.sliding_window + 1) // case.block_size
+        if case.chunk_size is not None:
+            first = (kv_len - lens[s]) // case.chunk_size * case.chunk_size // case.block_size
         for page in range(first, -(-kv_len // case.block_size)):
             tables[s, page] = free.pop()
             here = rows[page * case.block_size : (page + 1) * case.block_size]
@@ -113,6 +116,8 @@ def dense_attention(case: Case, batch: Batch) -> np.ndarray:
         seen = key <= query
         if case.sliding_window is not None:
             seen &= key > query - case.sliding_window
+        if case.chunk_size is not None:
+            seen &= key // case.chunk_size == query // case.chunk_size
         scores = case.options["scale"] * np.einsum("qhgd,khd->hgqk", q, k)
         if case.soft_cap is not None:
             scores = case.soft_cap * np.tanh(scores / case.soft_cap)

@@ -23,6 +23,9 @@ CASES = {
     ),
     "window shorter than a block, odd group": Case(q_per_kv=3, sliding_window=5),
     "small blocks": Case(block_size=8, pages=24, sliding_window=70),
+    "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
+    "chunks of several blocks": Case(chunk_size=50, head_dim=64),
+    "decode only, chunks": Case(tokens=4, max_query_len=1, chunk_size=150),
     "decode only": Case(tokens=4, max_query_len=1, q_per_kv=7, dtype="bfloat16"),
 }
 

@@ -1,7 +1,7 @@
 """Sampling on the device: exact truncation without a sort, and draws that no neighbour can change.
 
-A sequence's random numbers come from ``fold_in(key(seed), position)`` and one uniform draw picks the token by
-inverting the cumulative distribution, so a draw depends on the sequence's own logits, seed and position only.
+A sequence's random numbers come from ``fold_in(key(seed), position)``, one for each token of the vocabulary, so a
+draw depends on the sequence's own logits, seed and position only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.logit_edits import LogitEdits, edit_logits
-
-_CHUNK = 128
 
 
 class SamplingArrays(NamedTuple):
@@ -81,7 +79,7 @@ def _draw(logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[
     weights = jnp.where(weights >= args.min_p[:, None], weights, 0.0)
     truncated = (args.top_k < logits.shape[1]) | (args.top_p < 1.0)
     weights = lax.cond(jnp.any(truncated), lambda: _truncate(weights, args), lambda: weights)
-    drawn = _invert(weights, _uniform(args))
+    drawn = _argmax(-_arrivals(weights, args))
     return jnp.where(args.temperature > 0, drawn, greedy)
 
 
@@ -112,33 +110,18 @@ def _largest_threshold(weights: Float[Array, "seqs vocab"], enough) -> Float[Arr
     return lax.bitcast_convert_type(low, jnp.float32)
 
 
-def _uniform(args: SamplingArrays) -> Float[Array, " seqs"]:
-    def one(seed: UInt32[Array, " 2"], position: Int[Array, ""]) -> Float[Array, ""]:
-        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-        return jax.random.uniform(jax.random.fold_in(key, position))
+def _arrivals(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
+    """When each token arrives in a race of exponential clocks of rate `weights`; the first is a draw.
 
-    return jax.vmap(one)(jnp.asarray(args.seed), jnp.asarray(args.position))
-
-
-def _invert(weights: Float[Array, "seqs vocab"], uniform: Float[Array, " seqs"]) -> Int[Array, " seqs"]:
-    """The first token whose cumulative weight passes ``uniform`` of the total.
-
-    Two levels (sums of chunks, then one chunk) keep the float32 error of a long cumulative sum small.
+    Every token has a random number of its own, from (seed, position, token). Rounding of the weights then changes a
+    draw only where two tokens arrive together; a cumulative sum would shift the borders of all rare tokens.
     """
-    seqs, vocab = weights.shape
-    chunks = jnp.pad(weights, ((0, 0), (0, -vocab % _CHUNK))).reshape(seqs, -1, _CHUNK)
-    sums = chunks.sum(axis=2)
-    ends = jnp.cumsum(sums, axis=1)
-    target = uniform * ends[:, -1]
-    # Neighbouring cumulative sums may be added up in different orders: only what weighs something counts.
-    chunk = _first((ends > target[:, None]) & (sums > 0), sums > 0)
-    inside = jnp.take_along_axis(chunks, chunk[:, None, None], axis=1)[:, 0]
-    start = jnp.where(chunk > 0, jnp.take_along_axis(ends, chunk[:, None] - 1, axis=1)[:, 0], 0.0)
-    passed = jnp.cumsum(inside, axis=1) > (target - start)[:, None]
-    return (chunk * _CHUNK + _first(passed & (inside > 0), inside > 0)).astype(jnp.int32)
 
+    def bits(seed: UInt32[Array, " 2"], position: Int[Array, ""]) -> UInt32[Array, " vocab"]:
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        return jax.random.bits(jax.random.fold_in(key, position), weights.shape[1:], jnp.uint32)
 
-def _first(hits: Bool[Array, "seqs n"], possible: Bool[Array, "seqs n"]) -> Int[Array, " seqs"]:
-    """The first hit of each row; where rounding left none, the last possible place."""
-    last = hits.shape[1] - 1 - jnp.argmax(possible[:, ::-1], axis=1)
-    return jnp.where(hits.any(axis=1), jnp.argmax(hits, axis=1), last)
+    drawn = jax.vmap(bits)(jnp.asarray(args.seed), jnp.asarray(args.position))
+    # Early arrivals decide: in steps of 2^-32 they are far apart, which 24 bits of a usual uniform number are not.
+    uniform = jnp.minimum((drawn.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return jnp.where(weights > 0, -jnp.log1p(-uniform) / weights, jnp.inf)

@@ -10,19 +10,20 @@ from tiny_chat_model import VOCAB_SIZE, make_chat_model
 
 from jpaged import LLM, SamplingParams
 
-SETTINGS = {"dtype": "float32", "max_model_len": 160, "block_size": 8, "max_num_seqs": 40}
+SETTINGS = {"dtype": "float32", "max_model_len": 160, "block_size": 8, "max_num_seqs": 41}
 RNG = np.random.default_rng(5)
 PROMPT = RNG.integers(3, VOCAB_SIZE, 45).tolist()
-NEIGHBOURS = [RNG.integers(3, VOCAB_SIZE, int(n)).tolist() for n in RNG.integers(2, 60, 39)]
+NEIGHBOURS = [RNG.integers(3, VOCAB_SIZE, int(n)).tolist() for n in RNG.integers(2, 60, 40)]
 PARAMS = SamplingParams(temperature=1.5, top_p=0.95, seed=11, max_tokens=24, ignore_eos=True, logprobs=3)
 OTHERS = SamplingParams(temperature=2.0, seed=3, max_tokens=20, ignore_eos=True)
 GREEDY = replace(OTHERS, temperature=0.0)
 
 SERVINGS = {
     "alone": {},
-    "in a batch of 40": {"neighbours": 39},
-    "in a batch of 40, submitted last": {"neighbours": 39, "place": 39},
-    "in chunks of 16": {"neighbours": 5, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 16},
+    "in a batch of 40 others": {"neighbours": 40},
+    "in a batch of 40 others, submitted last": {"neighbours": 40, "place": 40},
+    "in a batch of 40 others, submitted in the middle": {"neighbours": 40, "place": 17},
+    "in chunks of 16": {"neighbours": 5, "max_num_batched_tokens": 41, "long_prefill_token_threshold": 16},
     "in chunks of 64": {"neighbours": 5, "max_num_batched_tokens": 64},
     "preempted, recomputed": {"neighbours": 9, "pages": 60, "place": 9},
     "preempted, swapped": {"neighbours": 9, "pages": 60, "place": 9, "preemption_mode": "swap"},
@@ -99,7 +100,7 @@ def test_deterministic_log_probabilities_agree_to_the_last_bit(engines, how):
 def test_every_one_of_n_outputs_is_reproducible(engines, deterministic):
     params = replace(PARAMS, n=3)
     alone = serve(engines, deterministic=deterministic, params=params)
-    for how in ("in a batch of 40", "preempted, recomputed", "preempted, swapped"):
+    for how in ("in a batch of 40 others", "preempted, recomputed", "preempted, swapped"):
         served = serve(engines, deterministic=deterministic, params=params, **SERVINGS[how])
         assert [output.token_ids for output in served] == [output.token_ids for output in alone]
         if deterministic:

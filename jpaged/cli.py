@@ -236,6 +236,43 @@ def sharing(
         (docs / "sharing.md").write_text(sharing_report.page(text, model), encoding="utf-8")
 
 
+@bench.command()
+def memory(
+    trace: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="CSV of prompt_len, output_len: chats; may be repeated.")
+    ] = None,
+    long: Annotated[
+        Path | None, typer.Option(exists=True, help="The same, of long prompts, for models whose layers differ.")
+    ] = None,
+    conversations: Annotated[
+        Path | None, typer.Option(exists=True, help="The same with hash_ids, for prefix caching.")
+    ] = None,
+    num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
+) -> None:
+    """Where KV memory goes: jpaged's allocator and five others, simulated on published model shapes."""
+    from jpaged.benchmarks import memory_report
+    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, read_trace
+
+    with _bad_parameters():
+        chats = {path.stem: read_trace(path, 4 * num_requests) for path in trace or []}
+        far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
+        talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
+    sources = [*chats, long.stem if long else "drawn long prompts"]
+    sources.append(conversations.stem if conversations else "drawn conversations")
+    if not chats:
+        chats = {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
+        sources.insert(0, "drawn chats")
+    results = memory_report.run(chats, far, talks, say=typer.echo)
+    text = memory_report.tables(results)
+    typer.echo(text)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        memory_report.plot(results, docs / "memory.png")
+        (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")
+
+
 @contextmanager
 def _bad_parameters() -> Iterator[None]:
     """What the engine refuses, told as the command line tells it."""

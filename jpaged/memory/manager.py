@@ -126,6 +126,11 @@ class MemoryManager:
         """Blocks that sequences hold, over all groups."""
         return sum(group.num_used for group in self._allocator.groups)
 
+    @property
+    def reserved_blocks(self) -> list[int]:
+        """For each group, blocks that sequences hold and empty ones that no other group can have."""
+        return [group.num_used + group.num_empty for group in self._allocator.groups]
+
     # The life of a sequence.
 
     def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from memory_pools import full_manager, serve, window_manager
 
+from jpaged.config import EngineConfig
 from jpaged.memory import Fit, MemoryManager
 from jpaged.memory.predicted_prefixes import Candidate, protected_bytes
 
@@ -155,6 +156,8 @@ def test_forgetting_the_cache_forgets_protected_blocks():
 def test_an_unknown_order_of_eviction_is_refused():
     with pytest.raises(ValueError, match="prefix_eviction='newest' is not one of lru, aligned, predicted"):
         full_manager(prefix_eviction="newest")
+    with pytest.raises(ValueError, match="prefix_eviction='newest' is not one of lru, aligned, predicted"):
+        EngineConfig(model="any", prefix_eviction="newest")
 
 
 def test_plain_lru_does_not_align_the_groups():

@@ -1,0 +1,194 @@
+"""Where KV memory goes under six allocators, as tables, a picture, and a page that compares them with the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jpaged.benchmarks.memory_shapes import SHAPES, ModelShape
+from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, held_by_one, simulate
+from jpaged.benchmarks.memory_traces import Demand
+
+PAPER_TOKENS = {"contiguous max": 20.4, "Orca Pow2": 26.8, "Orca Oracle": 38.2, "jpaged": 96.3}
+"""Percent of KV memory that holds token state, OPT-13B (PagedAttention paper, figure 2; its vLLM under jpaged)."""
+
+PAPER_WASTE = {
+    "Llama-3.2-11B-Vision": (43, 79.6),
+    "Gemma-2-9B": (8192, 25.0),
+    "Ministral-8B": (131072, 56.25),
+    "Gemma-3-27B": (8192, 73.6),
+}
+"""(text tokens, percent of memory wasted by one page size for all layers) (Jenga). The paper does not state all the
+lengths behind its figures: these give them, but for Gemma 3."""
+
+EVICTIONS = ("lru", "aligned", "predicted")
+
+ONE_KIND = ("contiguous max", "Orca Pow2", "Orca Oracle", "jpaged")
+"""Systems that differ where all layers are alike."""
+
+PREFIX_MODELS = {"Llama-3.1-8B": 12.0, "Gemma-3-27B": 24.0}
+"""Models of the prefix table, and GiB of KV: little enough that what is cached has to be chosen."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """All simulations: by trace, by model, and (model, allocator, eviction, outcome)."""
+
+    traces: dict[str, list[Outcome]]
+    models: dict[str, list[Outcome]]
+    prefixes: list[tuple[str, str, str, Outcome]]
+
+
+def run(
+    traces: Mapping[str, Sequence[Demand]],
+    long: Sequence[Demand],
+    conversations: Sequence[Demand],
+    say: Callable[[str], None],
+) -> Results:
+    """Simulate: OPT-13B on each of `traces`, every other model on `long`, prefix caching on `conversations`."""
+    shapes = {shape.name: shape for shape in SHAPES}
+    by_trace = {}
+    for name, demands in traces.items():
+        say(f"OPT-13B, {name}")
+        by_trace[name] = [simulate(system, shapes["OPT-13B"], demands) for system in ONE_KIND]
+    by_model = {}
+    for shape in SHAPES:
+        if shape.name != "OPT-13B":
+            say(shape.name)
+            by_model[shape.name] = [simulate(system, shape, _questions(shape, long)) for system in SYSTEMS]
+    prefixes = []
+    for name, pool_gib in PREFIX_MODELS.items():
+        say(f"{name}, prefixes")
+        shape = replace(shapes[name], pool_gib=pool_gib)
+        runs = [("jpaged", eviction) for eviction in EVICTIONS]
+        if len(shape.layers) > 1:
+            runs += [(system, "aligned") for system in ("PagedAttention, largest page", "static split")]
+        for system, eviction in runs:
+            outcome = simulate(system, shape, conversations, prefix_caching=True, prefix_eviction=eviction)
+            prefixes.append((name, system, eviction, outcome))
+    return Results(by_trace, by_model, prefixes)
+
+
+def _questions(shape: ModelShape, long: Sequence[Demand]) -> list[Demand]:
+    """The demands without their shared prefixes; questions about an image are short."""
+    return [Demand(43 if shape.image_tokens else demand.prompt, demand.output) for demand in long]
+
+
+def tables(results: Results) -> str:
+    """Markdown tables of all results."""
+    parts = ["### One kind of layer: OPT-13B, 12 GiB of KV"]
+    for name, outcomes in results.traces.items():
+        rows = [[*_row(o), f"{PAPER_TOKENS[o.system]} %"] for o in outcomes]
+        head = ["allocator", "batch", "tokens", "reserved", "internal", "external", "paper: tokens"]
+        parts += [f"{name}:", _table(head, rows)]
+    parts.append("### Layers that differ: mean batch (share of the pool that holds what will be read)")
+    rows = [
+        [model, *(f"{o.batch:.1f} ({o.shares.tokens:.0%}){'*' * bool(o.refused)}" for o in outcomes)]
+        for model, outcomes in results.models.items()
+    ]
+    parts.append(_table(["model", *SYSTEMS], rows))
+    parts.append("\\* some requests were refused: they fit no empty pool of this allocator.")
+    parts.append("### Waste of a single sequence (share of what it holds)")
+    rows = []
+    for shape in SHAPES:
+        if shape.name in PAPER_WASTE:
+            length, paper = PAPER_WASTE[shape.name]
+            waste = [
+                1 - shape.needed_bytes(length) / held_by_one(system, shape, length)
+                for system in ("PagedAttention, largest page", "jpaged")
+            ]
+            rows.append([shape.name, f"{length:,}", *(f"{w:.2%}" for w in waste), f"{paper} %"])
+    parts.append(_table(["model", "text tokens", "largest page", "jpaged", "paper: largest page"], rows))
+    parts.append("### Prefix caching")
+    rows = [
+        [model, system, eviction, f"{o.hit_rate:.1%}", f"{o.batch:.1f}"]
+        for model, system, eviction, o in results.prefixes
+    ]
+    parts.append(_table(["model", "allocator", "prefix_eviction", "prompt tokens hit", "batch"], rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def page(text: str, sources: Sequence[str]) -> str:
+    """docs/memory.md: the tables with what they mean."""
+    return f"""# Where KV memory goes
+
+Made by `jpaged bench memory --docs docs` with these requests: {"; ".join(sources)}. The allocator and the scheduler
+are the real ones; the device computes nothing. Shapes are published numbers (`jpaged/benchmarks/memory_shapes.py`), no
+weights. All requests are sent at once, and shares are averaged over the steps in which requests wait.
+
+- **tokens**: state that next tokens will read. **reserved**: kept for tokens that will come. **internal**: held, never
+  to be read. **external**: in nobody's hands although requests wait; it includes the rounding of buddy regions, which
+  the PagedAttention paper counts there too.
+- **contiguous max** reserves the longest sequence (FasterTransformer, Orca Max), **Orca Pow2** the prompt and the
+  output rounded up to a power of two, **Orca Oracle** exactly what will be needed; the latter two have a buddy
+  allocator. These and **PagedAttention, largest page** keep every token in every layer. **static split** gives each
+  layer group a pool of its own, in the proportion in which the workload's mean sequence needs them.
+
+![Shares of the pool and mean batch](memory.png)
+
+{text}
+## Against the papers
+
+- PagedAttention, figure 2 (OPT-13B, ShareGPT): there requests arrive over time and lengths are those of its own sample
+  of conversations; here they all wait from the start, so that the pool is as full as it can be. The last percents of
+  jpaged are the watermark, and steps between a request's end and the next one's admission.
+- Where all layers are alike, largest page, static split and jpaged are the same thing.
+- Jenga's waste is that of largest page. The lengths are those that give its figures; its Gemma 3 figure is for a
+  workload of its own, of which only the mean is known.
+- A static split is right for one length only, although it knows the workload's mean here: for longer sequences the
+  windows' part is idle, for shorter ones the other.
+- character.ai-like: 36 layers, 30 of them local (1024 tokens) in pairs that share one KV, six global that share two.
+  PyramidKV: four groups of eight layers that keep 3584 to 512 tokens. The other allocators cannot express either, so
+  they keep all.
+- What jpaged wastes on a single sequence is its last blocks and, behind a window, up to one block a layer group.
+- Prefix caching: every request waits from the start here and the pool is small, so few prefixes live until they are
+  asked for again. Largest page runs so few requests at once that a conversation's next turn comes sooner.
+- "lru" is plain LRU, "aligned" Jenga's balanced and aligned eviction over one common pool of pages, "predicted" adds
+  the protected pool of predicted prefixes. Its size comes from a cost model with one number of the device, what a
+  step costs beside its tokens, so on other devices the choice would differ.
+"""
+
+
+def plot(results: Results, path: Path) -> None:
+    """Shares of the pool for each trace, and mean batches relative to largest page, as PNG; needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.6), layout="constrained")
+    bars = [(name, outcome) for name, outcomes in results.traces.items() for outcome in outcomes]
+    bottom = [0.0] * len(bars)
+    for kind in ("tokens", "reserved", "internal", "external"):
+        values = [100 * getattr(outcome.shares, kind) for _, outcome in bars]
+        left.bar(range(len(bars)), values, bottom=bottom, label=kind)
+        bottom = [b + v for b, v in zip(bottom, values, strict=True)]
+    left.set_xticks(range(len(bars)), [f"{o.system}\n{name}" for name, o in bars], rotation=60, ha="right", fontsize=7)
+    left.set_ylabel("OPT-13B: % of the pool")
+    left.legend(fontsize=7)
+    models = list(results.models)
+    for i, system in enumerate(SYSTEMS):
+        ratios = [outcomes[i].batch / _batch(outcomes, SYSTEMS[3]) for outcomes in results.models.values()]
+        right.bar([place + 0.13 * (i - 2.5) for place in range(len(models))], ratios, 0.13, label=system)
+    right.set_xticks(range(len(models)), models, rotation=40, ha="right", fontsize=7)
+    right.set_ylabel("mean batch, largest page = 1")
+    right.set_yscale("log")
+    right.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _batch(outcomes: Sequence[Outcome], system: str) -> float:
+    return next(outcome.batch for outcome in outcomes if outcome.system == system)
+
+
+def _row(outcome: Outcome) -> list[str]:
+    shares = outcome.shares
+    parts = (shares.tokens, shares.reserved, shares.internal, shares.external)
+    return [outcome.system, f"{outcome.batch:.1f}", *(f"{part:.1%}" for part in parts)]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,171 @@
+"""Published shapes of models, as far as KV memory goes: layers, KV heads, head width, windows. No weights.
+
+Sizes are bytes of one token in one layer at 16 bits an element: ``2 * kv_heads * head_dim * 2``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jpaged.memory import (
+    ChunkedLocalAttention,
+    CrossAttention,
+    FullAttention,
+    GroupSpec,
+    MambaState,
+    Policy,
+    SlidingWindow,
+    TokenBudget,
+)
+
+BLOCK_SIZE = 16
+SNAPSHOT = 512
+"""Tokens between the states that a recurrent layer keeps for prefix hits."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers of one kind.
+
+    Attributes:
+        number: layers that own KV.
+        token_bytes: KV of a token in one layer; of a recurrent layer its whole state.
+        readers: further layers that read the KV of these.
+    """
+
+    name: str
+    number: int
+    token_bytes: int
+    policy: Policy
+    readers: int = 0
+
+    @property
+    def recurrent(self) -> bool:
+        return isinstance(self.policy, MambaState)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """One model.
+
+    Attributes:
+        max_len: most tokens of a sequence in the simulation.
+        pool_gib: memory for KV, what the paper's or a usual device has left beside the weights.
+        image_tokens: of every request.
+    """
+
+    name: str
+    layers: tuple[Layers, ...]
+    max_len: int
+    pool_gib: float
+    image_tokens: int = 0
+
+    def groups(self) -> list[GroupSpec]:
+        """The layer groups as the pool sees them."""
+        return [
+            GroupSpec(kind.name, kind.token_bytes, kind.number, SNAPSHOT, kind.policy)
+            if kind.recurrent
+            else GroupSpec(kind.name, kind.token_bytes * BLOCK_SIZE, kind.number, BLOCK_SIZE, kind.policy)
+            for kind in self.layers
+        ]
+
+    def largest_page_groups(self) -> list[GroupSpec]:
+        """All layers alike: every layer keeps every token (of text and images), in pages as large as the largest."""
+        attention = [kind for kind in self.layers if not kind.recurrent]
+        states = [kind for kind in self.layers if kind.recurrent]
+        token_bytes = max(kind.token_bytes for kind in attention)
+        state_bytes = max((kind.token_bytes for kind in states), default=0)
+        block_size = max(BLOCK_SIZE, -(-state_bytes // token_bytes))
+        number = sum(kind.number + kind.readers for kind in attention)
+        page = block_size * token_bytes
+        return [
+            GroupSpec("all", page, number, block_size, FullAttention()),
+            *(GroupSpec(kind.name, page, kind.number, SNAPSHOT, kind.policy) for kind in states),
+        ]
+
+    def needed_bytes(self, length: int) -> int:
+        """What the next token of a sequence of `length` tokens reads, over all layers."""
+        total = 0
+        for kind in self.layers:
+            policy = kind.policy.for_request(self.image_tokens)
+            tokens = sum(len(run) for run in policy.active_blocks(length, 1))
+            total += kind.number * kind.token_bytes * tokens
+        return total
+
+    @property
+    def uniform_token_bytes(self) -> int:
+        """A token's KV where every layer keeps every token."""
+        return sum((kind.number + kind.readers) * kind.token_bytes for kind in self.layers if not kind.recurrent)
+
+    @property
+    def state_bytes(self) -> int:
+        """States of a sequence's recurrent layers."""
+        return sum(kind.number * kind.token_bytes for kind in self.layers if kind.recurrent)
+
+
+def _kv(kv_heads: int, head_dim: int) -> int:
+    return 2 * kv_heads * head_dim * 2
+
+
+FULL = FullAttention()
+
+SHAPES = (
+    ModelShape("Llama-3.1-8B", (Layers("full", 32, _kv(8, 128), FULL),), 131072, 16),
+    ModelShape("OPT-13B", (Layers("full", 40, _kv(40, 128), FULL),), 2048, 12),
+    ModelShape(
+        "Gemma-2-9B",
+        (Layers("full", 21, _kv(8, 256), FULL), Layers("window", 21, _kv(8, 256), SlidingWindow(4096))),
+        8192,
+        16,
+    ),
+    ModelShape(
+        "Gemma-3-27B",
+        (Layers("full", 10, _kv(16, 128), FULL), Layers("window", 52, _kv(16, 128), SlidingWindow(1024))),
+        131072,
+        64,
+    ),
+    ModelShape(
+        "Ministral-8B",
+        (Layers("full", 9, _kv(8, 128), FULL), Layers("window", 27, _kv(8, 128), SlidingWindow(32768))),
+        131072,
+        48,
+    ),
+    ModelShape(
+        "Llama-4-Scout (text)",
+        (Layers("full", 12, _kv(8, 128), FULL), Layers("chunked", 36, _kv(8, 128), ChunkedLocalAttention(8192))),
+        131072,
+        48,
+    ),
+    ModelShape(
+        "Llama-3.2-11B-Vision",
+        (Layers("self", 32, _kv(8, 128), FULL), Layers("cross", 8, _kv(8, 128), CrossAttention())),
+        8192,
+        16,
+        image_tokens=6193,
+    ),
+    ModelShape(
+        "Jamba-1.5-Mini",
+        (Layers("full", 4, _kv(8, 128), FULL), Layers("mamba", 28, 8192 * (16 + 4) * 2, MambaState())),
+        131072,
+        16,
+    ),
+    ModelShape(
+        "character.ai-like",
+        (
+            Layers("full", 2, _kv(8, 128), FULL, readers=4),
+            Layers("window", 15, _kv(8, 128), SlidingWindow(1024), readers=15),
+        ),
+        131072,
+        8,
+    ),
+    ModelShape(
+        "PyramidKV on Llama-3.1-8B",
+        tuple(
+            Layers(f"budget {tokens}", 8, _kv(8, 128), TokenBudget(sink=4, recent=32, top=tokens - 36))
+            for tokens in (3584, 2560, 1536, 512)
+        ),
+        131072,
+        32,
+    ),
+)
+"""character.ai-like: 36 layers, every sixth global, the global ones share two KVs, neighbouring local ones one."""

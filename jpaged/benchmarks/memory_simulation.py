@@ -1,0 +1,197 @@
+"""The real scheduler on a device that computes nothing, over jpaged's memory manager or another allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory, Regions, oracle, powers_of_two
+from jpaged.benchmarks.memory_shapes import ModelShape
+from jpaged.benchmarks.memory_split import SplitMemory
+from jpaged.benchmarks.memory_traces import Demand, prompt_tokens
+from jpaged.memory import GroupSpec, MemoryManager, PoolLayout
+from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Request, Scheduler
+from jpaged.scheduling import Sequence as Stream
+
+MAX_NUM_SEQS = 512
+BUDGET = 8192
+SAMPLE_EVERY = 16
+
+SYSTEMS = ("contiguous max", "Orca Pow2", "Orca Oracle", "PagedAttention, largest page", "static split", "jpaged")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the pool, averaged over the steps in which requests waited; they add up to 1.
+
+    Attributes:
+        tokens: state that the next tokens read.
+        reserved: kept for tokens that will come.
+        internal: held but never to be read: over-reserved, unfilled, padded, behind a window.
+        external: in no request's hands although requests wait; the rounding of buddy regions included, as in the
+            PagedAttention paper.
+    """
+
+    tokens: float
+    reserved: float
+    internal: float
+    external: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One simulation.
+
+    Attributes:
+        batch: mean running requests while requests waited.
+        hit_rate: share of the prompt tokens that were cached.
+        refused: requests too large for the pool.
+    """
+
+    system: str
+    batch: float
+    shares: Shares
+    hit_rate: float
+    preemptions: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class System:
+    """An allocator under test.
+
+    Attributes:
+        memory: what the scheduler is given.
+        held: (bytes held by requests, bytes of them reserved for tokens to come), by the sequences' lengths.
+        shift: tokens that stand before every prompt (images, where all layers keep them as tokens).
+    """
+
+    memory: Any
+    held: Callable[[dict[int, int]], tuple[int, int]]
+    shift: int
+    image_tokens: int
+
+
+def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: Any) -> System:
+    """An allocator by its name in `SYSTEMS`; `options` go to the memory managers.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    pool = int(shape.pool_gib * 2**30)
+    if name in ("jpaged", "PagedAttention, largest page"):
+        alike = name != "jpaged"
+        manager = _manager(shape.largest_page_groups() if alike else shape.groups(), pool, options)
+        shift = shape.image_tokens if alike else 0
+        return System(manager, lambda lengths: (_held(manager), 0), shift, shape.image_tokens - shift)
+    if name == "static split":
+        mean = sum(demand.prompt + demand.output for demand in demands) // len(demands)
+        needs = [spec.real_bytes * _blocks(spec, shape, mean) for spec in shape.groups()]
+        split = SplitMemory(
+            shape.groups(), [pool * need // sum(needs) for need in needs], max_step_tokens=BUDGET, **options
+        )
+        return System(split, lambda lengths: (sum(map(_held, split.parts)), 0), 0, shape.image_tokens)
+    if name not in SYSTEMS:
+        raise ValueError(f"{name!r} is not one of {', '.join(SYSTEMS)}")
+    slot = shape.uniform_token_bytes
+    extra = shape.image_tokens + -(-shape.state_bytes // slot)
+    most = shape.max_len + extra
+    size = pool // slot
+    regions = Regions(size, most) if name == "contiguous max" else Buddy(size)
+    reserve = {
+        "contiguous max": lambda prompt, output: most,
+        "Orca Pow2": lambda prompt, output: min(most, powers_of_two(prompt, output)),
+        "Orca Oracle": oracle,
+    }[name]
+    totals = [(demand.prompt + extra, demand.output) for demand in demands]
+    memory = ContiguousMemory(regions, reserve, totals)
+
+    def held(lengths: dict[int, int]) -> tuple[int, int]:
+        future = sum(demands[s].prompt + demands[s].output - length for s, length in lengths.items())
+        return sum(memory.reserved.values()) * slot, future * slot
+
+    return System(memory, held, 0, 0)
+
+
+def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options: Any) -> Outcome:
+    """All `demands` at once, served in order; measured from the first step in which memory, or the number of
+    sequences, keeps requests waiting until none waits. Demands above `shape.max_len` are cut to their last tokens."""
+    demands = [_cut(demand, shape.max_len) for demand in demands]
+    system = build(name, shape, demands, **options)
+    scheduler = Scheduler(cast(Any, system.memory), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
+    requests = [_request(i, demand, system) for i, demand in enumerate(demands)]
+    refused = 0
+    for request in requests:
+        try:
+            scheduler.add(request)
+        except ValueError:  # it could never fit
+            refused += 1
+    pool = shape.pool_gib * 2**30
+    steps, batch, samples, full = 0, 0, [], False
+    while scheduler.waiting:
+        step = scheduler.schedule()
+        scheduler.update(step, [0] * len(step.samples), [0.0] * len(step.samples))
+        full = full or step.num_tokens < BUDGET or bool(step.preempted)
+        if not full or not scheduler.running:
+            continue
+        steps += 1
+        batch += len(scheduler.running)
+        if steps % SAMPLE_EVERY == 1:
+            lengths = {r.request_id: r.sequences[0].num_computed - system.shift for r in scheduler.running}
+            needed = sum(shape.needed_bytes(max(0, length)) for length in lengths.values())
+            samples.append((needed, *system.held(lengths)))
+    cached = sum(request.num_cached_tokens for request in requests)
+    asked = sum(len(request.prompt_token_ids) for request in requests if request.first_scheduled_time is not None)
+    mean = [sum(column) / max(1, len(samples)) / pool for column in zip(*samples, strict=True)] or [0.0] * 3
+    tokens = min(mean[0], mean[1])  # a shared token is needed by several but held once
+    shares = Shares(tokens, mean[2], max(0.0, mean[1] - tokens - mean[2]), 1 - mean[1])
+    return Outcome(name, batch / max(1, steps), shares, cached / max(1, asked), scheduler.num_preemptions, refused)
+
+
+def held_by_one(name: str, shape: ModelShape, length: int) -> int:
+    """Bytes that a single sequence of `length` tokens holds, computed in chunks of the budget."""
+    system = build(name, shape, [Demand(length, 1)])
+    memory, end = system.memory, length + system.shift
+    memory.add(0, 0, encoder_tokens=system.image_tokens)
+    for start in range(0, end, BUDGET):
+        computed = min(end, start + BUDGET)
+        if memory.allocate(0, computed, first_write=start) is None:
+            raise ValueError(f"{shape.name}: {length} tokens do not fit {shape.pool_gib} GiB")
+        memory.commit(0, range(end), computed)
+    return system.held({0: length})[0]
+
+
+def _manager(groups: list[GroupSpec], pool: int, options: dict[str, Any]) -> MemoryManager:
+    return MemoryManager(PoolLayout.plan(groups, pool), max_step_tokens=BUDGET, **options)
+
+
+def _held(manager: MemoryManager) -> int:
+    """Bytes of used blocks, and of empty ones that no other group can have."""
+    counts = zip(manager.layout.groups, manager.reserved_blocks, strict=True)
+    return sum(group.block_bytes * blocks for group, blocks in counts)
+
+
+def _blocks(spec: GroupSpec, shape: ModelShape, length: int) -> int:
+    return spec.policy.for_request(shape.image_tokens).peak_blocks(length, 1, spec.block_size)
+
+
+def _cut(demand: Demand, max_len: int) -> Demand:
+    prompt = min(demand.prompt, max_len - 1)
+    return Demand(prompt, min(demand.output, max_len - prompt), demand.hash_ids)
+
+
+def _request(number: int, demand: Demand, system: System) -> Request:
+    tokens = [*range(-system.shift, 0), *prompt_tokens(demand, number)]
+    return Request(
+        request_id=number,
+        prompt_token_ids=tokens,
+        params=SamplingParams(temperature=0.0, max_tokens=demand.output, ignore_eos=True),
+        seed=0,
+        max_total_tokens=len(tokens) + demand.output,
+        stop_ids=frozenset(),
+        eos_ids=frozenset(),
+        sequences=[Stream(number, 0, list(tokens), len(tokens))],
+        encoder_tokens=system.image_tokens,
+    )

@@ -1,0 +1,77 @@
+"""A pool that is divided among the layer groups once and for all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from types import SimpleNamespace
+
+from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, PoolLayout
+
+
+class SplitMemory:
+    """One memory manager a layer group; answers what the scheduler asks of a single one.
+
+    Args:
+        groups: the model's.
+        shares: bytes that each of them gets.
+        options: of every `MemoryManager`.
+    """
+
+    def __init__(self, groups: Sequence[GroupSpec], shares: Sequence[int], **options: object) -> None:
+        self.parts = [
+            MemoryManager(PoolLayout.plan([spec], share), **options)  # type: ignore[arg-type]
+            for spec, share in zip(groups, shares, strict=True)
+        ]
+        self._groups = groups
+        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0)
+        self.swap_space = self.parts[0].swap_space
+        self._added: dict[int, tuple[int, int]] = {}
+
+    def _encoder(self, g: int, encoder_tokens: int) -> int:
+        return 0 if self._groups[g].policy.names_tokens else encoder_tokens
+
+    def can_admit(
+        self, num_tokens: int, num_seqs: int = 1, *, shared_tokens: int | None = None, encoder_tokens: int = 0
+    ) -> Fit:
+        verdicts = {
+            part.can_admit(
+                num_tokens, num_seqs, shared_tokens=shared_tokens, encoder_tokens=self._encoder(g, encoder_tokens)
+            )
+            for g, part in enumerate(self.parts)
+        }
+        return next(fit for fit in (Fit.NEVER, Fit.LATER, Fit.OK) if fit in verdicts)
+
+    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0) -> None:
+        self._added[seq_id] = request_id, encoder_tokens
+        for g, part in enumerate(self.parts):
+            part.add(seq_id, request_id, encoder_tokens=self._encoder(g, encoder_tokens))
+
+    def match_prefix(
+        self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
+    ) -> int:
+        """The longest prefix that every part has: asked again for less until they agree."""
+        length = max_tokens
+        while True:
+            hits = [part.match_prefix(seq_id, token_ids, salt=salt, max_tokens=length) for part in self.parts]
+            if len(set(hits)) == 1:
+                return hits[0]
+            length = min(hits)
+            request_id, encoder_tokens = self._added[seq_id]
+            self.free(seq_id)
+            self.add(seq_id, request_id, encoder_tokens=encoder_tokens)
+
+    def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
+        made = [part.allocate(seq_id, num_tokens, first_write=first_write) for part in self.parts]
+        return None if None in made else []
+
+    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
+        for part in self.parts:
+            part.commit(seq_id, token_ids, num_computed)
+
+    def capacity(self, seq_id: int) -> int:
+        return min(part.capacity(seq_id) for part in self.parts)
+
+    def free(self, seq_id: int) -> None:
+        del self._added[seq_id]
+        for part in self.parts:
+            part.free(seq_id)

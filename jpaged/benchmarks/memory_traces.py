@@ -1,0 +1,91 @@
+"""Requests to simulate: lengths and shared prefixes from a trace, or drawn."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+HASH_BLOCK = 512
+"""Prompt tokens that one hash id of a trace stands for."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One request: `prompt` and `output` in tokens; equal leading hash ids are equal prompt tokens."""
+
+    prompt: int
+    output: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def read_trace(path: Path, most: int) -> list[Demand]:
+    """The first `most` requests of a CSV file with columns prompt_len and output_len, and perhaps hash_ids (ranges:
+    ``0 14-27``), in which a file of answers' lengths alone (len_reference) counts as prompts of 20 tokens.
+
+    Raises:
+        ValueError: the file has no such columns.
+    """
+    demands = []
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if len(demands) == most:
+                break
+            if "prompt_len" in row:
+                hash_ids = tuple(_expand(row.get("hash_ids") or ""))
+                demands.append(Demand(int(row["prompt_len"]), int(row["output_len"]), hash_ids))
+            elif "len_reference" in row:
+                demands.append(Demand(20, int(row["len_reference"])))
+            else:
+                raise ValueError(f"{path} has the columns {', '.join(row)}, not prompt_len and output_len")
+    return [d for d in demands if d.prompt and d.output]
+
+
+def draw_lengths(mean_prompt: float, mean_output: float, number: int, seed: int, sigma: float = 1.0) -> list[Demand]:
+    """Lognormal lengths."""
+    rng = np.random.default_rng(seed)
+
+    def lengths(mean: float) -> list[int]:
+        return [max(1, round(x)) for x in rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, number)]
+
+    return [Demand(p, o) for p, o in zip(lengths(mean_prompt), lengths(mean_output), strict=True)]
+
+
+def draw_conversations(number: int, seed: int, turns: int = 4) -> list[Demand]:
+    """Prompts of a few thousand tokens that begin with one of eight system prompts and go on as conversations.
+
+    Conversations take turns, twenty at a time, each prompt beginning with the one before it.
+    """
+    rng = np.random.default_rng(seed)
+    demands: list[Demand] = []
+    fresh = 1000
+    while len(demands) < number:
+        talks = [list(range(10 * s, 10 * s + 4)) for s in rng.integers(0, 8, 20)]
+        for _ in range(turns):
+            for ids in talks:
+                grown = int(rng.integers(1, 5))
+                ids += range(fresh, fresh + grown)
+                fresh += grown
+                prompt = len(ids) * HASH_BLOCK - int(rng.integers(0, HASH_BLOCK))
+                demands.append(Demand(prompt, int(rng.integers(50, 500)), tuple(ids)))
+    return demands[:number]
+
+
+def prompt_tokens(demand: Demand, unique: int) -> list[int]:
+    """Token ids with the trace's sharing; what has no hash id is the request's own, told apart by `unique`."""
+    tokens: list[int] = []
+    for hash_id in demand.hash_ids:
+        tokens += range(hash_id * HASH_BLOCK, (hash_id + 1) * HASH_BLOCK)
+    missing = demand.prompt - len(tokens)
+    own = (1 << 40) + (unique << 20)
+    return tokens[: demand.prompt] if missing <= 0 else [*tokens, *range(own, own + missing)]
+
+
+def _expand(text: str) -> list[int]:
+    ids: list[int] = []
+    for part in text.split():
+        first, _, last = part.partition("-")
+        ids += range(int(first), int(last or first) + 1)
+    return ids

@@ -28,7 +28,7 @@ def read_trace(path: Path, most: int) -> list[Demand]:
     Raises:
         ValueError: the file has no such columns.
     """
-    demands = []
+    demands: list[Demand] = []
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if len(demands) == most:

@@ -22,6 +22,10 @@ class Buddy:
                 self._free[order].add(start)
                 start += 1 << order
 
+    def fits(self, size: int) -> bool:
+        """Whether a region of at least `size` slots is there when nothing is taken."""
+        return (size - 1).bit_length() < len(self._free)
+
     def take(self, size: int) -> tuple[int, int] | None:
         """(start, order) of a region of at least `size` slots, or None."""
         wanted = (size - 1).bit_length()
@@ -45,7 +49,11 @@ class Regions:
     """Regions of one size, which is what `Buddy` would be if it had not to round."""
 
     def __init__(self, size: int, region: int) -> None:
+        self._size = size // region * region
         self._free = list(range(size // region))
+
+    def fits(self, size: int) -> bool:
+        return size <= self._size
 
     def take(self, size: int) -> tuple[int, int] | None:
         return (self._free.pop(), 0) if self._free else None
@@ -93,6 +101,10 @@ class ContiguousMemory:
         self._reserve = reserve
         self._lengths = lengths
         self._where: dict[int, tuple[int, int]] = {}
+
+    def fits(self, seq_id: int) -> bool:
+        """Whether the sequence could be served by an empty pool."""
+        return self._regions.fits(self._reserve(*self._lengths[seq_id]))
 
     def can_admit(self, num_tokens: int, num_seqs: int = 1, *, shared_tokens: int = 0, encoder_tokens: int = 0) -> Fit:
         return Fit.OK  # found out by `allocate`

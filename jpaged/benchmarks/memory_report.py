@@ -80,7 +80,7 @@ def tables(results: Results) -> str:
     parts = ["### One kind of layer: OPT-13B, 12 GiB of KV"]
     for name, outcomes in results.traces.items():
         rows = [[*_row(o), f"{PAPER_TOKENS[o.system]} %"] for o in outcomes]
-        head = ["allocator", "batch", "tokens", "reserved", "internal", "external", "paper: tokens"]
+        head = ["allocator", "batch", "tokens", "reserved", "internal", "external", "paper (ShareGPT)"]
         parts += [f"{name}:", _table(head, rows)]
     parts.append("### Layers that differ: mean batch (share of the pool that holds what will be read)")
     rows = [

@@ -156,7 +156,7 @@ SHAPES = (
             Layers("window", 15, _kv(8, 128), SlidingWindow(1024), readers=15),
         ),
         131072,
-        8,
+        20,
     ),
     ModelShape(
         "PyramidKV on Llama-3.1-8B",
@@ -165,7 +165,7 @@ SHAPES = (
             for tokens in (3584, 2560, 1536, 512)
         ),
         131072,
-        32,
+        20,
     ),
 )
 """character.ai-like: 36 layers, every sixth global, the global ones share two KVs, neighbouring local ones one."""

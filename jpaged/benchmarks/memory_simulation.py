@@ -65,6 +65,7 @@ class System:
     Attributes:
         memory: what the scheduler is given.
         held: (bytes held by requests, bytes of them reserved for tokens to come), by the sequences' lengths.
+        fits: whether a sequence could be served at all, where the scheduler cannot tell.
         shift: tokens that stand before every prompt (images, where all layers keep them as tokens).
     """
 
@@ -72,6 +73,7 @@ class System:
     held: Callable[[dict[int, int]], tuple[int, int]]
     shift: int
     image_tokens: int
+    fits: Callable[[int], bool] = lambda seq_id: True
 
 
 def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: Any) -> System:
@@ -112,7 +114,7 @@ def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: An
         future = sum(demands[s].prompt + demands[s].output - length for s, length in lengths.items())
         return sum(memory.reserved.values()) * slot, future * slot
 
-    return System(memory, held, 0, 0)
+    return System(memory, held, 0, 0, memory.fits)
 
 
 def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options: Any) -> Outcome:
@@ -125,13 +127,17 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
     refused = 0
     for request in requests:
         try:
+            if not system.fits(request.request_id):
+                raise ValueError(f"request {request.request_id} could never fit")
             scheduler.add(request)
-        except ValueError:  # it could never fit
+        except ValueError:
             refused += 1
     pool = shape.pool_gib * 2**30
     steps, batch, samples, full = 0, 0, [], False
     while scheduler.waiting:
         step = scheduler.schedule()
+        if not step.chunks:
+            raise RuntimeError(f"{name}: {len(scheduler.waiting)} requests wait although nothing runs")
         scheduler.update(step, [0] * len(step.samples), [0.0] * len(step.samples))
         full = full or step.num_tokens < BUDGET or bool(step.preempted)
         if not full or not scheduler.running:

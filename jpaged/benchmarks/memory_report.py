@@ -19,8 +19,8 @@ PAPER_WASTE = {
     "Ministral-8B": (131072, 56.25),
     "Gemma-3-27B": (8192, 73.6),
 }
-"""(text tokens, percent of memory wasted by one page size for all layers) (Jenga). The paper does not state all the
-lengths behind its figures: these give them, but for Gemma 3."""
+"""(text tokens, percent of memory wasted by one page size for all layers) (Jenga). The lengths are chosen so that the
+figures come out; Gemma 3's only nearly does."""
 
 EVICTIONS = ("lru", "aligned", "predicted")
 
@@ -134,8 +134,8 @@ weights. All requests are sent at once, and shares are averaged over the steps i
   of conversations; here they all wait from the start, so that the pool is as full as it can be. The last percents of
   jpaged are the watermark, and steps between a request's end and the next one's admission.
 - Where all layers are alike, largest page, static split and jpaged are the same thing.
-- Jenga's waste is that of largest page. The lengths are those that give its figures; its Gemma 3 figure is for a
-  workload of its own, of which only the mean is known.
+- Jenga's waste is that of largest page. The lengths here are chosen: with them three of its figures come out, and
+  Gemma 3's nearly.
 - A static split is right for one length only, although it knows the workload's mean here: for longer sequences the
   windows' part is idle, for shorter ones the other.
 - character.ai-like: 36 layers, 30 of them local (1024 tokens) in pairs that share one KV, six global that share two.

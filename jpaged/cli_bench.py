@@ -1,0 +1,120 @@
+"""``jpaged bench``: measurements and simulations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jpaged.cli_options import (
+    BlockSize,
+    Dtype,
+    KVBytes,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Model,
+    PreemptionMode,
+    TensorParallel,
+    bad_parameters,
+    build_llm,
+)
+
+app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
+
+
+@app.command()
+def throughput(
+    model: Model = "smollm2-135m",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all sent at once.")] = 64,
+    mean_input: Annotated[float, typer.Option(min=1, help="Mean prompt tokens (lognormal).")] = 160,
+    mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
+    sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and prompts.")] = 0,
+    dtype: Dtype = "float32",
+    max_num_seqs: MaxNumSeqs = 64,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    block_size: BlockSize = 16,
+    kv_cache_memory_bytes: KVBytes = None,
+    preemption_mode: PreemptionMode = "recompute",
+    tensor_parallel_size: TensorParallel = 1,
+) -> None:
+    """Output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
+    from jpaged.benchmarks.prompts import Lengths
+    from jpaged.benchmarks.throughput import run
+
+    llm = build_llm(
+        model,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        preemption_mode=preemption_mode,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    llm.warmup()
+    typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
+
+
+@app.command()
+def sharing(
+    model: Model = "smollm2-135m",
+    examples: Annotated[
+        Path | None, typer.Option(help="JSON lines of en and de: translations to ask for; else GSM8K's questions.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md and sharing.png (needs matplotlib).")] = None,
+) -> None:
+    """What sharing saves: samples and beams of a prompt, shared prefixes, swapping against recomputation."""
+    from jpaged.benchmarks import sharing_report
+    from jpaged.benchmarks.prompts import questions, translations
+
+    pairs = translations(examples) if examples is not None else questions()
+    text, outputs, prefixes, returned = sharing_report.run(
+        model, pairs, num_prompts=num_prompts, output_tokens=output_tokens, seed=seed, say=typer.echo
+    )
+    typer.echo(text)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        sharing_report.plot(outputs, prefixes, returned, docs / "sharing.png")
+        (docs / "sharing.md").write_text(sharing_report.page(text, model), encoding="utf-8")
+
+
+@app.command()
+def memory(
+    trace: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="CSV of prompt_len, output_len: chats; may be repeated.")
+    ] = None,
+    long: Annotated[
+        Path | None, typer.Option(exists=True, help="The same, of long prompts, for models whose layers differ.")
+    ] = None,
+    conversations: Annotated[
+        Path | None, typer.Option(exists=True, help="The same with hash_ids, for prefix caching.")
+    ] = None,
+    num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
+) -> None:
+    """Where KV memory goes: jpaged's allocator and five others, simulated on published model shapes."""
+    from jpaged.benchmarks import memory_report
+    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, read_trace
+
+    with bad_parameters():
+        chats = {path.stem: read_trace(path, 4 * num_requests) for path in trace or []}
+        far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
+        talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
+    sources = [*chats, long.stem if long else "drawn long prompts"]
+    sources.append(conversations.stem if conversations else "drawn conversations")
+    if not chats:
+        chats = {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
+        sources.insert(0, "drawn chats")
+    results = memory_report.run(chats, far, talks, say=typer.echo)
+    text = memory_report.tables(results)
+    typer.echo(text)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        memory_report.plot(results, docs / "memory.png")
+        (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")

@@ -1,0 +1,51 @@
+"""Options that several commands have, and how the command line tells what the engine refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Option(help="Alias (smollm2-135m), hub id, Hugging Face folder, .gguf file or saved checkpoint."),
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a sequence; default 2048 or the model's limit.")
+]
+BlockSize = Annotated[int, typer.Option(min=8, help="Tokens a KV block.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, help="Token budget of a step.")]
+KVBytes = Annotated[int | None, typer.Option(min=1, help="Bytes of the KV pool on each device; default: what is free.")]
+PreemptionMode = Annotated[str, typer.Option(help="How preempted requests come back: recompute, swap or auto.")]
+TensorParallel = Annotated[int, typer.Option(min=1, help="Devices to shard heads, MLP and vocabulary over.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
+TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this fraction as likely as the best.")]
+Presence = Annotated[float, typer.Option(help="Taken from the logits of tokens the output has.")]
+Frequency = Annotated[float, typer.Option(help="Taken from a token's logit each time the output has it.")]
+Repetition = Annotated[float, typer.Option(help="Divides the logits of tokens prompt or output have; 1 = off.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the samples; default: drawn from the engine's.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
+
+
+@contextmanager
+def bad_parameters() -> Iterator[None]:
+    """What the engine refuses, told as the command line tells it."""
+    try:
+        yield
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def build_llm(model: str, **settings: Any) -> Any:
+    """The engine; a setting it refuses is told as the command line tells it."""
+    from jpaged.llm import LLM
+
+    with bad_parameters():
+        return LLM(model, **settings)

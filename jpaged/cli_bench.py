@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,8 @@ def throughput(
 def sharing(
     model: Model = "smollm2-135m",
     examples: Annotated[
-        Path | None, typer.Option(help="JSON lines of en and de: translations to ask for; else GSM8K's questions.")
+        Path | None,
+        typer.Option(exists=True, help="JSON lines of en and de: translations to ask for; else GSM8K's questions."),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
@@ -72,6 +74,7 @@ def sharing(
     from jpaged.benchmarks import sharing_report
     from jpaged.benchmarks.prompts import questions, translations
 
+    _check_plots(docs)
     pairs = translations(examples) if examples is not None else questions()
     text, outputs, prefixes, returned = sharing_report.run(
         model, pairs, num_prompts=num_prompts, output_tokens=output_tokens, seed=seed, say=typer.echo
@@ -102,6 +105,7 @@ def memory(
     from jpaged.benchmarks import memory_report
     from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, read_trace
 
+    _check_plots(docs)
     with bad_parameters():
         chats = {path.stem: read_trace(path, 4 * num_requests) for path in trace or []}
         far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
@@ -118,3 +122,9 @@ def memory(
         docs.mkdir(parents=True, exist_ok=True)
         memory_report.plot(results, docs / "memory.png")
         (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")
+
+
+def _check_plots(docs: Path | None) -> None:
+    """Refuses `--docs` where nothing can be drawn, before minutes of measuring are lost."""
+    if docs is not None and find_spec("matplotlib") is None:
+        raise typer.BadParameter(f'--docs {docs} needs matplotlib: pip install -e ".[bench]"')

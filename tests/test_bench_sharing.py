@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from jpaged import cli_bench
 from jpaged.benchmarks.prompts import questions, translations
 from jpaged.benchmarks.sharing import PrefixFactor, Run
 from jpaged.benchmarks.sharing_report import _outputs_table, _prefix_table, _returning_table
@@ -41,3 +43,11 @@ def test_examples_are_pairs_of_a_question_and_its_answer(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"en": "Hello", "de": "Hallo"}) + "\n", encoding="utf-8")
     assert translations(file) == [("Translate into German: Hello", "Hallo")]
+
+
+@pytest.mark.parametrize("command", ["sharing", "memory"])
+def test_docs_without_matplotlib_are_refused_before_anything_is_measured(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_bench, "find_spec", lambda name: None)
+    result = CliRunner().invoke(cli_bench.app, [command, "--docs", str(tmp_path / "docs")])
+    assert result.exit_code == 2 and "matplotlib" in result.output
+    assert not (tmp_path / "docs").exists()

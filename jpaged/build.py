@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import jax.numpy as jnp
-
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
-from jpaged.execution import Runner, enable_compilation_cache, group_specs, make_mesh, plan_pool, platform
-from jpaged.execution.sizing import pool_bytes, step_temporary_bytes
+from jpaged.execution import Runner, enable_compilation_cache, make_mesh, platform
 from jpaged.loading import load_model
-from jpaged.memory import GroupSpec, MemoryManager
+from jpaged.memory import MemoryManager
+from jpaged.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.scheduling import Scheduler
 
-DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_SWAP_LIMIT = 4 << 30
 """Most host memory for swapped blocks without being asked for."""
 
@@ -37,14 +33,6 @@ class _Shapes(TypedDict):
     max_num_batched_tokens: int
 
 
-class _KV(TypedDict):
-    """How KV memory is laid out; see `plan_pool`."""
-
-    block_size: int
-    dtype: jnp.dtype
-    shards: int
-
-
 def build_engine(config: EngineConfig) -> Built:
     """Load the model, size the pool and put the engine together.
 
@@ -60,36 +48,17 @@ def build_engine(config: EngineConfig) -> Built:
         tensor_parallel_size=config.tensor_parallel_size,
         stacked=platform(mesh) != "cpu",
     )
-    groups, vocab_size = loaded.model.layer_groups, loaded.model.vocab_size
-    max_model_len = _max_model_len(config.max_model_len, loaded.config)
-    kv: _KV = {
-        "block_size": config.block_size,
-        "dtype": jnp.dtype(loaded.dtype),
-        "shards": config.tensor_parallel_size,
-    }
+    vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
     shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}
-    useful = _useful_bytes(group_specs(groups, **kv), config.max_num_seqs, max_model_len, config.watermark)
-    temporary = 0
-    if platform(mesh) != "cpu" and config.kv_cache_memory_bytes is None:
-        small = plan_pool(groups, pool_bytes=useful, **kv)
-        temporary = step_temporary_bytes(
-            loaded.graphdef,
-            loaded.params,
-            small,
-            mesh,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-            **shapes,
-        )
-    size = pool_bytes(
-        mesh,
+    spec = plan_memory(
+        config,
+        loaded.model,
+        loaded.graphdef,
         loaded.params,
-        requested=config.kv_cache_memory_bytes,
-        memory_utilization=config.memory_utilization,
-        temporary_bytes=temporary,
-        useful_bytes=useful,
-    )
-    spec = plan_pool(groups, pool_bytes=size, **kv)
+        mesh,
+        max_model_len=max_model_len,
+        dtype=loaded.dtype,
+    ).spec
     runner = Runner(
         loaded.graphdef,
         loaded.params,
@@ -128,22 +97,7 @@ def build_engine(config: EngineConfig) -> Built:
     return Built(engine, loaded.config, loaded.tokenizer)
 
 
-def _max_model_len(asked: int | None, model_config: Any) -> int:
-    limit = getattr(model_config, "max_position_embeddings", None)
-    if asked is None:
-        return min(DEFAULT_MAX_MODEL_LEN, limit or DEFAULT_MAX_MODEL_LEN)
-    if limit is not None and asked > limit:
-        raise ValueError(f"max_model_len={asked} is above the model's max_position_embeddings={limit}")
-    return asked
-
-
 def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
     if config.preemption_mode == "recompute":
         return 0
     return min(pool_bytes, DEFAULT_SWAP_LIMIT) if config.swap_space_bytes is None else config.swap_space_bytes
-
-
-def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int, watermark: float) -> int:
-    """Bytes with which max_num_seqs sequences of max_model_len tokens never wait for memory."""
-    one = sum(math.ceil(max_model_len / s.block_size) * s.layer_bytes * s.num_layers for s in specs)
-    return math.ceil(one * max_num_seqs / (1 - watermark) * 1.02)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import empty_batch
-from jpaged.execution.buckets import Buckets
-from jpaged.execution.mesh import platform, sharding
-from jpaged.execution.pool import PoolSpec
-from jpaged.execution.sample_step import make_sample_step
-from jpaged.execution.sampling_batch import RANKED, greedy_rows
-from jpaged.execution.step import make_step
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.execution.mesh import platform
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +19,37 @@ CPU_POOL_LIMIT = 4 << 30
 """Most bytes of host memory taken on CPU without being asked for: other programs live there too."""
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of one device.
+
+    Attributes:
+        limit: bytes that programs may take; of a host those that are free now.
+        used: of them, taken already.
+        is_host: the device is the CPU: what it computes beside the pool needs no room of its own.
+    """
+
+    limit: int
+    used: int = 0
+    is_host: bool = False
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """What compiling a program said of it.
+
+    Attributes:
+        temporary_bytes: on each device, beside weights and pool.
+        compile_seconds: that the compiler took.
+    """
+
+    name: str
+    temporary_bytes: int
+    compile_seconds: float
+
+
 def pool_bytes(
-    mesh: Mesh,
-    params: Any,
+    memory: DeviceMemory,
     *,
     requested: int | None,
     memory_utilization: float,
@@ -48,25 +70,28 @@ def pool_bytes(
     """
     if requested is not None:
         return requested
-    if platform(mesh) == "cpu":
-        limit, used = host_memory_available(), 0
-        budget = min(int(limit * memory_utilization), CPU_POOL_LIMIT)
-    else:
-        stats = mesh.devices.flat[0].memory_stats()
-        limit, used = stats["bytes_limit"], max(stats["bytes_in_use"], device_bytes(params))
-        budget = int(limit * memory_utilization) - used - temporary_bytes
+    budget = int(memory.limit * memory_utilization)
+    budget = min(budget, CPU_POOL_LIMIT) if memory.is_host else budget - memory.used - temporary_bytes
     if budget <= 0:
         raise ValueError(
-            f"no memory is left for the pool: memory_utilization={memory_utilization} of {limit:,} bytes, "
-            f"{used:,} in use by weights, {temporary_bytes:,} for temporaries"
+            f"no memory is left for the pool: memory_utilization={memory_utilization} of {memory.limit:,} bytes, "
+            f"{memory.used:,} in use by weights, {temporary_bytes:,} for temporaries"
         )
     return min(budget, useful_bytes)
 
 
+def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
+    """Memory of a mesh's first device as it is now, with the weights in it."""
+    if platform(mesh) == "cpu":
+        return DeviceMemory(host_memory_available(), is_host=True)
+    stats = mesh.devices.flat[0].memory_stats()
+    return DeviceMemory(stats["bytes_limit"], max(stats["bytes_in_use"], device_bytes(params)))
+
+
 def device_bytes(params: Any) -> int:
-    """Bytes one device holds of a (sharded) tree of arrays."""
+    """Bytes one device holds of a tree of sharded arrays, or of their shapes."""
     leaves = jax.tree.leaves(params)
-    return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def host_memory_available() -> int:
@@ -81,33 +106,20 @@ def host_memory_available() -> int:
     return 8 << 30
 
 
-def step_temporary_bytes(
-    graphdef: nnx.GraphDef,
-    params: Any,
-    spec: PoolSpec,
-    mesh: Mesh,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    vocab_size: int,
-) -> int:
-    """Bytes a device needs beside weights and pool in the largest step, by compiling it; nothing is run."""
-    buckets = Buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    replicated = sharding(mesh)
-    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, TENSOR_AXIS))
-    last = jax.ShapeDtypeStruct((max_num_seqs,), jnp.int32, sharding=replicated)
-    batch = empty_batch(buckets.mixed[-1], spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-    step = make_step(graphdef, spec, mesh).lower(params, pool, batch, last, decode_only=False)
-    _, hidden, _ = step.out_info
-    hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=replicated)
-    rows = greedy_rows(max_num_seqs, vocab_size)
-    draw = make_sample_step(graphdef, mesh).lower(params, hidden, rows, last, top=RANKED)
-    return max(_temporary_bytes(lowered.compile()) for lowered in (step, draw))
+def program_size(name: str, lowered: jax.stages.Lowered) -> ProgramSize:
+    """Compile a program to learn what it needs; nothing is run.
 
-
-def _temporary_bytes(compiled: jax.stages.Compiled) -> int:
-    memory = compiled.memory_analysis()
+    Raises:
+        ValueError: it needs more memory than the device has, which a TPU's compiler says with its numbers.
+        RuntimeError: the compiler does not say what a program needs.
+    """
+    start = time.perf_counter()
+    try:
+        memory = lowered.compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ValueError(f"the {name} does not fit the device: {str(error).splitlines()[0]}") from error
     if memory is None:
         raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
-    return memory.temp_size_in_bytes
+    return ProgramSize(name, memory.temp_size_in_bytes, time.perf_counter() - start)

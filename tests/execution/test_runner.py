@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_model import VOCAB, tiny_llama, tiny_runner
+from tiny_model import VOCAB, tiny_runner
 
-from jpaged.execution.sizing import step_temporary_bytes
 from jpaged.memory import BlockCopy, MemoryManager
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Scheduler, Sequence
@@ -156,11 +155,3 @@ def test_weights_of_another_shape_dtype_or_structure_are_refused_and_the_old_sta
     with pytest.raises(ValueError, match="another structure"):
         shared.update_params({"w": leaves[0]})
     assert shared.params is old
-
-
-def test_temporaries_of_the_largest_step_are_known_without_running_it():
-    runner = tiny_runner()
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "vocab_size": VOCAB}
-    graphdef, params, _ = tiny_llama()
-    size = step_temporary_bytes(graphdef, params, runner.spec, runner.mesh, **sizes)
-    assert 0 < size < 16 << 20

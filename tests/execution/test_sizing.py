@@ -20,7 +20,7 @@ def ask(mesh, **changes) -> int:
         "useful_bytes": 1 << 50,
         **changes,
     }
-    return sizing.pool_bytes(mesh, {"w": jnp.zeros(1000)}, **options)
+    return sizing.pool_bytes(sizing.device_memory(mesh, {"w": jnp.zeros(1000)}), **options)
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""An engine's largest programs, lowered from shapes alone: nothing is loaded, placed or run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.execution.batch import empty_batch
+from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.mesh import sharding
+from jpaged.execution.pool import PoolSpec
+from jpaged.execution.sample_step import make_sample_step
+from jpaged.execution.sampling_batch import RANKED, greedy_rows
+from jpaged.execution.step import make_step
+from jpaged.model_api import TENSOR_AXIS
+from pallas_kernels.platform import Impl
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPrograms:
+    """What to lower, and for which devices; they may be a compiler's targets that this machine lacks.
+
+    Attributes:
+        params: arrays, or shapes with shardings.
+        kernel_impl: which kernels run; None = what this process's platform is best at.
+    """
+
+    graphdef: nnx.GraphDef
+    params: Any
+    spec: PoolSpec
+    mesh: Mesh
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    kernel_impl: Impl | None = None
+
+    def decode(self) -> jax.stages.Lowered:
+        """The step in which max_num_seqs sequences have one token each."""
+        return self._step(self._buckets.decode[-1])
+
+    def mixed(self) -> jax.stages.Lowered:
+        """The step of max_num_batched_tokens tokens, prompts among them."""
+        return self._step(self._buckets.mixed[-1])
+
+    def sampler(self) -> jax.stages.Lowered:
+        """Logits and draw of max_num_seqs rows, whatever they ask for."""
+        _, hidden, _ = self.mixed().out_info
+        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
+        rows = greedy_rows(self.max_num_seqs, self.vocab_size)
+        draw = make_sample_step(self.graphdef, self.mesh)
+        return draw.lower(self.params, hidden, rows, self._last_tokens, top=RANKED)
+
+    @property
+    def _buckets(self) -> Buckets:
+        return Buckets(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
+
+    @property
+    def _last_tokens(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.max_num_seqs,), jnp.int32, sharding=sharding(self.mesh))
+
+    def _step(self, bucket: Bucket) -> jax.stages.Lowered:
+        spec = self.spec
+        pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(self.mesh, TENSOR_AXIS))
+        batch = empty_batch(bucket, spec.layout, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
+        step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl)
+        return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)

@@ -21,6 +21,7 @@ from jpaged.cli_options import (
     MinP,
     Model,
     PreemptionMode,
+    PrefixEviction,
     Presence,
     Repetition,
     Seed,
@@ -66,6 +67,7 @@ def generate(
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
     kv_cache_memory_bytes: KVBytes = None,
     preemption_mode: PreemptionMode = "recompute",
+    prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it comes.")] = False,
     memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
@@ -104,6 +106,7 @@ def generate(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         preemption_mode=preemption_mode,
+        prefix_eviction=prefix_eviction,
         tensor_parallel_size=tensor_parallel_size,
     )
     console = Console(highlight=False)
@@ -138,12 +141,18 @@ def chat(
     seed: Seed = None,
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
+    prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
 ) -> None:
     """Talk to a model, one turn at a time; an empty line or end of input ends the conversation."""
     params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     llm = build_llm(
-        model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=1, tensor_parallel_size=tensor_parallel_size
+        model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        prefix_eviction=prefix_eviction,
+        tensor_parallel_size=tensor_parallel_size,
     )
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while True:

@@ -16,6 +16,7 @@ from jpaged.cli_options import (
     MaxNumSeqs,
     Model,
     PreemptionMode,
+    PrefixEviction,
     TensorParallel,
     bad_parameters,
     build_llm,
@@ -38,6 +39,7 @@ def throughput(
     block_size: BlockSize = 16,
     kv_cache_memory_bytes: KVBytes = None,
     preemption_mode: PreemptionMode = "recompute",
+    prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
 ) -> None:
     """Output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
@@ -52,6 +54,7 @@ def throughput(
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         preemption_mode=preemption_mode,
+        prefix_eviction=prefix_eviction,
         tensor_parallel_size=tensor_parallel_size,
     )
     llm.warmup()

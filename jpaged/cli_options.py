@@ -21,6 +21,9 @@ MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, help="Token budget of a step.")]
 KVBytes = Annotated[int | None, typer.Option(min=1, help="Bytes of the KV pool on each device; default: what is free.")]
 PreemptionMode = Annotated[str, typer.Option(help="How preempted requests come back: recompute, swap or auto.")]
+PrefixEviction = Annotated[
+    str, typer.Option(help="Order in which cached prefixes are lost: lru, aligned or predicted (protects shared ones).")
+]
 TensorParallel = Annotated[int, typer.Option(min=1, help="Devices to shard heads, MLP and vocabulary over.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]

@@ -3,7 +3,7 @@
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, allocator, block_tables,
-copies, hash_chain, prefix_cache, predicted_prefixes, ownership, swap, admission, manager, pins; then report and
+copies, hash_chain, prefix_cache, predicted_prefixes, ownership, swap, admission, state, manager, pins; then report and
 invariants.
 """
 

@@ -128,6 +128,16 @@ class BlockAllocator:
         if idle:
             self._settle_unused(g, page)
 
+    def discard(self, g: int, block: int) -> None:
+        """An evictable block loses its content at once: it is cached elsewhere."""
+        page = block // self.groups[g].blocks_per_page
+        idle = self.pages.is_idle[page]
+        if idle:
+            self._leave_idle(g, page)
+        self._evict(g, block)
+        if idle:
+            self._settle_unused(g, page)
+
     def drop_evictable(self) -> None:
         """Forget every cached block without an owner."""
         for g, group in enumerate(self.groups):

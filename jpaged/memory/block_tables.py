@@ -40,7 +40,7 @@ class BlockTables:
         tables: per group, logical block to physical block or `NO_BLOCK`.
         behind: per group, logical blocks below it were released if they were inactive.
         num_hashed: per group, blocks the prefix cache was told of.
-        chains: hash chains, see `PrefixCache.chains`.
+        chains: hash chains, see `PrefixCache.chains`; at least as long as the blocks in `num_hashed`.
         num_computed: tokens with KV as of the last commit or prefix hit.
         predicted: per group, runs of blocks that are active at the end of the predicted prefix.
         num_slots: tokens that the tables were last extended to.
@@ -73,9 +73,10 @@ class BlockTables:
     def fork(self, version: int) -> BlockTables:
         """Equal tables for a new sequence; the caller counts the references."""
         child = BlockTables(self.request, {key: chain.copy() for key, chain in self.chains.items()}, version)
-        for chain in child.chains.values():
+        for key, chain in child.chains.items():
             # It may name tokens to come (`PrefixCache.match`), which the child need not have in common.
-            chain.truncate(self.num_computed // chain.block_size)
+            if key > 0:
+                chain.truncate(self.num_computed // chain.block_size)
         child.tables = [table.copy() for table in self.tables]
         child.behind = self.behind.copy()
         child.num_hashed = self.num_hashed.copy()

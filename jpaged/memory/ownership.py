@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import BlockCopy
+from jpaged.memory.hash_chain import Link
 from jpaged.memory.pages import Time
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
@@ -93,6 +96,24 @@ class Ownership:
         sequence.version = self.next_version()
         return copies
 
+    def cache_full(self, sequence: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
+        """Tell the prefix cache of the blocks that the first `num_known` tokens have filled since the last call."""
+        for g, block, link in self._cache.newly_full(sequence, token_ids, num_known):
+            self._remember(g, block, link)
+
+    def _remember(self, g: int, block: int, link: Link) -> bool:
+        """Cache the content of a block, in place of an equal one that nobody uses; False where somebody does.
+
+        So what was computed again is as recent in every group, although some may still have had it.
+        """
+        twin = self._cache.twin(g, link)
+        if twin is not None:
+            if self._allocator.groups[g].ref_count[twin]:
+                return False
+            self._allocator.discard(g, twin)
+        self._cache.insert(g, block, link)
+        return True
+
     def share_all(self, sequence: BlockTables) -> None:
         """One more owner of every block in the tables."""
         for g, table in enumerate(sequence.tables):
@@ -132,14 +153,22 @@ class Ownership:
 
     def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
         """Give up the blocks `logical` of a table, the longest prefix first."""
-        allocator, cache, tick, table = self._allocator, self._cache, self._clock, sequence.tables[g]
+        tick, table = self._clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
                 time = Time(tick, -policy.prefix_end(i, size) if self._aligned else 0)
                 protect = any(i in run for run in sequence.predicted[g])
-                allocator.release(g, block, time, cache.holds(g, block), protect)
+                self._allocator.release(g, block, time, self._is_cached(sequence, g, i), protect)
+
+    def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
+        """Whether a block's content can be found: its twin may have been lost, or be in use no longer."""
+        block = sequence.tables[g][logical]
+        if self._cache.holds(g, block):
+            return True
+        link = self._cache.content(sequence, g, logical)
+        return link is not None and self._allocator.groups[g].ref_count[block] == 1 and self._remember(g, block, link)
 
     def _trim(self) -> None:
         """Protected blocks beyond the pool's size join the others, as the most recently needed."""

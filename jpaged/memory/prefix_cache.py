@@ -7,7 +7,7 @@ which says when content is lost (`PrefixCache.forget`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.hash_chain import HashChain, Link
@@ -34,11 +34,14 @@ class PrefixCache:
         block = self._block_of[g].get(link.digest)
         return block if block is not None and self._link_of[g][block] == link else None
 
+    def twin(self, g: int, link: Link) -> int | None:
+        """The block that has this content's place; no other can be inserted before it is forgotten."""
+        return self._block_of[g].get(link.digest)
+
     def insert(self, g: int, block: int, link: Link) -> None:
-        """Remember the content of a full block, unless another block with the same content came first."""
-        if link.digest not in self._block_of[g]:
-            self._block_of[g][link.digest] = block
-            self._link_of[g][block] = link
+        """Remember the content of a full block, which has no twin."""
+        self._block_of[g][link.digest] = block
+        self._link_of[g][block] = link
 
     def holds(self, g: int, block: int) -> bool:
         """Whether the content of `block` can be found."""
@@ -92,16 +95,24 @@ class PrefixCache:
             attached.append(table)
         return length, attached
 
-    def record(self, tables: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
-        """Remember the blocks that the first `num_known` tokens have filled since the last call."""
+    def newly_full(
+        self, tables: BlockTables, token_ids: Sequence[int], num_known: int
+    ) -> Iterator[tuple[int, int, Link]]:
+        """(group, block, content) of the blocks that the first `num_known` tokens have filled since the last call."""
         for g, (policy, size) in enumerate(tables.request.groups):
             full = policy.full_blocks(num_known, tables.num_computed, size)
             if full > tables.num_hashed[g]:
                 chain, table = self._name(tables, g, token_ids, full), tables.tables[g]
                 for i in range(tables.num_hashed[g], full):
                     if table[i] != NO_BLOCK:
-                        self.insert(g, table[i], chain.links[i])
+                        yield g, table[i], chain.links[i]
                 tables.num_hashed[g] = full
+
+    def content(self, tables: BlockTables, g: int, logical: int) -> Link | None:
+        """What a block of a table holds; None while it is not known to be full."""
+        if logical >= tables.num_hashed[g]:
+            return None
+        return tables.chains[self._chain_keys[g]].links[logical]
 
     def overwrite(self, tables: BlockTables, first_write: int, num_tokens: int) -> None:
         """The sequence writes [`first_write`, `num_tokens`): forget what these blocks, its own, held before.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from memory_pools import counts, full_manager, run, serve, window_manager
 
-from jpaged.memory import NO_BLOCK, FullAttention, SlidingWindow
+from jpaged.memory import NO_BLOCK, FullAttention, GroupSpec, MemoryManager, PoolLayout, SlidingWindow
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix
 
@@ -286,6 +286,42 @@ def test_groups_lose_the_same_tokens():
     assert lost == [10, 8, 6, 2, 2]
 
 
+def test_gemmas_two_groups_are_evicted_in_the_order_of_last_need_and_within_it_from_the_end():
+    """Balanced and aligned eviction together (Jenga, section 5) on Gemma's local and global layers.
+
+    Windows of 4 tokens, blocks of 2, pages of one block. Request A has 10 tokens and B 6; then A's first 6 tokens
+    are asked for again. First goes what A's window left behind and nobody needed again. Then what A needed at its end
+    and the new request did not: A's end, from the last token, in both groups alike. Then B in the same order. Last goes
+    what the new request needed: its whole prefix in the full group, but only the last window of it in the other.
+    """
+    specs = [
+        GroupSpec(name, 8, 1, 2, policy) for name, policy in (("full", FullAttention()), ("win", SlidingWindow(4)))
+    ]
+    manager = MemoryManager(PoolLayout.plan(specs, 8 * 40), prefix_caching=True)
+    content = {}
+    for seq_id, name, tokens in ((0, "A", TOKENS[:10]), (1, "B", TOKENS[50:56])):
+        manager.add(seq_id, seq_id)
+        for end in range(2, len(tokens) + 1, 2):
+            run(manager, seq_id, tokens[:end], end - 2)
+            for g in (0, 1):
+                content[g, manager.block_table(seq_id, g)[-1]] = f"{name}{end} {specs[g].name}"
+        manager.free(seq_id)
+    manager.add(2, 2)
+    assert manager.match_prefix(2, TOKENS[:7]) == 6
+    manager.free(2)
+    lost, pages = [], manager._allocator.pages
+    while (page := pages.oldest_idle()) is not None:
+        lost.append(content[pages.group[page], page])
+        manager._allocator._evict_page(pages.group[page], page)
+    assert lost == [
+        "A2 win",
+        *("A10 full", "A10 win", "A8 full", "A8 win"),
+        "B2 win",
+        *("B6 full", "B6 win", "B4 full", "B4 win", "B2 full"),
+        *("A6 full", "A6 win", "A4 full", "A4 win", "A2 full"),
+    ]
+
+
 def test_a_fork_does_not_cache_its_blocks_as_its_parents_tokens_to_come():
     manager = full_manager(prefix_caching=True)
     manager.add(0, 0)
@@ -296,3 +332,67 @@ def test_a_fork_does_not_cache_its_blocks_as_its_parents_tokens_to_come():
     manager.free(1)
     assert serve(manager, 2, list(range(20))) == 4
     assert serve(manager, 3, [0, 1, 2, 3, 4, 77, 78, 79, 80]) == 8
+
+
+# Content that is computed twice.
+
+
+def generate(manager, seq_id, tokens, num_prompt):
+    """A sequence from admission to its end, a token a step after its prompt; returns the cached tokens."""
+    cached = serve(manager, seq_id, tokens[:num_prompt])
+    for length in range(num_prompt + 1, len(tokens) + 1):
+        run(manager, seq_id, tokens[:length], length - 1)
+    manager.free(seq_id)
+    manager.check_invariants()
+    return cached
+
+
+def test_a_prompt_computed_again_as_its_windows_were_lost_hits_the_next_time():
+    # Gemma-like: the first output runs on until the windows of its prompt are evicted; full attention loses nothing.
+    manager = window_manager(14, window=4, prefix_caching=True, watermark=0)
+    assert generate(manager, 0, TOKENS[:40], num_prompt=20) == 0
+    assert generate(manager, 1, TOKENS[:21], num_prompt=20) == 0, "no window of the prompt is left"
+    assert generate(manager, 2, TOKENS[:21], num_prompt=20) == 18
+
+
+def test_an_equal_block_takes_the_place_of_one_that_nobody_uses():
+    manager = caching(num_blocks=6)
+    serve(manager, 0, TOKENS[:8])
+    old = list(manager.block_table(0, 0))
+    manager.free(0)
+    serve(manager, 1, TOKENS[:8], max_tokens=0)
+    new = list(manager.block_table(1, 0))
+    assert not set(old) & set(new)
+    assert counts(manager) == (2, 0, 4), "the old blocks are empty at once"
+    assert serve(manager, 2, TOKENS[:9]) == 8
+    assert manager.block_table(2, 0)[:2] == new
+    manager.check_invariants()
+
+
+def test_of_two_equal_blocks_the_one_needed_last_stays():
+    manager = caching(num_blocks=6)
+    for seq_id in (0, 1):
+        manager.add(seq_id, seq_id)
+        manager.allocate(seq_id, 4, first_write=0)
+    for seq_id in (0, 1):
+        manager.commit(seq_id, TOKENS[:4], 4)
+    (last,) = manager.block_table(1, 0)
+    manager.free(0)
+    serve(manager, 2, TOKENS[10:14])
+    manager.free(2)
+    manager.free(1)
+    assert counts(manager) == (0, 2, 6)
+    assert list(manager._allocator.groups[0].evictable)[-1] == last
+    assert serve(manager, 3, TOKENS[:6]) == 4
+    manager.check_invariants()
+
+
+def test_what_is_pinned_keeps_its_place():
+    manager = caching(num_blocks=6)
+    serve(manager, 0, TOKENS[:8])
+    held = list(manager.block_table(0, 0))
+    manager.pin(0)
+    serve(manager, 1, TOKENS[:8], max_tokens=0)
+    manager.free(1)
+    assert serve(manager, 2, TOKENS[:9]) == 8
+    assert manager.block_table(2, 0)[:2] == held

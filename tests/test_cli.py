@@ -1,0 +1,22 @@
+"""Options of the command line reach the engine, and what it refuses is told."""
+
+import pytest
+from typer.testing import CliRunner
+
+from jpaged.cli import app
+from jpaged.config import EngineConfig
+
+
+@pytest.mark.parametrize("command", [["generate", "Hello"], ["chat"], ["bench", "throughput"]])
+def test_the_order_of_eviction_is_an_option_of_every_command_that_generates(command, monkeypatch):
+    def build(model, **settings):
+        raise ValueError(f"built with {EngineConfig(model=model, **settings).prefix_eviction}")
+
+    monkeypatch.setattr("jpaged.llm.LLM", build)
+    for options, said in (
+        ([], "built with aligned"),
+        (["--prefix-eviction", "predicted"], "built with predicted"),
+        (["--prefix-eviction", "mru"], "prefix_eviction='mru' is not one of lru, aligned,"),
+    ):
+        result = CliRunner().invoke(app, [*command, "--model", "some/model", *options])
+        assert result.exit_code == 2 and said in " ".join(result.output.replace("\u2502", "").split())

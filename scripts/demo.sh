@@ -7,6 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
 
 make_venv
-install_jpaged
+install_jpaged cpu
 "$venv" -c 'from jpaged.loading.demo_model import fetch_demo_model; fetch_demo_model()'
 exec "$venv" scripts/demo.py

@@ -33,6 +33,6 @@ def block_copy(
     chosen = resolve_impl(impl)
     if chosen == "reference":
         return reference.block_copy(blocks, src, dst)
-    if chosen == "xla":
+    if chosen in ("xla", "cpu"):
         return xla.block_copy(blocks, src, dst)
     return tpu.block_copy(blocks, src, dst, interpret=chosen == "tpu_interpret")

@@ -40,6 +40,6 @@ def kv_write(
     chosen = resolve_impl(impl)
     if chosen == "reference":
         return reference.kv_write(view, layer, k, v, slots)
-    if chosen == "xla":
+    if chosen in ("xla", "cpu"):
         return xla.kv_write(view, layer, k, v, slots)
     return tpu.kv_write(view, layer, k, v, slots, interpret=chosen == "tpu_interpret")

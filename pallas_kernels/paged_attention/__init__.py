@@ -1,6 +1,6 @@
 """Attention of a ragged batch over KV memory scattered in blocks (PagedAttention, SOSP'23, 4.1 and 5.1).
 
-`paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend) or `tpu` (Pallas Mosaic).
+`paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend), `cpu` (Numba) or `tpu` (Pallas Mosaic).
 Each module holds a function of that name with the same arguments.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layout import check_view
-from pallas_kernels.paged_attention import reference, tpu, xla
+from pallas_kernels.paged_attention import cpu, reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["paged_attention"]
@@ -60,7 +61,9 @@ def paged_attention(
     args = (q, view, layer, block_tables, query_starts, kv_lens)
     if chosen == "reference":
         run = reference.paged_attention
-    elif chosen == "xla":
+    elif chosen == "cpu" and view.dtype == jnp.float32:
+        run = cpu.paged_attention
+    elif chosen in ("xla", "cpu"):
         run = xla.paged_attention
     else:
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")

@@ -13,7 +13,7 @@ from tpu_interpreter import run_recording_races
 
 from pallas_kernels.paged_attention import paged_attention, tpu
 
-IMPLS = ["xla", "tpu_interpret"]
+IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
     "llama heads": Case(q_per_kv=4),
     "one query head a KV head, packed rows": Case(head_dim=64, kv_heads=3, q_per_kv=1),

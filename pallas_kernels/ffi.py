@@ -1,0 +1,171 @@
+"""Loops that Numba compiles, called by XLA on CPU through its foreign function interface, on XLA's own threads.
+
+A handler is a C function that takes the address of an ``XLA_FFI_CallFrame`` and returns 0 or an error. The offsets
+below are those of ``xla/ffi/api/c_api.h`` on a 64-bit machine; its structures only ever grow at their ends.
+Import this module only where Numba is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from llvmlite import binding
+from numba import carray, cfunc, njit, types
+
+from pallas_kernels.ffi_primitives import add, address_of, allocate, call_with, free, load, pointer, store
+
+# XLA_FFI_CallFrame.
+_EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS = 8, 16, 24, 72, 112
+# XLA_FFI_Extension_Base and XLA_FFI_Metadata_Extension: XLA asks for the version a handler was built against.
+_EXTENSION_TYPE, _METADATA, _METADATA_TYPE = 8, 24, 1
+_MAJOR, _MINOR, _TRAITS, _API_VERSION = 24, 28, 32, (0, 1)
+# XLA_FFI_Buffer.
+_DATA, _DIMENSIONS = 24, 40
+# XLA_FFI_Api: its functions.
+_ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
+
+# A job: what the threads that share a call know of it. Words of 8 bytes.
+_NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _CALL, _JOB_BYTES = 0, 8, 16, 24, 32, 40, 48, 96
+
+_GRAINS_PER_THREAD = 8
+"""Items are handed out in so many portions a thread: enough to even out items of different cost."""
+
+
+@njit
+def _int32(address):
+    return carray(pointer(address), (1,), np.int32)
+
+
+@njit
+def _answered(frame):
+    """Whether the call only asked for the handler's version, which has then been given."""
+    extension = load(frame + _EXTENSION)
+    if extension == 0 or _int32(extension + _EXTENSION_TYPE)[0] != _METADATA_TYPE:
+        return False
+    metadata = load(extension + _METADATA)
+    _int32(metadata + _MAJOR)[0] = _API_VERSION[0]
+    _int32(metadata + _MINOR)[0] = _API_VERSION[1]
+    _int32(metadata + _TRAITS)[0] = 0
+    return True
+
+
+@njit
+def argument(frame, index):
+    """Address of an argument's ``XLA_FFI_Buffer``."""
+    return load(load(frame + _ARGUMENTS) + 8 * index)
+
+
+@njit
+def result(frame, index):
+    """Address of a result's ``XLA_FFI_Buffer``."""
+    return load(load(frame + _RESULTS) + 8 * index)
+
+
+@njit
+def dimension(buffer, axis):
+    """Length of one axis of a buffer."""
+    return load(load(buffer + _DIMENSIONS) + 8 * axis)
+
+
+@njit
+def data(buffer):
+    """Where a buffer's elements are, for `numba.carray`."""
+    return pointer(load(buffer + _DATA))
+
+
+@njit
+def _succeeded(frame, function, call):
+    """Call a function of ``XLA_FFI_Api`` with the structure at `call`, whose first two words are filled in here."""
+    store(call, 40)
+    store(call + 8, 0)
+    error = call_with(load(load(frame + _API) + function), call)
+    if error == 0:
+        return True
+    store(call, 24)
+    store(call + 16, error)
+    call_with(load(load(frame + _API) + _ERROR_DESTROY), call)
+    return False
+
+
+@njit
+def _num_threads(frame, job):
+    """Threads of XLA's pool, 1 where there is none."""
+    call = job + _CALL
+    store(call + 16, load(frame + _CONTEXT))
+    store(call + 24, job + _NEXT)
+    threads = load(job + _NEXT) if _succeeded(frame, _NUM_THREADS, call) else 1
+    store(job + _NEXT, 0)
+    return threads
+
+
+@njit
+def _release(job):
+    if add(job + _OWNERS, -1) == 1:
+        free(job)
+
+
+def register(name: str, count: Callable[[int], int], run: Callable[[int, int, int], None]) -> None:
+    """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
+
+    Args:
+        count: Numba function of a frame; how many independent items of work the call has.
+        run: Numba function of a frame and a range of items, which it computes; called on several threads at once.
+
+    A call returns when its items are computed. A thread of the pool that comes late finds none left, and touches
+    nothing but the job, which the last of its owners frees.
+    """
+    task_name = f"{name}_task"
+
+    @njit
+    def work(job):
+        items, grain, frame = load(job + _ITEMS), load(job + _GRAIN), load(job + _FRAME)
+        while True:
+            begin = add(job + _NEXT, grain)
+            if begin >= items:
+                return
+            end = min(begin + grain, items)
+            run(frame, begin, end)
+            add(job + _DONE, end - begin)
+
+    @cfunc(types.void(types.intp), cache=True)
+    def task(job):
+        work(job)
+        _release(job)
+
+    binding.add_symbol(task_name, task.address)
+
+    @cfunc(types.intp(types.intp), cache=True)
+    def handler(frame):
+        if _answered(frame):
+            return 0
+        items = count(frame)
+        job = allocate(_JOB_BYTES)
+        threads = min(_num_threads(frame, job), items)
+        store(job + _DONE, 0)
+        store(job + _OWNERS, 1)
+        store(job + _FRAME, frame)
+        store(job + _ITEMS, items)
+        store(job + _GRAIN, max(1, items // (threads * _GRAINS_PER_THREAD)))
+        call = job + _CALL
+        for _ in range(1, threads):
+            add(job + _OWNERS, 1)
+            store(call + 16, load(frame + _CONTEXT))
+            store(call + 24, address_of(task_name))
+            store(call + 32, job)
+            if not _succeeded(frame, _SCHEDULE, call):
+                _release(job)
+        work(job)
+        while add(job + _DONE, 0) < items:
+            pass
+        _release(job)
+        return 0
+
+    _alive.extend((task, handler))
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
+
+
+_alive: list[Any] = []
+"""Compiled functions whose addresses XLA holds."""

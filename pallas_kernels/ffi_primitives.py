@@ -1,0 +1,102 @@
+"""What Numba's Python lacks: raw memory, atomic addition and calls of C functions by address, as LLVM instructions."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_BYTES = ir.IntType(8).as_pointer()
+_WORD = ir.IntType(64)
+
+
+def _words(builder, address):
+    return builder.inttoptr(address, _WORD.as_pointer())
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """An address as a ``void *``."""
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], _BYTES)
+
+    return types.voidptr(types.intp), generate
+
+
+@intrinsic
+def load(typingctx, address):
+    """The word at an address."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(_words(builder, args[0]))
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def store(typingctx, address, value):
+    """Set the word at an address."""
+
+    def generate(context, builder, signature, args):
+        builder.store(args[1], _words(builder, args[0]))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@intrinsic
+def add(typingctx, address, value):
+    """Add to the word at an address, atomically; what it was before. Orders memory as a lock would."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("add", _words(builder, args[0]), args[1], "seq_cst")
+
+    return types.intp(types.intp, types.intp), generate
+
+
+@intrinsic
+def allocate(typingctx, size):
+    """``malloc``: the address of so many bytes."""
+
+    def generate(context, builder, signature, args):
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD]), "malloc")
+        return builder.ptrtoint(builder.call(function, args), _WORD)
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def free(typingctx, address):
+    """Give back what `allocate` gave."""
+
+    def generate(context, builder, signature, args):
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTES]), "free")
+        builder.call(function, [builder.inttoptr(args[0], _BYTES)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+@intrinsic
+def call_with(typingctx, function, argument):
+    """Call a C function of one word that returns one."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(_WORD, [_WORD]).as_pointer()
+        return builder.call(builder.inttoptr(args[0], kind), [args[1]])
+
+    return types.intp(types.intp, types.intp), generate
+
+
+@intrinsic(prefer_literal=True)
+def address_of(typingctx, name):
+    """Address of a symbol that `llvmlite.binding.add_symbol` made known; looked up when the code is loaded."""
+    symbol = name.literal_value
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD])
+        return builder.ptrtoint(cgutils.get_or_insert_function(builder.module, kind, symbol), _WORD)
+
+    return types.intp(name), generate

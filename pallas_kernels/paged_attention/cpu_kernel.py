@@ -1,0 +1,167 @@
+"""The loops of `pallas_kernels.paged_attention.cpu`, compiled by Numba for the machine they run on.
+
+Of each query row and KV head, the keys are read once, block by block, straight from the pool: scores of a block, the
+online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the block's values. What a
+row gets depends on its own keys only, and every block is cut at the same positions: bits do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from pallas_kernels import ffi
+from pallas_kernels.layout import LANES
+
+_FAST = {"contract", "reassoc", "nsz", "arcp"}
+"""Fused multiply-adds and reductions in vector order; NaN and infinities keep their meaning."""
+
+f32 = np.float32
+_NEVER = f32(-1e30)
+
+
+@intrinsic
+def _float_of_bits(typingctx, bits):
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@njit(fastmath=_FAST)
+def _exp(x):
+    """e to the x <= 0, to a few units in the last place: Cephes' polynomial, which loops over arrays vectorise."""
+    x = max(x, f32(-87.0))
+    n = np.floor(x * f32(1.44269504) + f32(0.5))
+    r = x - n * f32(0.693359375) + n * f32(2.12194440e-4)
+    p = f32(1.9875691500e-4)
+    p = p * r + f32(1.3981999507e-3)
+    p = p * r + f32(8.3334519073e-3)
+    p = p * r + f32(4.1665795894e-2)
+    p = p * r + f32(1.6666665459e-1)
+    p = p * r + f32(5.0000001201e-1)
+    return (p * r * r + r + f32(1.0)) * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@njit(fastmath=_FAST)
+def _tanh(x):
+    e = _exp(f32(-2.0) * abs(x))
+    return np.copysign((f32(1.0) - e) / (f32(1.0) + e), x)
+
+
+@cache
+def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
+    """Name of the custom call for heads of this shape, compiled and registered when first asked for.
+
+    Arguments of the call: q ``[rows, kv_heads, q_per_kv, padded_dim]``, scaled; view; layer ``[1]``; tables
+    ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence ``seq[r]``.
+    Result: like q. An item of work is one KV head of a row.
+    """
+    name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
+    ffi.register(name, _items, _run(_attend(q_per_kv, tiles, f32(soft_cap or 0.0))))
+    return name
+
+
+@njit
+def _items(frame):
+    q = ffi.argument(frame, 0)
+    return ffi.dimension(q, 0) * ffi.dimension(q, 1)
+
+
+def _attend(group: int, tiles: int, cap: np.float32) -> Any:
+    """The loops for a static shape; `cap` 0 = none."""
+    lanes = LANES // 2 if tiles == 1 else LANES
+    parts = max(1, tiles // 2)  # tiles of K; V has as many after them, or the other half of the only one
+    value_tile, value_lane = tiles // 2, LANES - lanes
+    width = parts * lanes
+
+    @njit(fastmath=_FAST, error_model="numpy")
+    def attend(q, view, layer, tables, seq, first, stop, out, begin_item, end_item):
+        num_blocks, block_size = view.shape[0], view.shape[4]
+        scores = np.empty((group, block_size), np.float32)
+        values = np.empty((group, width), np.float32)
+        top = np.empty(group, np.float32)
+        total = np.empty(group, np.float32)
+        for item in range(begin_item, end_item):
+            row, head = item // q.shape[1], item % q.shape[1]
+            queries = q[row, head]
+            top[:] = _NEVER
+            total[:] = f32(0.0)
+            values[:] = f32(0.0)
+            for page in range(first[row] // block_size, (stop[row] + block_size - 1) // block_size):
+                block = tables[seq[row], page]
+                if block < 0 or block >= num_blocks:
+                    continue
+                kv = view[block, layer, head]
+                begin = max(0, first[row] - page * block_size)
+                end = min(block_size, stop[row] - page * block_size)
+                for key in range(begin, end):
+                    for g in range(group):
+                        score = f32(0.0)
+                        for part in range(parts):
+                            k = kv[part, key]
+                            mine = queries[g]
+                            for lane in range(lanes):
+                                score += mine[part * lanes + lane] * k[lane]
+                        scores[g, key] = cap * _tanh(score / cap) if cap > 0 else score
+                for g in range(group):
+                    weights = scores[g]
+                    new_top = top[g]
+                    for key in range(begin, end):
+                        new_top = max(new_top, weights[key])
+                    shrink = _exp(top[g] - new_top)
+                    top[g] = new_top
+                    sum_ = f32(0.0)
+                    for key in range(begin, end):
+                        weight = _exp(weights[key] - new_top)
+                        weights[key] = weight
+                        sum_ += weight
+                    total[g] = total[g] * shrink + sum_
+                    mine = values[g]
+                    for lane in range(width):
+                        mine[lane] *= shrink
+                for part in range(parts):
+                    for key in range(begin, end):
+                        v = kv[value_tile + part, key]
+                        for g in range(group):
+                            weight = scores[g, key]
+                            mine = values[g]
+                            for lane in range(lanes):
+                                mine[part * lanes + lane] += weight * v[value_lane + lane]
+            for g in range(group):
+                share = f32(1.0) / total[g] if total[g] > 0 else f32(0.0)
+                for lane in range(width):
+                    out[row, head, g, lane] = values[g, lane] * share
+
+    return attend
+
+
+def _run(attend: Any) -> Any:
+    """`attend` on a frame's buffers."""
+    size, at = ffi.dimension, ffi.data
+
+    @njit
+    def run(frame, begin, end):
+        q, view, tables = ffi.argument(frame, 0), ffi.argument(frame, 1), ffi.argument(frame, 3)
+        rows = size(q, 0)
+        q_shape = (rows, size(q, 1), size(q, 2), size(q, 3))
+        view_shape = (size(view, 0), size(view, 1), size(view, 2), size(view, 3), size(view, 4), size(view, 5))
+        attend(
+            carray(at(q), q_shape, np.float32),
+            carray(at(view), view_shape, np.float32),
+            carray(at(ffi.argument(frame, 2)), (1,), np.int32)[0],
+            carray(at(tables), (size(tables, 0), size(tables, 1)), np.int32),
+            carray(at(ffi.argument(frame, 4)), (rows,), np.int32),
+            carray(at(ffi.argument(frame, 5)), (rows,), np.int32),
+            carray(at(ffi.argument(frame, 6)), (rows,), np.int32),
+            carray(at(ffi.result(frame, 0)), q_shape, np.float32),
+            begin,
+            end,
+        )
+
+    return run

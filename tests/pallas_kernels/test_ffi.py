@@ -1,0 +1,82 @@
+"""Compiled loops as custom calls: the offsets they rely on, and work shared by threads."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from numba import carray, njit
+
+from pallas_kernels import ffi
+
+HEADER = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+WORD = 8
+SIZES = {"XLA_FFI_Api_Version": 24, "XLA_FFI_Args": 40, "XLA_FFI_Rets": 40, "XLA_FFI_Attrs": 48}
+
+
+def offsets(struct):
+    """Offset of each field of a structure of the installed jaxlib's header: words, but for those in `SIZES`."""
+    body = re.search(rf"struct {struct} \{{(.*?)\n\}}", HEADER.read_text(), re.DOTALL)[1]
+    body = re.sub(r"//.*", "", body)
+    at, found = 0, {}
+    for field in body.replace("_XLA_FFI_API_STRUCT_FIELD(", "function ").replace(")", "").split(";"):
+        if field.strip():
+            kind, name = re.fullmatch(r"(.*?)(\w+)", field.strip(), re.DOTALL).groups()
+            found[name] = at
+            at += SIZES.get(kind.strip(), WORD)
+    return found
+
+
+def test_offsets_are_those_of_the_installed_header():
+    frame = offsets("XLA_FFI_CallFrame")
+    assert [frame["api"], frame["ctx"]] == [ffi._API, ffi._CONTEXT]
+    assert frame["args"] + offsets("XLA_FFI_Args")["args"] == ffi._ARGUMENTS
+    assert frame["rets"] + offsets("XLA_FFI_Rets")["rets"] == ffi._RESULTS
+    buffer = offsets("XLA_FFI_Buffer")
+    assert [buffer["data"], buffer["dims"]] == [ffi._DATA, ffi._DIMENSIONS]
+    api = offsets("XLA_FFI_Api")
+    functions = ["XLA_FFI_Error_Destroy", "XLA_FFI_ThreadPool_Schedule", "XLA_FFI_ThreadPool_NumThreads"]
+    assert [api[name] for name in functions] == [ffi._ERROR_DESTROY, ffi._SCHEDULE, ffi._NUM_THREADS]
+    assert list(offsets("XLA_FFI_ThreadPool_Schedule_Args"))[2:] == ["ctx", "task", "data"]
+
+
+@cache
+def increment():
+    """A custom call that adds 1 to each of its int32 elements, an item each."""
+
+    @njit
+    def count(frame):
+        return ffi.dimension(ffi.argument(frame, 0), 0)
+
+    @njit
+    def run(frame, begin, end):
+        source = carray(ffi.data(ffi.argument(frame, 0)), (count(frame),), np.int32)
+        target = carray(ffi.data(ffi.result(frame, 0)), (count(frame),), np.int32)
+        for i in range(begin, end):
+            target[i] = source[i] + 1
+
+    ffi.register("jpaged_test_increment", count, run)
+
+    def call(x):
+        return jax.ffi.ffi_call("jpaged_test_increment", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    return call
+
+
+@pytest.mark.parametrize("items", [0, 1, 7, 100_000])
+def test_every_item_is_computed_once(items):
+    out = jax.jit(lambda x: lax.fori_loop(0, 50, lambda _, y: increment()(y), x))(jnp.arange(items, dtype=jnp.int32))
+    np.testing.assert_array_equal(out, np.arange(items) + 50)
+
+
+def test_calls_of_several_programs_at_once_do_not_disturb_each_other():
+    program = jax.jit(lambda x: lax.fori_loop(0, 200, lambda _, y: increment()(y), x))
+    inputs = [jnp.full(500 + i % 2, i, jnp.int32) for i in range(24)]
+    with ThreadPoolExecutor(6) as threads:
+        for i, out in enumerate(threads.map(program, inputs)):
+            np.testing.assert_array_equal(out, np.full(500 + i % 2, i + 200))

@@ -1,4 +1,4 @@
-"""The command line: ``jpaged generate|chat|convert|bench``."""
+"""The command line: ``jpaged generate|chat|convert|plan|bench``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from jpaged.cli_options import (
     bad_parameters,
     build_llm,
 )
+from jpaged.cli_plan import plan
 
 app = typer.Typer(
     help="Serve large language models from JAX with paged KV memory.",
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(bench, name="bench")
+app.command()(plan)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -65,6 +66,7 @@ def plan_memory(
     dtype: Any,
     memory: DeviceMemory | None = None,
     kernel_impl: Impl | None = None,
+    measure: Callable[[StepPrograms], tuple[ProgramSize, ...]] | None = None,
 ) -> MemoryPlan:
     """Size the pool; compiles the largest step and sampler where temporaries count.
 
@@ -75,6 +77,7 @@ def plan_memory(
         dtype: of the KV.
         memory: of a device; by default what the mesh's first one has now.
         kernel_impl: see `StepPrograms`.
+        measure: finds what programs need; by default `compile_largest`.
 
     Raises:
         ValueError: weights and temporaries leave no room, or not for one large page.
@@ -106,10 +109,15 @@ def plan_memory(
             max_model_len=max_model_len,
             kernel_impl=kernel_impl,
         )
-        sizes = program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler())
+        sizes = (measure or compile_largest)(programs)
     temporary = max((program.temporary_bytes for program in sizes), default=0)
     spec = plan_pool(groups, pool_bytes=size(temporary), **kv)
     return MemoryPlan(spec, device_bytes(params), useful, memory, sizes)
+
+
+def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
+    """The programs that need most beside weights and pool, compiled."""
+    return program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler())
 
 
 def step_programs(

@@ -48,13 +48,13 @@ class StepPrograms:
         """The step of max_num_batched_tokens tokens, prompts among them."""
         return self._step(self._buckets.mixed[-1])
 
-    def sampler(self) -> jax.stages.Lowered:
-        """Logits and draw of max_num_seqs rows, whatever they ask for."""
+    def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
+        """Logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
         _, hidden, _ = self.mixed().out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
         rows = greedy_rows(self.max_num_seqs, self.vocab_size)
         draw = make_sample_step(self.graphdef, self.mesh)
-        return draw.lower(self.params, hidden, rows, self._last_tokens, top=RANKED)
+        return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 
     @property
     def _buckets(self) -> Buckets:

@@ -40,11 +40,13 @@ class ProgramSize:
 
     Attributes:
         temporary_bytes: on each device, beside weights and pool.
+        argument_bytes: on each device, weights and pool as the compiler lays them out, and the batch.
         compile_seconds: that the compiler took.
     """
 
     name: str
     temporary_bytes: int
+    argument_bytes: int
     compile_seconds: float
 
 
@@ -122,4 +124,5 @@ def program_size(name: str, lowered: jax.stages.Lowered) -> ProgramSize:
         raise ValueError(f"the {name} does not fit the device: {str(error).splitlines()[0]}") from error
     if memory is None:
         raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
-    return ProgramSize(name, memory.temp_size_in_bytes, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return ProgramSize(name, memory.temp_size_in_bytes, memory.argument_size_in_bytes, seconds)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jpaged.loading.opened import OpenedModel, open_model
 from jpaged.loading.orbax import OrbaxWeights, restore_params, save_checkpoint
-from jpaged.loading.readers import TensorReader
+from jpaged.loading.readers import StoredAs, TensorReader
 from jpaged.loading.tokenizer import eos_token_ids, has_tokenizer, load_tokenizer
 from jpaged.loading.weights import load_params
 from jpaged.model_api import TENSOR_AXIS, CausalLM
@@ -81,7 +81,7 @@ def load_model(
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     _check_dtype(dtype)
     opened = open_model(name)
-    held = _runtime_dtype(opened.reader, on_cpu) if dtype == "auto" else dtype
+    held = runtime_dtype(opened.reader, on_cpu) if dtype == "auto" else dtype
     return _load(opened, np.dtype(jnp.dtype(held)), mesh, not on_cpu if stacked is None else stacked)
 
 
@@ -147,6 +147,7 @@ def _check_dtype(dtype: str) -> None:
         raise ValueError(f"dtype={dtype!r} is not one of 'auto', 'float32', 'bfloat16'")
 
 
-def _runtime_dtype(reader: TensorReader, on_cpu: bool) -> str:
+def runtime_dtype(reader: TensorReader | StoredAs, on_cpu: bool) -> str:
+    """What dtype "auto" becomes; see `load_model`."""
     wide = reader.stored_dtype.itemsize >= 4 and not reader.quantised
     return "float32" if on_cpu or wide else "bfloat16"

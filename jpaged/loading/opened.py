@@ -43,13 +43,13 @@ def open_model(name: str | Path) -> OpenedModel:
         gguf = GGUFFile(source.path)
         config = config_from_gguf(gguf)
         return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
-    config, family = _described(source.path)
+    config, family = described(source.path)
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
     return OpenedModel(source, config, family, SafetensorsWeights(source.path))
 
 
-def _described(folder: Path) -> tuple[PretrainedConfig, type[Any]]:
+def described(folder: Path) -> tuple[PretrainedConfig, type[Any]]:
     """A folder's config and family, which is looked up first, for a clearer error than transformers'."""
     described = json.loads((folder / "config.json").read_text())
     if "model_type" not in described:

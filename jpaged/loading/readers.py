@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class StoredAs:
+    """What a checkpoint holds; as `TensorReader`'s attributes of these names."""
+
+    stored_dtype: np.dtype
+    quantised: bool
 
 
 class TensorReader(Protocol):

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PATH = os.pathsep.join(str(path) for path in (ROOT, HERE))
+PATH = os.pathsep.join(str(path) for path in (ROOT, HERE, HERE.parent / "execution"))
 
 
 def environments_dir() -> Path:

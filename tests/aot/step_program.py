@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from hlo_collectives import collectives
 from targets import AXIS, h200_mesh, tpu_mesh
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
@@ -81,13 +82,15 @@ def main(target: str) -> None:
 
 def report(name: str, lowered: Any, spec: Any, start: float) -> None:
     """Compile a program and print its sizes."""
-    memory = lowered.compile().memory_analysis()
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
     sizes = {
         "name": name,
         "pool": spec.device_bytes,
         "alias": memory.alias_size_in_bytes,
         "temp": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,
+        "collectives": [c.kind for c in collectives(compiled.as_text())],
         "seconds": round(time.perf_counter() - start, 1),
     }
     print(json.dumps(sizes), flush=True)

@@ -21,6 +21,12 @@ def test_a_step_needs_little_memory_beside_the_pool(programs, name):
     assert sizes["temp"] < 0.05 * sizes["pool"]
 
 
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_a_layer_has_two_all_reduces_and_the_embedding_one(programs, name):
+    """The layers are a loop, whose body stands in the program once."""
+    assert programs[name]["collectives"] == ["all-reduce"] * 3
+
+
 def test_logits_and_draw_need_less_than_the_steps_themselves_may(programs):
     assert programs["sampler"]["temp"] < 0.05 * programs["sampler"]["pool"]
 

@@ -1,0 +1,74 @@
+"""What a model is, from its config alone: no weights are needed, nor read."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from jpaged.loading.opened import described, open_model
+from jpaged.loading.readers import StoredAs
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model's config, its family's class, and what its checkpoint holds, as far as the config tells."""
+
+    config: PretrainedConfig
+    family: type[Any]
+    stored: StoredAs
+
+
+def describe_model(name: str | Path) -> Described:
+    """Read a config: of anything `load_model` takes, of a folder without weights, or of a file ``*.json``.
+
+    Of a hub id only the config is fetched.
+
+    Raises:
+        ValueError: nothing of that name, or a family that is not installed.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".json":
+        return _of_config(path)
+    if path.is_dir() and (path / "config.json").exists() and not any(path.glob("*.safetensors")):
+        return _of_config(path / "config.json")
+    if not path.exists() and _is_hub_id(str(name)):
+        return _of_config(_config_of_hub(str(name)))
+    opened = open_model(name)
+    return Described(opened.config, opened.family, StoredAs(opened.reader.stored_dtype, opened.reader.quantised))
+
+
+def _of_config(file: Path) -> Described:
+    if not file.exists():
+        raise ValueError(f"config {str(file)!r} does not exist")
+    with tempfile.TemporaryDirectory() as folder:  # transformers reads no file of another name
+        (Path(folder) / "config.json").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+        config, family = described(Path(folder))
+    dtype = getattr(config, "dtype", None)
+    wide = str(dtype).removeprefix("torch.") == "float32"
+    return Described(config, family, StoredAs(np.dtype(np.float32 if wide else ml_dtypes.bfloat16), quantised=False))
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith(".gguf")
+
+
+def _config_of_hub(repo_id: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo_id, "config.json"))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"the Hugging Face hub did not give the config of {repo_id!r} ({type(error).__name__}: {reason}); "
+            "a config.json on disk is accepted too"
+        ) from error

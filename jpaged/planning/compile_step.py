@@ -1,0 +1,137 @@
+"""The plan itself, made in a child process: the engine's own step, compiled for the target from shapes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jpaged.benchmarks.machine import gemm_flops, read_bandwidth
+from jpaged.config import EngineConfig
+from jpaged.execution.ahead import StepPrograms
+from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
+from jpaged.loading.hugging_face import transformers
+from jpaged.loading.weights import abstract_model, abstract_params
+from jpaged.memory.layout import PoolLayout
+from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, step_programs
+from jpaged.planning.devices import find_device
+from jpaged.planning.estimate import estimate_largest
+from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds
+from jpaged.planning.targets import target_mesh
+from jpaged.planning.work import step_work
+from pallas_kernels.platform import Impl
+
+KERNELS: dict[str, Impl] = {"tpu": "tpu", "cuda": "xla", "cpu": "xla"}
+"""What the step is compiled with: a GPU's own kernels cannot be compiled without its driver."""
+
+_COMPILERS = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a `jpaged.planning.Plan`, from the request that `jpaged.planning.planner` made; or ``refused``."""
+    config, device = EngineConfig(**request["engine"]), find_device(request["device"])
+    module, _, name = request["family"].partition(":")
+    family = getattr(import_module(module), name)
+    model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
+    kind, dtype, compiled = device.chip.kind, jnp.dtype(request["dtype"]), request["compiled"]
+    mesh = target_mesh(device, compiled)
+    try:
+        model = abstract_model(
+            family, model_config, dtype=dtype, tensor_parallel=mesh.size, stacked=device.chip.kind != "cpu"
+        )
+    except ValueError as error:
+        return {"refused": str(error)}
+    params = abstract_params(model, mesh)
+    weights = device_bytes(params)
+    memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
+    found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind) if compiled else ""}
+    graphdef, options = nnx.split(model)[0], {"max_model_len": config.max_model_len, "kernel_impl": KERNELS[kind]}
+    try:
+        if kind == "cpu" and weights > request["limit"]:
+            raise ValueError(f"weights of {weights:,} bytes are more than the {request['limit']:,} bytes free")
+        measure = compile_largest if compiled else estimate_largest
+        plan = plan_memory(
+            config, model, graphdef, params, mesh, dtype=dtype, memory=memory, measure=measure, **options
+        )
+    except ValueError as error:
+        return found | {"problem": str(error)}
+    programs = step_programs(config, model, graphdef, params, plan.spec, mesh, **options)
+    speed = Speed(device.chip.bandwidth, device.chip.flops, device.chip.link)
+    if kind == "cpu":
+        speed = Speed(read_bandwidth(), gemm_flops(), 0.0)
+    work = step_work(model, model_config, params, plan.spec, mesh)
+    context, sequences = config.max_model_len, _sequences(plan.spec.layout, config)
+    found |= {
+        "temporary_bytes": plan.temporary_bytes,
+        "pool_bytes": plan.spec.layout.pool_bytes,
+        "groups": _groups(plan.spec.layout),
+        "sequences": min(sequences, config.max_num_seqs),
+        "room": max(sequences, _room(plan, config)),
+        "programs": [asdict(size) for size in _sizes(plan, programs, compiled)],
+        "bandwidth": speed.bandwidth,
+        "flops": speed.flops,
+    }
+    running = min(sequences, config.max_num_seqs)
+    if running == 0:
+        return found | {"problem": f"the pool does not hold one sequence of {context:,} tokens"}
+    tokens = min(config.max_num_batched_tokens, context)
+    found["decode_tokens_per_s"] = running / decode_seconds(work, speed, running, context)
+    found["prefill_tokens_per_s"] = tokens / prefill_seconds(work, speed, tokens, context)
+    return found
+
+
+def _sizes(plan: MemoryPlan, programs: StepPrograms, compiled: bool) -> tuple[ProgramSize, ...]:
+    """Of the decode step with the very pool, and of the programs that the pool's size was found by."""
+    if not compiled:
+        return plan.programs
+    return (program_size("decode step", programs.decode()), *(plan.programs or compile_largest(programs)))
+
+
+def _groups(layout: PoolLayout) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": group.spec.name,
+            "num_blocks": group.num_blocks,
+            "block_bytes": group.block_bytes,
+            "block_size": group.spec.block_size,
+        }
+        for group in layout.groups
+    ]
+
+
+def _sequences(layout: PoolLayout, config: EngineConfig, pool: int | None = None) -> int:
+    """How many sequences of max_model_len tokens a pool holds at once, above its watermark."""
+    step = config.max_num_batched_tokens
+    one = sum(
+        group.spec.policy.peak_blocks(config.max_model_len, step, group.spec.block_size) * group.block_bytes
+        for group in layout.groups
+    )
+    return int((layout.pool_bytes if pool is None else pool) * (1 - config.watermark)) // one
+
+
+def _room(plan: MemoryPlan, config: EngineConfig) -> int:
+    """The same for all the memory that a pool could have, were it of use."""
+    most = pool_bytes(
+        plan.memory,
+        requested=config.kv_cache_memory_bytes,
+        memory_utilization=config.memory_utilization,
+        temporary_bytes=plan.temporary_bytes,
+        useful_bytes=1 << 62,
+    )
+    return _sequences(plan.spec.layout, config, most)
+
+
+def _compiler(kind: str) -> str:
+    """The compiler's package, and jax, with their versions."""
+    for package in _COMPILERS[kind]:
+        try:
+            return f"{package} {version(package)}, jax {jax.__version__}"
+        except PackageNotFoundError:
+            continue
+    return f"jax {jax.__version__}"

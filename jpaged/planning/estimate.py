@@ -1,0 +1,27 @@
+"""What programs need beside weights and pool, where there is no compiler to ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jpaged.execution.ahead import StepPrograms
+from jpaged.execution.sizing import ProgramSize
+
+ROWS_HELD = 6
+"""Arrays of [tokens, embed] and [rows, vocabulary] that are alive at once; the compilers' figures are lower."""
+
+
+def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
+    """As `jpaged.memory_plan.compile_largest`, by arithmetic: the widest activations, and float32 logits."""
+    widths = [_width(leaf) for leaf in jax.tree.leaves(programs.params)]
+    itemsize = programs.spec.dtype.itemsize
+    step = ROWS_HELD * programs.max_num_batched_tokens * max(widths, default=0) * itemsize
+    logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
+    return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0)
+
+
+def _width(leaf: Any) -> int:
+    """Columns of a device's part of a matrix."""
+    return leaf.sharding.shard_shape(leaf.shape)[-1]

@@ -1,0 +1,123 @@
+"""A plan, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jpaged.config import EngineConfig
+from jpaged.execution.sizing import ProgramSize
+from jpaged.planning.devices import Device
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Blocks of one layer group, if it had the whole pool; `block_bytes` are those of one device."""
+
+    name: str
+    num_blocks: int
+    block_bytes: int
+    block_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an engine would take of each device; ``str()`` is a table.
+
+    Attributes:
+        limit_bytes: of a device that programs may take.
+        weight_bytes, temporary_bytes, pool_bytes: on each device. On a CPU nothing is left for temporaries.
+        sequences: of `context` tokens that the pool holds at once, at most `concurrency`.
+        room: how many it could hold, were all memory taken.
+        programs: what was compiled, or estimated.
+        compiler: packages and versions; empty for an estimate.
+        problem: why the model does not fit; None when it does.
+        bandwidth, flops: of a device, that the speeds assume.
+        decode_tokens_per_s, prefill_tokens_per_s: at most, over all devices.
+    """
+
+    config: EngineConfig
+    device: Device
+    dtype: str
+    limit_bytes: int
+    weight_bytes: int
+    compiler: str
+    temporary_bytes: int = 0
+    pool_bytes: int = 0
+    groups: tuple[GroupPlan, ...] = ()
+    sequences: int = 0
+    room: int = 0
+    programs: tuple[ProgramSize, ...] = ()
+    bandwidth: float = 0.0
+    flops: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    problem: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights, temporaries and at least one whole sequence fit."""
+        return self.problem is None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of each device, for weights, temporaries and pool together."""
+        return int(self.limit_bytes * self.config.memory_utilization)
+
+    def __str__(self) -> str:
+        return "\n".join([self._title(), *self._memory(), *(self._speed() if self.fits else self._misfit())])
+
+    def _title(self) -> str:
+        count = self.device.count
+        spread = "one device" if count == 1 else f"{count} devices, tensor-parallel"
+        how = f"compiled by {self.compiler}" if self.compiler else "ESTIMATED: no compiler for it is installed"
+        return f"{self.config.model} on {self.device.name}: {spread}, {self.dtype}; {how}"
+
+    def _memory(self) -> list[str]:
+        share = f"{self.config.memory_utilization:.0%} of the {_gib(self.limit_bytes)} that programs may take"
+        rows = [
+            ("memory", self.usable_bytes, share),
+            ("weights", self.weight_bytes, f"{_gib(self.weight_bytes * self.device.count)} on all devices"),
+        ]
+        if self.pool_bytes:
+            largest = max(self.programs, key=lambda program: program.temporary_bytes, default=None)
+            if self.temporary_bytes and largest:
+                rows.append(("temporaries", self.temporary_bytes, f"of the {largest.name}"))
+            rows.append(("pool", self.pool_bytes, ", ".join(map(_blocks, self.groups))))
+        lines = [f"  {'a device':<14}"] + [f"  {name:<14}{_gib(size):>12}   {note}" for name, size, note in rows]
+        for program in self.programs if self.compiler else ():
+            lines.append(
+                f"  {program.name:<14}{_gib(program.temporary_bytes):>12}   temporaries, beside arguments of "
+                f"{_gib(program.argument_bytes)}; compiled in {program.compile_seconds:.1f} s"
+            )
+        return lines
+
+    def _misfit(self) -> list[str]:
+        if self.weight_bytes > self.usable_bytes:
+            short = (
+                f"weights take {_gib(self.weight_bytes)} of each device, where {_gib(self.usable_bytes)} may be used"
+            )
+            return [f"  DOES NOT FIT: {short}"]
+        return [f"  DOES NOT FIT: {self.problem}"]
+
+    def _speed(self) -> list[str]:
+        context, asked, tokens = self.config.max_model_len, self.config.max_num_seqs, self.config.max_num_batched_tokens
+        rest = "" if self.sequences == asked else " (the others wait)"
+        peak = f"{self.bandwidth / 1e9:,.0f} GB/s and {self.flops / 1e12:,.1f} TFLOP/s of each device"
+        batch = f"{self.sequences} sequences at {context:,} tokens"
+        return [
+            f"  {self.sequences} of {asked} sequences of {context:,} tokens fit at once{rest}; memory for {self.room}",
+            f"  at most {self.decode_tokens_per_s:,.0f} tokens/s decoding {batch}",
+            f"  at most {self.prefill_tokens_per_s:,.0f} tokens/s of prompts, {tokens:,} tokens a step",
+            f"  These are bounds (a roofline): {peak} all used, weights read once a step,",
+            "  all-reduces at the links' speed, and nothing for latency, padding, sampling or the host.",
+        ]
+
+
+def _blocks(group: GroupPlan) -> str:
+    return f"{group.name}: {group.num_blocks:,} blocks of {group.block_size} tokens"
+
+
+def _gib(size: float) -> str:
+    if size < 1 << 30:
+        return f"{size / (1 << 20):,.1f} MiB"
+    return f"{size / (1 << 30):,.2f} GiB"

@@ -1,0 +1,63 @@
+"""What crosses devices: one all-reduce after attention, one after the MLP, and what the vocabulary needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from collectives_program import EMBED, ROWS, TOKENS, VOCAB
+
+HERE = Path(__file__).parent
+EIGHT_DEVICES = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Of each model and program, its collectives."""
+    program = [sys.executable, str(HERE / "collectives_program.py")]
+    done = subprocess.run(program, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("program", ["decode", "mixed"])
+@pytest.mark.parametrize("model", ["8 KV heads", "2 KV heads"])
+def test_a_layer_has_two_all_reduces_and_the_embedding_one(found, model, program):
+    """The layers are a loop, whose body stands in the program once."""
+    tokens = ROWS if program == "decode" else TOKENS
+    crossing = [(c["kind"], c["elements"]) for c in found[model][program]]
+    assert crossing == [("all-reduce", tokens * EMBED)] * 3
+    assert sorted(c["nested"] for c in found[model][program]) == [False, True, True]
+
+
+@pytest.mark.parametrize("program", ["decode", "mixed"])
+def test_experts_are_reduced_with_the_mlp_beside_them(found, program):
+    """Three chunked layers are a loop and the global one stands alone: twice two all-reduces and the embedding's.
+
+    Experts and the MLP beside them cross devices together, in one operation on both.
+    """
+    tokens = ROWS if program == "decode" else TOKENS
+    crossing = [(c["kind"], c["elements"]) for c in found["experts"][program]]
+    assert crossing == [("all-reduce", tokens * EMBED)] * 5
+
+
+def test_greedy_draws_exchange_a_few_numbers_a_row(found):
+    """The largest logit, the token it belongs to, the sum of the softmax, the chosen logit."""
+    for collective in found["8 KV heads"]["plain sampler"]:
+        assert collective["kind"] == "all-reduce"
+        assert collective["elements"] <= 2 * ROWS
+
+
+def test_only_candidates_for_the_most_likely_tokens_are_gathered(found):
+    """XLA:CPU gathers the logits themselves for a `top_k`; TPUs and GPUs its results on each device."""
+    gathers = [c for c in found["8 KV heads"]["full sampler"] if c["kind"] != "all-reduce"]
+    assert [c["kind"] for c in gathers] == ["all-gather"]
+    assert gathers[0]["op_name"].endswith("top_k")
+    assert gathers[0]["elements"] <= ROWS * VOCAB

@@ -1,0 +1,103 @@
+"""Plans agree with the engine, say plainly what does not fit, and need no weights."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoints import CHECKPOINTS, make_checkpoint
+from typer.testing import CliRunner
+
+from jpaged import LLM
+from jpaged.cli import app
+from jpaged.execution import sizing
+from jpaged.execution.sizing import device_bytes
+from jpaged.planning import plan
+
+SIZES = {"block_size": 8, "max_num_batched_tokens": 64}
+FREE = 24 << 20
+"""Bytes of memory: fewer than 32 sequences of 512 tokens would use."""
+
+
+@pytest.fixture
+def no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("JPAGED_AOT_ENVS", str(tmp_path))
+
+
+def config_of(name: str, folder) -> str:
+    CHECKPOINTS[name].to_json_file(folder / "plan.json")
+    return str(folder / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("context", "concurrency", "scarce"),
+    [(64, 4, False), (512, 32, True)],
+    ids=["all that is useful", "all that is free"],
+)
+def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path, monkeypatch):
+    """Gemma-2 has two groups of layers, whose blocks are padded to a common page."""
+    make_checkpoint("gemma2", tmp_path)
+    made = plan(
+        config_of("gemma2", tmp_path),
+        "cpu",
+        context=context,
+        concurrency=concurrency,
+        memory_bytes=FREE if scarce else None,
+        **SIZES,
+    )
+    if scarce:
+        monkeypatch.setattr(sizing, "host_memory_available", lambda: FREE)
+    llm = LLM(str(tmp_path), max_model_len=context, max_num_seqs=concurrency, **SIZES)
+    report = llm.memory_report()
+    assert made.fits and made.compiler.startswith("jaxlib")
+    assert made.weight_bytes == device_bytes(llm.params)
+    assert made.pool_bytes == report.num_pages * report.page_bytes
+    assert [(g.name, g.block_bytes) for g in made.groups] == [(g.name, g.block_bytes) for g in report.groups]
+    assert [g.num_blocks * g.block_bytes for g in made.groups] == [made.pool_bytes] * 2
+    assert (made.sequences == concurrency) is not scarce
+    assert all(program.temporary_bytes > 0 for program in made.programs)
+    assert made.decode_tokens_per_s > 0 and made.prefill_tokens_per_s > 0
+
+
+def test_without_a_compiler_the_plan_is_called_an_estimate(no_compiler, tmp_path):
+    made = plan(config_of("llama4", tmp_path), "v5e-8", context=512, concurrency=4, memory_bytes=1 << 30, **SIZES)
+    assert made.fits and made.compiler == "" and "ESTIMATED" in str(made)
+    assert 0 < made.temporary_bytes < 16 << 20
+    assert made.sequences == 4
+
+
+def test_a_model_that_cannot_fit_is_told_with_its_numbers(no_compiler):
+    """70.55 billion parameters of two bytes over eight devices; norms are on each."""
+    result = CliRunner().invoke(app, ["plan", "--model", "llama-3.3-70b", "--device", "v5e-8"])
+    assert result.exit_code == 1
+    assert "DOES NOT FIT: weights take 16.43 GiB of each device, where 14.17 GiB may be used" in result.output
+
+
+def test_a_pool_below_one_sequence_does_not_fit(no_compiler, tmp_path):
+    made = plan(config_of("llama", tmp_path), "t4", context=512, kv_cache_memory_bytes=1 << 20, **SIZES)
+    assert not made.fits
+    assert made.problem == "the pool does not hold one sequence of 512 tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "v9-8"}, r"device='v9-8' is not known; known are cpu, "),
+        ({"context": 513}, r"max_model_len=513 is above the model's max_position_embeddings=512"),
+        ({"block_size": 12}, r"block_size=12 is not a multiple of 8"),
+        ({"memory_bytes": 0}, r"memory_bytes=0 must be positive"),
+        ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2: the device's name says how many"),
+        ({"model": "no-such.json"}, r"config 'no-such.json' does not exist"),
+    ],
+)
+def test_bad_values_are_named_before_anything_is_compiled(change, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("jpaged.planning.planner.subprocess.run", None)
+    asked = {"model": config_of("llama", tmp_path), "device": "cpu", "context": 512, **change}
+    with pytest.raises(ValueError, match=message):
+        plan(asked.pop("model"), asked.pop("device"), **asked)
+
+
+def test_a_model_that_is_not_implemented_is_refused(tmp_path):
+    config = CHECKPOINTS["llama"].to_dict() | {"hidden_act": "tanh"}
+    file = tmp_path / "plan.json"
+    type(CHECKPOINTS["llama"])(**config).to_json_file(file)
+    with pytest.raises(ValueError, match="hidden_act='tanh' is not supported"):
+        plan(str(file), "cpu", context=64)

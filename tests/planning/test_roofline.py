@@ -1,0 +1,51 @@
+"""Bounds on speed, against figures counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jpaged.planning.roofline import Speed, Work, decode_seconds, prefill_seconds
+
+WORK = Work(
+    weight_bytes=1000,
+    expert_bytes=0,
+    experts=0,
+    experts_per_token=1,
+    flops_per_token=1000,
+    attention_flops=2,
+    kv_bytes=4,
+    windows=((1.0, None),),
+    reduced_bytes=16,
+    devices=1,
+)
+SLOW_MEMORY, SLOW_UNITS = Speed(10, 1e9, 1e9), Speed(1e9, 10, 1e9)
+
+
+def test_a_decode_step_reads_the_weights_once_and_each_sequences_kv():
+    assert decode_seconds(WORK, SLOW_MEMORY, sequences=3, length=50) == pytest.approx((1000 + 3 * 50 * 4) / 10)
+
+
+def test_a_step_computes_the_products_of_every_token_and_its_attention():
+    assert decode_seconds(WORK, SLOW_UNITS, sequences=3, length=50) == pytest.approx(3 * (1000 + 50 * 2) / 10)
+    assert prefill_seconds(WORK, SLOW_UNITS, tokens=8, length=50) == pytest.approx(8 * (1000 + 25 * 2) / 10)
+
+
+def test_layers_with_a_window_read_no_more_than_it():
+    work = replace(WORK, windows=((0.25, None), (0.75, 10)))
+    assert work.seen(50) == 0.25 * 50 + 0.75 * 10
+    assert work.seen(5) == 5
+
+
+def test_of_the_experts_only_those_that_tokens_meet_are_read():
+    work = replace(WORK, expert_bytes=800, experts=8, experts_per_token=2)
+    assert work.read_bytes(1) == pytest.approx(1000 + 200)
+    assert work.read_bytes(2) == pytest.approx(1000 + 800 * (1 - 0.75**2))
+    assert work.read_bytes(1000) == pytest.approx(1800)
+
+
+def test_a_ring_of_devices_sends_every_reduced_byte_nearly_twice():
+    work = replace(WORK, devices=4)
+    alone = decode_seconds(WORK, Speed(1e9, 1e9, 8), sequences=3, length=0)
+    assert decode_seconds(work, Speed(1e9, 1e9, 8), sequences=3, length=0) - alone == pytest.approx(1.5 * 3 * 16 / 8)

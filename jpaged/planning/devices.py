@@ -2,8 +2,9 @@
 
 TPU memory is what the TPU compiler allows a program (its own message when a program exceeds it, libtpu 0.0.42);
 speeds are those of Google Cloud's TPU pages (docs.cloud.google.com/tpu/docs, one a generation). Memory and shape of
-NVIDIA devices are what CUDA reports, as in OpenXLA's target configurations; speeds are those of NVIDIA's data sheets,
-without sparsity. A link is what one device sends to its neighbours in one direction.
+NVIDIA devices are what CUDA reports, as in OpenXLA's target configurations (an L4's is rounded down and unchecked);
+speeds are those of NVIDIA's data sheets, without sparsity. A link is what one device sends to its neighbours in one
+direction.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ GPUS = {
     ),
     "l4": Chip(
         "cuda",
-        int(22.03 * _GIB),
+        22 * _GIB,
         300e9,
         121e12,
         32e9,

@@ -19,7 +19,7 @@ from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, poo
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.weights import abstract_model, abstract_params
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, step_programs
+from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
 from jpaged.planning.devices import find_device
 from jpaged.planning.estimate import estimate_largest
 from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds
@@ -51,28 +51,39 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     weights = device_bytes(params)
     memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
     found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind) if compiled else ""}
-    graphdef, options = nnx.split(model)[0], {"max_model_len": config.max_model_len, "kernel_impl": KERNELS[kind]}
+    graphdef, context = nnx.split(model)[0], resolve_max_model_len(config.max_model_len, model_config)
     try:
         if kind == "cpu" and weights > request["limit"]:
             raise ValueError(f"weights of {weights:,} bytes are more than the {request['limit']:,} bytes free")
         measure = compile_largest if compiled else estimate_largest
         plan = plan_memory(
-            config, model, graphdef, params, mesh, dtype=dtype, memory=memory, measure=measure, **options
+            config,
+            model,
+            graphdef,
+            params,
+            mesh,
+            max_model_len=context,
+            dtype=dtype,
+            memory=memory,
+            kernel_impl=KERNELS[kind],
+            measure=measure,
         )
     except ValueError as error:
         return found | {"problem": str(error)}
-    programs = step_programs(config, model, graphdef, params, plan.spec, mesh, **options)
+    programs = step_programs(
+        config, model, graphdef, params, plan.spec, mesh, max_model_len=context, kernel_impl=KERNELS[kind]
+    )
     speed = Speed(device.chip.bandwidth, device.chip.flops, device.chip.link)
     if kind == "cpu":
         speed = Speed(read_bandwidth(), gemm_flops(), 0.0)
     work = step_work(model, model_config, params, plan.spec, mesh)
-    context, sequences = config.max_model_len, _sequences(plan.spec.layout, config)
+    sequences = _sequences(plan.spec.layout, config, context, plan.spec.layout.pool_bytes)
     found |= {
         "temporary_bytes": plan.temporary_bytes,
         "pool_bytes": plan.spec.layout.pool_bytes,
         "groups": _groups(plan.spec.layout),
         "sequences": min(sequences, config.max_num_seqs),
-        "room": max(sequences, _room(plan, config)),
+        "room": max(sequences, _room(plan, config, context)),
         "programs": [asdict(size) for size in _sizes(plan, programs, compiled)],
         "bandwidth": speed.bandwidth,
         "flops": speed.flops,
@@ -105,17 +116,16 @@ def _groups(layout: PoolLayout) -> list[dict[str, Any]]:
     ]
 
 
-def _sequences(layout: PoolLayout, config: EngineConfig, pool: int | None = None) -> int:
-    """How many sequences of max_model_len tokens a pool holds at once, above its watermark."""
-    step = config.max_num_batched_tokens
-    one = sum(
-        group.spec.policy.peak_blocks(config.max_model_len, step, group.spec.block_size) * group.block_bytes
-        for group in layout.groups
-    )
-    return int((layout.pool_bytes if pool is None else pool) * (1 - config.watermark)) // one
+def _sequences(layout: PoolLayout, config: EngineConfig, context: int, pool: int) -> int:
+    """How many sequences of `context` tokens a pool of so many bytes holds at once, above its watermark."""
+    one = 0
+    for group in layout.groups:
+        policy, size = group.spec.policy, group.spec.block_size
+        one += policy.peak_blocks(context, config.max_num_batched_tokens, size) * group.block_bytes
+    return int(pool * (1 - config.watermark)) // one
 
 
-def _room(plan: MemoryPlan, config: EngineConfig) -> int:
+def _room(plan: MemoryPlan, config: EngineConfig, context: int) -> int:
     """The same for all the memory that a pool could have, were it of use."""
     most = pool_bytes(
         plan.memory,
@@ -124,7 +134,7 @@ def _room(plan: MemoryPlan, config: EngineConfig) -> int:
         temporary_bytes=plan.temporary_bytes,
         useful_bytes=1 << 62,
     )
-    return _sequences(plan.spec.layout, config, most)
+    return _sequences(plan.spec.layout, config, context, most)
 
 
 def _compiler(kind: str) -> str:

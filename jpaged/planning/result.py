@@ -83,7 +83,7 @@ class Plan:
             if self.temporary_bytes and largest:
                 rows.append(("temporaries", self.temporary_bytes, f"of the {largest.name}"))
             rows.append(("pool", self.pool_bytes, ", ".join(map(_blocks, self.groups))))
-        lines = [f"  {'a device':<14}"] + [f"  {name:<14}{_gib(size):>12}   {note}" for name, size, note in rows]
+        lines = ["  On each device:"] + [f"  {name:<14}{_gib(size):>12}   {note}" for name, size, note in rows]
         for program in self.programs if self.compiler else ():
             lines.append(
                 f"  {program.name:<14}{_gib(program.temporary_bytes):>12}   temporaries, beside arguments of "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
 from typer.testing import CliRunner
@@ -11,6 +14,7 @@ from jpaged.cli import app
 from jpaged.execution import sizing
 from jpaged.execution.sizing import device_bytes
 from jpaged.planning import plan
+from jpaged.planning.compile_step import answer
 
 SIZES = {"block_size": 8, "max_num_batched_tokens": 64}
 FREE = 24 << 20
@@ -20,6 +24,16 @@ FREE = 24 << 20
 @pytest.fixture
 def no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("JPAGED_AOT_ENVS", str(tmp_path))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The child's work done here, where one device will do: a process takes seconds to start."""
+
+    def run(command, *, input, **options):
+        return subprocess.CompletedProcess(command, 0, json.dumps(answer(json.loads(input))), "")
+
+    monkeypatch.setattr("jpaged.planning.planner.subprocess.run", run)
 
 
 def config_of(name: str, folder) -> str:
@@ -32,8 +46,10 @@ def config_of(name: str, folder) -> str:
     [(64, 4, False), (512, 32, True)],
     ids=["all that is useful", "all that is free"],
 )
-def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path, monkeypatch):
+def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path, monkeypatch, request):
     """Gemma-2 has two groups of layers, whose blocks are padded to a common page."""
+    if scarce:
+        request.getfixturevalue("in_process")
     make_checkpoint("gemma2", tmp_path)
     made = plan(
         config_of("gemma2", tmp_path),
@@ -57,8 +73,8 @@ def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path,
     assert made.decode_tokens_per_s > 0 and made.prefill_tokens_per_s > 0
 
 
-def test_without_a_compiler_the_plan_is_called_an_estimate(no_compiler, tmp_path):
-    made = plan(config_of("llama4", tmp_path), "v5e-8", context=512, concurrency=4, memory_bytes=1 << 30, **SIZES)
+def test_without_a_compiler_the_plan_is_called_an_estimate(no_compiler, in_process, tmp_path):
+    made = plan(config_of("llama4", tmp_path), "v5e-1", context=512, concurrency=4, memory_bytes=1 << 30, **SIZES)
     assert made.fits and made.compiler == "" and "ESTIMATED" in str(made)
     assert 0 < made.temporary_bytes < 16 << 20
     assert made.sequences == 4
@@ -71,8 +87,8 @@ def test_a_model_that_cannot_fit_is_told_with_its_numbers(no_compiler):
     assert "DOES NOT FIT: weights take 16.43 GiB of each device, where 14.17 GiB may be used" in result.output
 
 
-def test_a_pool_below_one_sequence_does_not_fit(no_compiler, tmp_path):
-    made = plan(config_of("llama", tmp_path), "t4", context=512, kv_cache_memory_bytes=1 << 20, **SIZES)
+def test_a_pool_below_one_sequence_does_not_fit(no_compiler, in_process, tmp_path):
+    made = plan(config_of("llama", tmp_path), "t4", context=512, kv_cache_memory_bytes=1 << 19, **SIZES)
     assert not made.fits
     assert made.problem == "the pool does not hold one sequence of 512 tokens"
 
@@ -95,7 +111,7 @@ def test_bad_values_are_named_before_anything_is_compiled(change, message, tmp_p
         plan(asked.pop("model"), asked.pop("device"), **asked)
 
 
-def test_a_model_that_is_not_implemented_is_refused(tmp_path):
+def test_a_model_that_is_not_implemented_is_refused(in_process, tmp_path):
     config = CHECKPOINTS["llama"].to_dict() | {"hidden_act": "tanh"}
     file = tmp_path / "plan.json"
     type(CHECKPOINTS["llama"])(**config).to_json_file(file)

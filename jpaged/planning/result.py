@@ -69,7 +69,9 @@ class Plan:
     def _title(self) -> str:
         count = self.device.count
         spread = "one device" if count == 1 else f"{count} devices, tensor-parallel"
-        how = f"compiled by {self.compiler}" if self.compiler else "ESTIMATED: no compiler for it is installed"
+        how = f"compiled by {self.compiler}" if self.programs else "not compiled"
+        if not self.compiler:
+            how = "ESTIMATED: no compiler for it is installed"
         return f"{self.config.model} on {self.device.name}: {spread}, {self.dtype}; {how}"
 
     def _memory(self) -> list[str]:

@@ -27,8 +27,8 @@ from jpaged.planning.targets import target_mesh
 from jpaged.planning.work import step_work
 from pallas_kernels.platform import Impl
 
-KERNELS: dict[str, Impl] = {"tpu": "tpu", "cuda": "xla", "cpu": "xla"}
-"""What the step is compiled with: a GPU's own kernels cannot be compiled without its driver."""
+KERNELS: dict[str, Impl | None] = {"tpu": "tpu", "cuda": "xla", "cpu": None}
+"""What the step is compiled with; None = what an engine would take here. GPUs' own kernels need a driver to lower."""
 
 _COMPILERS = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
 

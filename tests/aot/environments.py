@@ -8,18 +8,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import platformdirs
 import pytest
+
+from jpaged.planning.compilers import environments_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PATH = os.pathsep.join(str(path) for path in (ROOT, HERE, HERE.parent / "execution"))
-
-
-def environments_dir() -> Path:
-    """``$JPAGED_AOT_ENVS``, or a cache directory of the user's."""
-    named = os.environ.get("JPAGED_AOT_ENVS")
-    return Path(named) if named else Path(platformdirs.user_cache_dir("jpaged")) / "aot-envs"
 
 
 @cache

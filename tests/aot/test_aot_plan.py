@@ -22,12 +22,13 @@ def test_a_tpus_memory_is_what_its_compiler_allows(monkeypatch):
         assert find_device(name).chip.limit / (1 << 30) == pytest.approx(allowed[name], abs=0.005)
 
 
-@pytest.mark.parametrize(("model", "device"), [("llama-3.3-70b", "v6e-8"), ("qwen3-0.6b", "l4")])
-def test_the_compiler_accounts_for_what_was_planned(model, device):
+@pytest.mark.parametrize(("device", "compiler"), [("v6e-1", "tpu"), ("l4", "cuda")])
+def test_the_compiler_accounts_for_what_was_planned(device, compiler):
     """Weights and pool are the decode step's arguments, but for the batch; they and temporaries are within the chip."""
-    target = "tpu" if device == "v6e-8" else "cuda"
-    made = plan(model, device, context=2048, concurrency=16, compiler_env=python_of(target).parents[1])
-    assert made.fits and made.sequences == 16
+    sizes = {"context": 1024, "concurrency": 8, "max_num_batched_tokens": 64}
+    made = plan("qwen3-0.6b", device, compiler_env=python_of(compiler).parents[1], **sizes)
+    assert made.fits and made.sequences == 8
+    assert made.compiler.startswith({"tpu": "libtpu", "cuda": "jax-cuda"}[compiler])
     decode = made.programs[0]
     assert decode.argument_bytes == pytest.approx(made.weight_bytes + made.pool_bytes, rel=0.02)
     for program in made.programs:

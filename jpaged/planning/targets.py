@@ -18,8 +18,10 @@ TPU_HOST = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""What libtpu otherwise asks a TPU VM's metadata server for; set before jax is imported."""
+"""What libtpu otherwise asks a TPU VM's metadata server for, and that it may compile while another process has the TPU;
+set before jax is imported."""
 
 
 def environment(device: Device, compiled: bool) -> dict[str, str]:

@@ -7,7 +7,6 @@ Import this module only where Numba is installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,10 @@ import numpy as np
 from llvmlite import binding
 from numba import carray, cfunc, njit, types
 
-from pallas_kernels.ffi_primitives import add, address_of, allocate, call_with, free, load, pointer, store
+from pallas_kernels.ffi_primitives import add, address_of, allocate, call_with, free, load, pointer, run_range, store
+
+RUN = types.void(types.intp, types.intp, types.intp)
+"""Signature of what `register` takes."""
 
 # XLA_FFI_CallFrame.
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS = 8, 16, 24, 72, 112
@@ -28,7 +30,7 @@ _DATA, _DIMENSIONS = 24, 40
 _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
 # A job: what the threads that share a call know of it. Words of 8 bytes.
-_NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _CALL, _JOB_BYTES = 0, 8, 16, 24, 32, 40, 48, 96
+_NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN, _CALL, _JOB_BYTES = 0, 8, 16, 24, 32, 40, 48, 56, 96
 
 _GRAINS_PER_THREAD = 8
 """Items are handed out in so many portions a thread: enough to even out items of different cost."""
@@ -107,63 +109,71 @@ def _release(job):
         free(job)
 
 
-def register(name: str, count: Callable[[int], int], run: Callable[[int, int, int], None]) -> None:
+@njit
+def _work(job):
+    items, grain, frame = load(job + _ITEMS), load(job + _GRAIN), load(job + _FRAME)
+    while True:
+        begin = add(job + _NEXT, grain)
+        if begin >= items:
+            return
+        end = min(begin + grain, items)
+        run_range(load(job + _RUN), frame, begin, end)
+        add(job + _DONE, end - begin)
+
+
+@cfunc(types.void(types.intp), cache=True)
+def _task(job):
+    """What a thread of the pool does for a call; if it comes late, nothing is left to do."""
+    _work(job)
+    _release(job)
+
+
+binding.add_symbol("jpaged_ffi_task", _task.address)
+
+
+def register(name: str, run: Any, *, item_axes: int) -> None:
     """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
 
+    A call returns when its items are computed. Its job outlives it where a thread of the pool comes late, and is
+    freed by the last of its owners.
+
     Args:
-        count: Numba function of a frame; how many independent items of work the call has.
-        run: Numba function of a frame and a range of items, which it computes; called on several threads at once.
-
-    A call returns when its items are computed. A thread of the pool that comes late finds none left, and touches
-    nothing but the job, which the last of its owners frees.
+        run: ``cfunc(RUN)`` of a frame and a range of items, which it computes; called on several threads at once.
+        item_axes: the items of a call are those of the first so many axes of its first argument.
     """
-    task_name = f"{name}_task"
+    symbol = f"{name}_run"
+    binding.add_symbol(symbol, run.address)
 
-    @njit
-    def work(job):
-        items, grain, frame = load(job + _ITEMS), load(job + _GRAIN), load(job + _FRAME)
-        while True:
-            begin = add(job + _NEXT, grain)
-            if begin >= items:
-                return
-            end = min(begin + grain, items)
-            run(frame, begin, end)
-            add(job + _DONE, end - begin)
-
-    @cfunc(types.void(types.intp), cache=True)
-    def task(job):
-        work(job)
-        _release(job)
-
-    binding.add_symbol(task_name, task.address)
-
-    @cfunc(types.intp(types.intp), cache=True)
+    @cfunc(types.intp(types.intp), cache=True)  # cached as it closes over plain values only
     def handler(frame):
         if _answered(frame):
             return 0
-        items = count(frame)
+        items = 1
+        for axis in range(item_axes):
+            items *= dimension(argument(frame, 0), axis)
         job = allocate(_JOB_BYTES)
-        threads = min(_num_threads(frame, job), items)
+        threads = max(1, min(_num_threads(frame, job), items))
         store(job + _DONE, 0)
         store(job + _OWNERS, 1)
         store(job + _FRAME, frame)
         store(job + _ITEMS, items)
         store(job + _GRAIN, max(1, items // (threads * _GRAINS_PER_THREAD)))
+        store(job + _RUN, address_of(symbol))
         call = job + _CALL
         for _ in range(1, threads):
             add(job + _OWNERS, 1)
             store(call + 16, load(frame + _CONTEXT))
-            store(call + 24, address_of(task_name))
+            store(call + 24, address_of("jpaged_ffi_task"))
             store(call + 32, job)
             if not _succeeded(frame, _SCHEDULE, call):
                 _release(job)
-        work(job)
+        _work(job)
         while add(job + _DONE, 0) < items:
             pass
         _release(job)
         return 0
 
-    _alive.extend((task, handler))
+    _alive.extend((run, handler))
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
 
 

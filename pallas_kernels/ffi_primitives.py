@@ -90,6 +90,18 @@ def call_with(typingctx, function, argument):
     return types.intp(types.intp, types.intp), generate
 
 
+@intrinsic
+def run_range(typingctx, function, frame, begin, end):
+    """Call a C function of three words that returns nothing."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD] * 3).as_pointer()
+        builder.call(builder.inttoptr(args[0], kind), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, types.intp), generate
+
+
 @intrinsic(prefer_literal=True)
 def address_of(typingctx, name):
     """Address of a symbol that `llvmlite.binding.add_symbol` made known; looked up when the code is loaded."""

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
+from pallas_kernels.ffi import data as at
+from pallas_kernels.ffi import dimension as size
 from pallas_kernels.layout import LANES
 
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
@@ -63,25 +65,39 @@ def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
     Result: like q. An item of work is one KV head of a row.
     """
     name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
-    ffi.register(name, _items, _run(_attend(q_per_kv, tiles, f32(soft_cap or 0.0))))
+    ffi.register(name, _attend(q_per_kv, tiles, soft_cap or 0.0), item_axes=2)
     return name
 
 
 @njit
-def _items(frame):
-    q = ffi.argument(frame, 0)
-    return ffi.dimension(q, 0) * ffi.dimension(q, 1)
+def _arrays(frame):
+    """(q, view, layer, tables, seq, first, stop, out) of a call."""
+    q, view, tables = ffi.argument(frame, 0), ffi.argument(frame, 1), ffi.argument(frame, 3)
+    rows = size(q, 0)
+    q_shape = (rows, size(q, 1), size(q, 2), size(q, 3))
+    view_shape = (size(view, 0), size(view, 1), size(view, 2), size(view, 3), size(view, 4), size(view, 5))
+    return (
+        carray(at(q), q_shape, np.float32),
+        carray(at(view), view_shape, np.float32),
+        carray(at(ffi.argument(frame, 2)), (1,), np.int32)[0],
+        carray(at(tables), (size(tables, 0), size(tables, 1)), np.int32),
+        carray(at(ffi.argument(frame, 4)), (rows,), np.int32),
+        carray(at(ffi.argument(frame, 5)), (rows,), np.int32),
+        carray(at(ffi.argument(frame, 6)), (rows,), np.int32),
+        carray(at(ffi.result(frame, 0)), q_shape, np.float32),
+    )
 
 
-def _attend(group: int, tiles: int, cap: np.float32) -> Any:
-    """The loops for a static shape; `cap` 0 = none."""
+def _attend(group: int, tiles: int, cap: float) -> Any:
+    """The loops for a static shape; `cap` 0 = none. Closes over plain values only, so that Numba can cache it."""
     lanes = LANES // 2 if tiles == 1 else LANES
     parts = max(1, tiles // 2)  # tiles of K; V has as many after them, or the other half of the only one
     value_tile, value_lane = tiles // 2, LANES - lanes
     width = parts * lanes
 
-    @njit(fastmath=_FAST, error_model="numpy")
-    def attend(q, view, layer, tables, seq, first, stop, out, begin_item, end_item):
+    @cfunc(ffi.RUN, fastmath=_FAST, error_model="numpy", cache=True)
+    def attend(frame, begin_item, end_item):
+        q, view, layer, tables, seq, first, stop, out = _arrays(frame)
         num_blocks, block_size = view.shape[0], view.shape[4]
         scores = np.empty((group, block_size), np.float32)
         values = np.empty((group, width), np.float32)
@@ -108,7 +124,7 @@ def _attend(group: int, tiles: int, cap: np.float32) -> Any:
                             mine = queries[g]
                             for lane in range(lanes):
                                 score += mine[part * lanes + lane] * k[lane]
-                        scores[g, key] = cap * _tanh(score / cap) if cap > 0 else score
+                        scores[g, key] = f32(cap) * _tanh(score / f32(cap)) if cap > 0 else score
                 for g in range(group):
                     weights = scores[g]
                     new_top = top[g]
@@ -139,29 +155,3 @@ def _attend(group: int, tiles: int, cap: np.float32) -> Any:
                     out[row, head, g, lane] = values[g, lane] * share
 
     return attend
-
-
-def _run(attend: Any) -> Any:
-    """`attend` on a frame's buffers."""
-    size, at = ffi.dimension, ffi.data
-
-    @njit
-    def run(frame, begin, end):
-        q, view, tables = ffi.argument(frame, 0), ffi.argument(frame, 1), ffi.argument(frame, 3)
-        rows = size(q, 0)
-        q_shape = (rows, size(q, 1), size(q, 2), size(q, 3))
-        view_shape = (size(view, 0), size(view, 1), size(view, 2), size(view, 3), size(view, 4), size(view, 5))
-        attend(
-            carray(at(q), q_shape, np.float32),
-            carray(at(view), view_shape, np.float32),
-            carray(at(ffi.argument(frame, 2)), (1,), np.int32)[0],
-            carray(at(tables), (size(tables, 0), size(tables, 1)), np.int32),
-            carray(at(ffi.argument(frame, 4)), (rows,), np.int32),
-            carray(at(ffi.argument(frame, 5)), (rows,), np.int32),
-            carray(at(ffi.argument(frame, 6)), (rows,), np.int32),
-            carray(at(ffi.result(frame, 0)), q_shape, np.float32),
-            begin,
-            end,
-        )
-
-    return run

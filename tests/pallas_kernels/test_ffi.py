@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from numba import carray, njit
+from numba import carray, cfunc
 
 from pallas_kernels import ffi
 
@@ -49,18 +49,15 @@ def test_offsets_are_those_of_the_installed_header():
 def increment():
     """A custom call that adds 1 to each of its int32 elements, an item each."""
 
-    @njit
-    def count(frame):
-        return ffi.dimension(ffi.argument(frame, 0), 0)
-
-    @njit
+    @cfunc(ffi.RUN)
     def run(frame, begin, end):
-        source = carray(ffi.data(ffi.argument(frame, 0)), (count(frame),), np.int32)
-        target = carray(ffi.data(ffi.result(frame, 0)), (count(frame),), np.int32)
+        length = ffi.dimension(ffi.argument(frame, 0), 0)
+        source = carray(ffi.data(ffi.argument(frame, 0)), (length,), np.int32)
+        target = carray(ffi.data(ffi.result(frame, 0)), (length,), np.int32)
         for i in range(begin, end):
             target[i] = source[i] + 1
 
-    ffi.register("jpaged_test_increment", count, run)
+    ffi.register("jpaged_test_increment", run, item_axes=1)
 
     def call(x):
         return jax.ffi.ffi_call("jpaged_test_increment", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)

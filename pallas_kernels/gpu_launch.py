@@ -1,0 +1,84 @@
+"""One description of a Triton launch, and its launcher on a GPU.
+
+A kernel module builds a `Launch` and hands it with its arrays to a *launcher*. `triton_call` is the launcher of
+compiled programs; tests use others, which compile the same launch for a GPU that is not there, or interpret it.
+
+Triton and jax-triton are imported by what needs them only: neither is installed beside a CPU's or TPU's JAX.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A Triton kernel with everything but its arrays.
+
+    Attributes:
+        kernel: a ``triton.jit`` function. Its parameters are the inputs' pointers, one pointer that it leaves alone
+            for every aliased output, the other outputs' pointers, then the constants.
+        grid: programs along each axis.
+        out: the outputs; aliased ones come first.
+        constants: the kernel's ``tl.constexpr`` parameters.
+        aliases: input index to output index of arrays that are updated in place, through the input's pointer.
+        num_warps, num_stages: see `triton.Config`.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    out: tuple[jax.ShapeDtypeStruct, ...]
+    constants: Mapping[str, Any]
+    num_warps: int
+    num_stages: int = 1
+    aliases: Mapping[int, int] = field(default_factory=dict)
+
+
+Launcher: TypeAlias = Callable[..., list[jax.Array]]
+"""``launcher(launch, *inputs) -> outputs``."""
+
+_capability: ContextVar[int | None] = ContextVar("compute_capability", default=None)
+
+
+@contextmanager
+def compiling_for(compute_capability: int) -> Iterator[None]:
+    """Trace and lower for another GPU than this machine's, e.g. 90 for sm_90: compiling ahead of time."""
+    token = _capability.set(compute_capability)
+    try:
+        yield
+    finally:
+        _capability.reset(token)
+
+
+def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:
+    """Launch on the GPU that runs the surrounding program."""
+    import jax_triton
+
+    call = jax_triton.triton_call
+    # From 0.4 on, an aliased output has no pointer of its own: the parameter kept for it gets a constant.
+    newer = "out_type" in inspect.signature(call).parameters
+    outputs = {"out_type" if newer else "out_shape": list(launch.out)}
+    return call(
+        *inputs,
+        *((1,) * len(launch.aliases) if newer else ()),
+        kernel=launch.kernel,
+        grid=launch.grid,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        input_output_aliases=dict(launch.aliases),
+        compute_capability=_capability.get(),
+        **outputs,
+        **launch.constants,
+    )
+
+
+def like(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -1,0 +1,126 @@
+"""paged_attention as Triton kernels: flash-decoding for single tokens, tiles of queries for longer runs.
+
+A batch of decodes takes two launches, the units and their join. A mixed batch takes a third, over the sequences
+with several query tokens. The launches write disjoint rows of one output, in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.gpu_launch import Launch, Launcher, like, triton_call
+from pallas_kernels.layout import padded_head_dim
+from pallas_kernels.paged_attention import gpu_shapes as shapes
+from pallas_kernels.paged_attention.gpu_decode import attend_to_units, join_units
+from pallas_kernels.paged_attention.gpu_prefill import attend_to_tiles
+from pallas_kernels.paged_attention.gpu_units import decode_units, prefill_tiles
+from pallas_kernels.paged_attention.reach import Reach
+
+
+def paged_attention(
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+    max_query_len: int | None = None,
+    launch: Launcher = triton_call,
+) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`.
+
+    Raises:
+        ValueError: when heads are wider than `gpu_shapes.MAX_WIDTH`.
+    """
+    tokens, kv_heads, group, head_dim = q.shape
+    width = padded_head_dim(head_dim)
+    if width > shapes.MAX_WIDTH:
+        raise ValueError(f"head_dim={head_dim} is more than {shapes.MAX_WIDTH}, the widest the GPU kernels take")
+    constants = {
+        "PAGES": block_tables.shape[1],
+        "HEADS": kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCKS": view.shape[0],
+        "BLOCK_STRIDE": view.size // view.shape[0],
+        "BLOCK_SIZE": view.shape[4],
+        "WIDTH": width,
+        "SCALE": float(scale),
+        "SOFT_CAP": soft_cap,
+        "WINDOW": sliding_window,
+        "CHUNK": chunk_size,
+    }
+    at = jnp.asarray(layer, jnp.int32)[None]
+    arrays = (q, view, at, *(x.astype(jnp.int32) for x in (block_tables, query_starts, kv_lens)))
+    out = _decode(jnp.zeros_like(q), arrays, constants, launch)
+    longest = min(tokens, max_query_len or tokens)
+    return out if longest == 1 else _prefill(out, arrays, constants, longest, launch)
+
+
+def _decode(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], launch: Launcher) -> Array:
+    """`out` with the rows of the sequences that have one query token."""
+    q, view, _, tables, query_starts, kv_lens = arrays
+    _, kv_heads, group, head_dim = q.shape
+    seqs, pages = tables.shape
+    width, reach = constants["WIDTH"], Reach(constants["WINDOW"], constants["CHUNK"])
+    capacity = pages * view.shape[4]
+    # A query sees no more keys than its window or chunk; a range that is not aligned touches one unit more.
+    span = min([capacity, *(limit for limit in reach if limit is not None)])
+    unit = shapes.decode_unit(seqs, span)
+    most = seqs * (-(-span // unit) + (span < capacity))
+    plan = decode_units(query_starts, kv_lens, unit=unit, units=most, capacity=capacity, reach=reach)
+    itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
+    tiles = shapes.decode_tiles(group, width, itemsize)
+    statistic = jax.ShapeDtypeStruct((most, kv_heads, group), jnp.float32)
+    units = Launch(
+        attend_to_units,
+        grid=(min(most, max(1, shapes.PROGRAMS // kv_heads)), kv_heads),
+        out=(statistic, statistic, jax.ShapeDtypeStruct((*statistic.shape, width), jnp.float32)),
+        constants=constants | {"SEQS": seqs, "UNIT": unit, "ROWS": tiles.rows, "KEYS": tiles.keys},
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    parts = launch(units, *arrays, *plan)
+    join = Launch(
+        join_units,
+        grid=(seqs, kv_heads * group),
+        out=(like(out),),
+        aliases={5: 0},
+        constants={"QUERY_HEADS": kv_heads * group, "HEAD_DIM": head_dim, "WIDTH": width, "UNITS": shapes.JOINED},
+        num_warps=4,
+    )
+    (out,) = launch(join, *parts, plan.seq_units, query_starts, out)
+    return out
+
+
+def _prefill(
+    out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], longest: int, launch: Launcher
+) -> Array:
+    """`out` with the rows of the sequences that have several query tokens."""
+    q, view, _, tables, query_starts, _ = arrays
+    tokens, kv_heads, group, _ = q.shape
+    itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
+    tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest)
+    tile = tiles.rows // group
+    most = tokens // tile + min(tables.shape[0], tokens // 2)
+    plan = prefill_tiles(query_starts, tile=tile, tiles=most)
+    prefill = Launch(
+        attend_to_tiles,
+        grid=(most, kv_heads),
+        out=(like(out),),
+        aliases={9: 0},
+        constants=constants | {"TILE": tile, "ROWS": tiles.rows, "KEYS": tiles.keys},
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    (out,) = launch(prefill, *arrays, *plan, out)
+    return out

@@ -1,0 +1,122 @@
+"""Triton: attention of sequences with several query tokens, a tile of queries against all their keys."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pallas_kernels.paged_attention.gpu_softmax import attend, common_dtype, first_key
+
+
+@triton.jit
+def attend_to_tiles(
+    q,
+    view,
+    layer,
+    tables,
+    query_starts,
+    kv_lens,
+    tile_seq,
+    tile_query,
+    num_tiles,
+    out,
+    out_again,
+    PAGES: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Program (t, head) writes TILE queries of one sequence for the query heads of one KV head.
+
+    Row r of its products is query ``r // GROUP`` and query head ``r % GROUP``. The last tiles, which have the most
+    keys, start first.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    if tile < tl.load(num_tiles):
+        seq = tl.load(tile_seq + tile)
+        offset = tl.load(tile_query + tile)
+        first_token = tl.load(query_starts + seq)
+        length = tl.load(query_starts + seq + 1) - first_token
+        kv_len = tl.load(kv_lens + seq)
+        dtype: tl.constexpr = common_dtype(q, view)
+        row = tl.arange(0, ROWS)
+        lane = tl.arange(0, WIDTH)
+        nth = offset + row // GROUP
+        mine = (row < TILE * GROUP) & (nth < length)
+        at = (((first_token + nth).to(tl.int64) * HEADS + head) * GROUP + row % GROUP) * HEAD_DIM
+        at = at[:, None] + lane[None, :]
+        inside = mine[:, None] & (lane < HEAD_DIM)[None, :]
+        queries = tl.load(q + at, mask=inside, other=0.0).to(dtype)
+        query = kv_len - length + nth
+        head_rows = view + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_SIZE)
+        table = tables + seq * PAGES
+
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        values = tl.zeros([ROWS, WIDTH], tl.float32)
+        begin = kv_len - length + offset
+        stop = tl.minimum(begin + TILE, tl.minimum(kv_len, PAGES * BLOCK_SIZE))
+        lowest = first_key(begin, WINDOW, CHUNK)
+        start = lowest // KEYS * KEYS
+        if WINDOW is None and CHUNK is None:
+            # Keys before the tile's first query need no mask of their own for each query.
+            diagonal = tl.minimum(begin, stop) // KEYS * KEYS
+            top, total, values = attend(
+                top,
+                total,
+                values,
+                queries,
+                head_rows,
+                table,
+                start,
+                diagonal,
+                lowest,
+                query,
+                BLOCKS,
+                BLOCK_STRIDE,
+                BLOCK_SIZE,
+                WIDTH,
+                KEYS,
+                False,
+                SCALE,
+                SOFT_CAP,
+                WINDOW,
+                CHUNK,
+            )
+            start = diagonal
+        top, total, values = attend(
+            top,
+            total,
+            values,
+            queries,
+            head_rows,
+            table,
+            start,
+            stop,
+            lowest,
+            query,
+            BLOCKS,
+            BLOCK_STRIDE,
+            BLOCK_SIZE,
+            WIDTH,
+            KEYS,
+            True,
+            SCALE,
+            SOFT_CAP,
+            WINDOW,
+            CHUNK,
+        )
+        values = values / tl.where(total > 0, total, 1.0)[:, None]  # a query that sees nothing gives 0
+        tl.store(out + at, values.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,59 @@
+"""Launch shapes of the GPU attention kernels: every number that could be tuned, chosen by shape.
+
+They were chosen by reasoning, from the shared memory and registers that the compiler reports, and have not been
+tuned on a GPU. All fit the 99 KB of shared memory that every GPU from sm_80 on has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_WIDTH = 256
+"""Widest head, in lanes."""
+MAX_UNITS = 2048
+"""Decode units of a batch whose sequences all fill their block tables; their partial results are kept in memory."""
+MIN_UNIT = 256
+"""Keys of the shortest decode unit: at 8 KV heads of 128 a quarter of a MiB of bfloat16, 4 pipelined tiles."""
+PROGRAMS = 2048
+"""Decode programs: about 4 rounds of the 4 that each of an H100's 132 multiprocessors holds at once."""
+JOINED = 16
+"""Units that the second pass reads at once."""
+
+
+class Tiles(NamedTuple):
+    """Rows and keys of one product, and how a program runs it."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiles(group: int, width: int, itemsize: int) -> Tiles:
+    """`group` query heads of a KV head are the rows; tensor cores need at least 16."""
+    return Tiles(max(16, _next_power_of_two(group)), _keys(width, itemsize), num_warps=4, num_stages=3)
+
+
+def prefill_tiles(group: int, width: int, itemsize: int, longest: int) -> Tiles:
+    """128 rows, (query, query head) pairs; fewer when no sequence has that many."""
+    most = 64 if width * itemsize > 256 else 128
+    rows = min(most, max(16, _next_power_of_two(group * longest)))
+    rows = max(rows, _next_power_of_two(group))
+    return Tiles(rows, _keys(width, itemsize), num_warps=8 if rows >= 128 else 4, num_stages=2)
+
+
+def decode_unit(seqs: int, capacity: int) -> int:
+    """Keys of a decode unit: so many that `seqs` block tables of `capacity` tokens are `MAX_UNITS` units or fewer.
+
+    It depends on shapes alone, so that the same sequence is cut alike whatever it is batched with.
+    """
+    return max(MIN_UNIT, _next_power_of_two(-(-seqs * capacity // MAX_UNITS)))
+
+
+def _keys(width: int, itemsize: int) -> int:
+    """Keys whose K takes 16 KiB, 64 at most."""
+    return max(16, min(64, 16 * 1024 // (width * itemsize)))
+
+
+def _next_power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,96 @@
+"""Triton: the inner loop of both attention kernels, an online softmax over the keys of a sequence's blocks.
+
+FlashAttention-2 (arXiv 2307.08691, algorithm 1), with each key's row found through the block table.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.constexpr_function
+def common_dtype(a, b):
+    """Element type of products of what two pointers point to: their own if it is one, else float32."""
+    return a.dtype.element_ty if a.dtype.element_ty == b.dtype.element_ty else tl.float32
+
+
+@triton.jit
+def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Position of the first key that a query at a position sees; see `reach.Reach`."""
+    first = query * 0
+    if WINDOW is not None:
+        first = tl.maximum(first, query - WINDOW + 1)
+    if CHUNK is not None:
+        first = tl.maximum(first, query - query % CHUNK)
+    return first
+
+
+@triton.jit
+def attend(
+    top,
+    total,
+    values,
+    q,
+    head_rows,
+    table,
+    start,
+    stop,
+    lowest,
+    query,
+    BLOCKS: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+    PER_QUERY: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Softmax statistics of some queries after the keys at positions ``start <= k < stop``, from `lowest` on.
+
+    Args:
+        top, total, values: maximum (base 2), sum and weighted values so far: [rows], [rows], [rows, WIDTH] float32.
+        q: [rows, WIDTH] in the dtype of the products.
+        head_rows: pointer to block 0's rows of this layer and head.
+        table: pointer to the sequence's block table.
+        start: a multiple of KEYS.
+        query: [rows] positions; only read if PER_QUERY, else every row sees every key of the range.
+    """
+    lane = tl.arange(0, WIDTH)
+    lane = lane // 128 * (BLOCK_SIZE * 128) + lane % 128
+    VALUES_AT: tl.constexpr = 64 if WIDTH == 64 else WIDTH * BLOCK_SIZE
+    for first in range(start, stop, KEYS):
+        key = first + tl.arange(0, KEYS)
+        wanted = (key >= lowest) & (key < stop)
+        block = tl.load(table + key // BLOCK_SIZE, mask=wanted, other=-1)
+        known = wanted & (block >= 0) & (block < BLOCKS)
+        row = head_rows + tl.where(known, block, 0).to(tl.int64) * BLOCK_STRIDE + key % BLOCK_SIZE * 128
+        # What no query sees may be NaN, which a weight of zero would not hide.
+        k = tl.load(row[:, None] + lane[None, :], mask=known[:, None], other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+        if SOFT_CAP is not None:
+            # tanh, from an exponential that may overflow to infinity
+            tanh = 1 - 2 / (tl.exp2(scores * (2 * LOG2E * SCALE / SOFT_CAP)) + 1)
+            scores = tanh * (SOFT_CAP * LOG2E)
+        else:
+            scores = scores * (SCALE * LOG2E)
+        seen = known[None, :]
+        if PER_QUERY:
+            seen = seen & (key[None, :] <= query[:, None])
+            if WINDOW is not None or CHUNK is not None:
+                seen = seen & (key[None, :] >= first_key(query, WINDOW, CHUNK)[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - finite[:, None])
+        keep = tl.exp2(top - finite)
+        v = tl.load(row[:, None] + VALUES_AT + lane[None, :], mask=known[:, None], other=0.0).to(q.dtype)
+        total = total * keep + tl.sum(weights, 1)
+        values = tl.dot(weights.to(q.dtype), v, values * keep[:, None], input_precision="tf32x3")
+        top = new_top
+    return top, total, values

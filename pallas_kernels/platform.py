@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, TypeAlias, get_args
 
 import jax
 
-Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret"]
+Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret", "gpu"]
 """``reference``: short jnp, obviously right. ``xla``: fast jnp for any backend. ``cpu``: attention of float32 memory
 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs. ``tpu_interpret``: the TPU kernel run by Pallas'
-interpreter on any backend."""
+interpreter on any backend. ``gpu``: Triton, through jax-triton."""
+
+MIN_COMPUTE_CAPABILITY = 8.0
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +31,8 @@ def resolve_impl(impl: Impl | None) -> Impl:
     """
     if impl is None:
         backend = jax.default_backend()
-        return "tpu" if backend == "tpu" else _impl_of_cpu() if backend == "cpu" else "xla"
+        own: dict[str, Callable[[], Impl]] = {"cpu": _impl_of_cpu, "gpu": _impl_of_gpu, "tpu": lambda: "tpu"}
+        return own[backend]() if backend in own else "xla"
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r} is not one of {get_args(Impl)}")
     return impl
@@ -40,3 +45,30 @@ def _impl_of_cpu() -> Impl:
         return "cpu"
     _log.warning("kernels of the CPU: XLA, about half as fast in decoding, as numba is not installed")
     return "xla"
+
+
+@cache
+def _impl_of_gpu() -> Impl:
+    """``gpu`` where the Triton kernels run, else ``xla``; says which and why, once a process."""
+    device = jax.devices()[0]
+    why_not = why_no_triton(str(getattr(device, "compute_capability", "")))
+    if why_not:
+        _log.warning("kernels of %s: XLA, %s", device.device_kind, why_not)
+        return "xla"
+    _log.info("kernels of %s: Triton, through jax-triton", device.device_kind)
+    return "gpu"
+
+
+def why_no_triton(compute_capability: str) -> str | None:
+    """Why a GPU cannot run the Triton kernels; None if it can. `compute_capability`: e.g. ``9.0``, as JAX tells it."""
+    try:
+        capability = float(compute_capability)
+    except ValueError:
+        return f"as compute capability {compute_capability!r} is not an NVIDIA GPU's"
+    if capability < MIN_COMPUTE_CAPABILITY:
+        return f"as compute capability {capability} is below {MIN_COMPUTE_CAPABILITY}"
+    try:
+        import_module("jax_triton")
+    except Exception as error:  # one of another JAX's version may fail in any way
+        return f"as jax-triton cannot be imported ({error})"
+    return None

@@ -19,7 +19,10 @@ jax=$("$python" -c 'from importlib.metadata import version; print(version("jax")
 
 case $target in
     tpu) packages=("jax[tpu]==$jax") ;;
-    cuda) packages=("jax==$jax" "jax-cuda13-plugin==$jax" "jax-cuda13-pjrt==$jax") ;;
+    cuda)
+        packages=("jax==$jax" "jax-cuda13-plugin==$jax" "jax-cuda13-pjrt==$jax")
+        packages+=("jax-triton>=0.3,<0.5" "triton>=3.6,<4") # the wheel of triton has ptxas and the interpreter
+        ;;
     *)
         echo "unknown target $target: tpu or cuda" >&2
         exit 2

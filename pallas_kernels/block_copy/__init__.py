@@ -1,6 +1,6 @@
 """Copy whole blocks inside the pool, all of a step's copies in one launch (copy-on-write; SOSP'23, 5.1).
 
-`block_copy` picks `reference` (plain jnp), `xla` (fast on any backend) or `tpu` (Pallas Mosaic).
+`block_copy` picks `reference` (plain jnp), `xla` (fast on any backend), `tpu` (Pallas Mosaic) or `gpu` (Triton).
 Each module holds a function of that name with the same arguments.
 """
 
@@ -35,4 +35,8 @@ def block_copy(
         return reference.block_copy(blocks, src, dst)
     if chosen in ("xla", "cpu"):
         return xla.block_copy(blocks, src, dst)
+    if chosen == "gpu":
+        from pallas_kernels.block_copy import gpu  # imports triton, which only a GPU's environment has
+
+        return gpu.block_copy(blocks, src, dst)
     return tpu.block_copy(blocks, src, dst, interpret=chosen == "tpu_interpret")

@@ -1,6 +1,6 @@
 """Write the K and V of a step's tokens into their slots of the paged cache (PagedAttention, SOSP'23, 5.1).
 
-`kv_write` picks `reference` (plain jnp), `xla` (fast on any backend) or `tpu` (Pallas Mosaic).
+`kv_write` picks `reference` (plain jnp), `xla` (fast on any backend), `tpu` (Pallas Mosaic) or `gpu` (Triton).
 Each module holds a function of that name with the same arguments.
 """
 
@@ -42,4 +42,8 @@ def kv_write(
         return reference.kv_write(view, layer, k, v, slots)
     if chosen in ("xla", "cpu"):
         return xla.kv_write(view, layer, k, v, slots)
+    if chosen == "gpu":
+        from pallas_kernels.kv_write import gpu  # imports triton, which only a GPU's environment has
+
+        return gpu.kv_write(view, layer, k, v, slots)
     return tpu.kv_write(view, layer, k, v, slots, interpret=chosen == "tpu_interpret")

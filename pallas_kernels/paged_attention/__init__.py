@@ -1,6 +1,7 @@
 """Attention of a ragged batch over KV memory scattered in blocks (PagedAttention, SOSP'23, 4.1 and 5.1).
 
-`paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend), `cpu` (Numba) or `tpu` (Pallas Mosaic).
+`paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend), `cpu` (Numba), `tpu` (Pallas Mosaic) or
+`gpu` (Triton).
 Each module holds a function of that name with the same arguments.
 """
 
@@ -65,6 +66,10 @@ def paged_attention(
         run = cpu.paged_attention
     elif chosen in ("xla", "cpu"):
         run = xla.paged_attention
+    elif chosen == "gpu":
+        from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
+
+        run = gpu.paged_attention
     else:
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
     return run(

@@ -85,11 +85,11 @@ def _decode(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], la
         attend_to_units,
         grid=(min(most, max(1, shapes.PROGRAMS // kv_heads)), kv_heads),
         out=(statistic, statistic, jax.ShapeDtypeStruct((*statistic.shape, width), jnp.float32)),
-        constants=constants | {"SEQS": seqs, "UNIT": unit, "ROWS": tiles.rows, "KEYS": tiles.keys},
+        constants=constants | {"UNIT": unit, "ROWS": tiles.rows, "KEYS": tiles.keys},
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    parts = launch(units, *arrays, *plan)
+    parts = launch(units, *arrays, plan.seq, plan.key, plan.num_units)
     join = Launch(
         join_units,
         grid=(seqs, kv_heads * group),

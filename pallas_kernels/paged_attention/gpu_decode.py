@@ -22,11 +22,10 @@ def attend_to_units(
     kv_lens,
     unit_seq,
     unit_key,
-    seq_units,
+    num_units,
     tops,
     totals,
     values_of,
-    SEQS: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -52,7 +51,7 @@ def attend_to_units(
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
     head_rows = view + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_SIZE)
-    for unit in range(tl.program_id(0), tl.load(seq_units + SEQS), tl.num_programs(0)):
+    for unit in range(tl.program_id(0), tl.load(num_units), tl.num_programs(0)):
         seq = tl.load(unit_seq + unit)
         start = tl.load(unit_key + unit)
         kv_len = tl.load(kv_lens + seq)

@@ -30,16 +30,27 @@ class Tiles(NamedTuple):
 
 
 def decode_tiles(group: int, width: int, itemsize: int) -> Tiles:
-    """`group` query heads of a KV head are the rows; tensor cores need at least 16."""
+    """`group` query heads of a KV head are the rows; tensor cores need at least 16.
+
+    Two tiles of K and V are in flight: 64 KiB a program, 3 programs a multiprocessor on an H100.
+    """
     return Tiles(max(16, _next_power_of_two(group)), _keys(width, itemsize), num_warps=4, num_stages=3)
 
 
 def prefill_tiles(group: int, width: int, itemsize: int, longest: int) -> Tiles:
-    """128 rows, (query, query head) pairs; fewer when no sequence has that many."""
-    most = 64 if width * itemsize > 256 else 128
-    rows = min(most, max(16, _next_power_of_two(group * longest)))
-    rows = max(rows, _next_power_of_two(group))
-    return Tiles(rows, _keys(width, itemsize), num_warps=8 if rows >= 128 else 4, num_stages=2)
+    """Rows are (query, query head) pairs: as many as registers hold, fewer when no sequence has so many.
+
+    Products of float32 take three passes of the tensor cores and a multiple of the registers.
+    """
+    half = itemsize == 2
+    most = min(128, 16384 // width) if half else min(32, 4096 // width)
+    rows = max(16, min(most, _next_power_of_two(group * longest)), _next_power_of_two(group))
+    return Tiles(
+        rows,
+        _keys(width, itemsize),
+        num_warps=8 if half and rows >= 64 else 4,
+        num_stages=3 if half and width <= 128 else 2,
+    )
 
 
 def decode_unit(seqs: int, capacity: int) -> int:

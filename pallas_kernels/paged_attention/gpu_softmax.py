@@ -64,12 +64,14 @@ def attend(
     lane = tl.arange(0, WIDTH)
     lane = lane // 128 * (BLOCK_SIZE * 128) + lane % 128
     VALUES_AT: tl.constexpr = 64 if WIDTH == 64 else WIDTH * BLOCK_SIZE
-    for first in range(start, stop, KEYS):
-        key = first + tl.arange(0, KEYS)
-        wanted = (key >= lowest) & (key < stop)
-        block = tl.load(table + key // BLOCK_SIZE, mask=wanted, other=-1)
-        known = wanted & (block >= 0) & (block < BLOCKS)
+    key = start + tl.arange(0, KEYS)
+    block = tl.load(table + key // BLOCK_SIZE, mask=(key >= lowest) & (key < stop), other=-1)
+    for _ in range(start, stop, KEYS):
+        known = (block >= 0) & (block < BLOCKS)
         row = head_rows + tl.where(known, block, 0).to(tl.int64) * BLOCK_STRIDE + key % BLOCK_SIZE * 128
+        # Read one turn ahead: the next rows' addresses are then known in time to start their copies.
+        ahead = key + KEYS
+        next_block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < stop, other=-1)
         # What no query sees may be NaN, which a weight of zero would not hide.
         k = tl.load(row[:, None] + lane[None, :], mask=known[:, None], other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
@@ -93,4 +95,6 @@ def attend(
         total = total * keep + tl.sum(weights, 1)
         values = tl.dot(weights.to(q.dtype), v, values * keep[:, None], input_precision="tf32x3")
         top = new_top
+        key += KEYS
+        block = next_block
     return top, total, values

@@ -16,8 +16,9 @@ class DecodeUnits(NamedTuple):
     seq: Int[Array, " units"]
     key: Int[Array, " units"]
     """Position of a unit's first key, a multiple of the unit's length: a sequence is cut alike in every batch."""
+    num_units: Int[Array, " 1"]
     seq_units: Int[Array, " seqs+1"]
-    """Units ``seq_units[s]:seq_units[s+1]`` are sequence s's; the last entry is the number of units."""
+    """Units ``seq_units[s]:seq_units[s+1]`` are sequence s's."""
 
 
 class PrefillTiles(NamedTuple):
@@ -46,7 +47,7 @@ def decode_units(
     index = jnp.arange(units)
     seq = _owner(index, ends)
     key = (first[seq] + index - (ends - counts)[seq]) * unit
-    return DecodeUnits(*_int32(seq, key, jnp.concatenate([jnp.zeros_like(ends[:1]), ends])))
+    return DecodeUnits(*_int32(seq, key, ends[-1:], jnp.concatenate([jnp.zeros_like(ends[:1]), ends])))
 
 
 def prefill_tiles(query_starts: Int[Array, " seqs+1"], *, tile: int, tiles: int) -> PrefillTiles:

@@ -1,9 +1,9 @@
 """Compile the engine's step of a Llama-3-8B for hardware this machine lacks, and print what it needs, as JSON.
 
-    step_program.py tpu|cuda
+    step_program.py tpu|cuda DEVICES KERNELS
 
-Run by `test_aot_step.py` inside the environment with that compiler; one program a line. Sizes are those of one of
-eight devices. Nothing is loaded: parameters, pool and batch are shapes with shardings.
+Run by `test_aot_step.py` inside the environment with that compiler; one program a line. Sizes are those of one
+device. KERNELS is an implementation, see `pallas_kernels.platform.Impl`. Nothing is loaded: parameters, pool and batch are shapes with shardings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from targets import AXIS, h200_mesh, tpu_mesh
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
 POOL_BYTES = {"tpu": 4 << 30, "cuda": 8 << 30}  # a device: what a v5e of 16 GB, an H200 of 141 GB easily spare
-KERNELS = {"tpu": "tpu", "cuda": "xla"}
+HOPPER = 90
 
 
-def main(target: str) -> None:
-    mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(8)  # before jax is imported
+def main(target: str, devices: int, kernels: str) -> None:
+    mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
 
     import jax
     import jax.numpy as jnp
@@ -33,10 +33,13 @@ def main(target: str) -> None:
     from jpaged.execution.batch import empty_batch
     from jpaged.execution.mesh import sharding
     from jpaged.execution.sampling_batch import RANKED, greedy_rows
+    from jpaged.execution.step import make_block_copy
     from jpaged.execution.swap import make_gather, make_scatter
     from jpaged.loading.weights import abstract_model, abstract_params
     from models.llama import Llama
+    from pallas_kernels.gpu_launch import compiling_for
 
+    assert mesh.size == devices, mesh
     config = LlamaConfig(
         hidden_size=4096,
         intermediate_size=14336,
@@ -60,15 +63,20 @@ def main(target: str) -> None:
     )
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, AXIS))
     last = jax.ShapeDtypeStruct((MAX_NUM_SEQS,), jnp.int32, sharding=sharding(mesh))
-    step = make_step(graphdef, spec, mesh, kernel_impl=KERNELS[target])
+    step = make_step(graphdef, spec, mesh, kernel_impl=kernels)
 
     decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
     mixed = Bucket(tokens=MIXED_TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)
     for name, bucket in (("decode", decode), ("mixed", mixed)):
         start = time.perf_counter()
         batch = empty_batch(bucket, spec.layout, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
-        lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
+        with compiling_for(HOPPER):
+            lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
         report(name, lowered, spec, start)
+    start = time.perf_counter()
+    pairs = jax.ShapeDtypeStruct((1, MAX_NUM_SEQS), jnp.int32, sharding=sharding(mesh))
+    with compiling_for(HOPPER):
+        report("block copy", make_block_copy(spec, mesh, kernel_impl=kernels).lower(pool, pairs, pairs), spec, start)
     start = time.perf_counter()
     hidden = jax.ShapeDtypeStruct((MAX_NUM_SEQS, config.hidden_size), jnp.bfloat16, sharding=sharding(mesh))
     rows = greedy_rows(MAX_NUM_SEQS, config.vocab_size)
@@ -97,4 +105,4 @@ def report(name: str, lowered: Any, spec: Any, start: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

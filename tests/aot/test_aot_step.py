@@ -1,4 +1,4 @@
-"""The whole step of a Llama-3-8B on eight devices updates the pool in place (DESIGN: one pool, many views)."""
+"""The whole step of a Llama-3-8B, on one device and on eight, updates the pool in place (DESIGN: one pool, many views)."""
 
 import json
 
@@ -8,13 +8,23 @@ from environments import run_program
 pytestmark = pytest.mark.aot
 
 
-@pytest.fixture(scope="module", params=["tpu", "cuda"])
+TARGETS = {
+    "TPU v5e x8": ("tpu", "8", "tpu"),
+    "H200 x1": ("cuda", "1", "gpu"),
+    "H200 x8": ("cuda", "8", "gpu"),
+    "H200 x8 without Triton": ("cuda", "8", "xla"),
+}
+"""Compiler, devices, and kernels."""
+
+
+@pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())
 def programs(request):
-    lines = run_program(request.param, "step_program.py", request.param).splitlines()
+    target, *_ = request.param
+    lines = run_program(target, "step_program.py", *request.param).splitlines()
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "block copy"])
 def test_a_step_needs_little_memory_beside_the_pool(programs, name):
     sizes = programs[name]
     assert sizes["alias"] >= sizes["pool"]

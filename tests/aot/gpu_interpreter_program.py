@@ -1,0 +1,120 @@
+"""Run the Triton kernels by Triton's interpreter and print how far each result is from the reference, as JSON.
+
+Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one case a line. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+
+import jax.numpy as jnp
+import numpy as np
+from ragged_cases import Case, cast, dense_attention, make_batch
+from triton_interpreter import interpret
+
+from pallas_kernels.block_copy import gpu as block_copy
+from pallas_kernels.block_copy import reference as block_copy_reference
+from pallas_kernels.kv_write import gpu as kv_write
+from pallas_kernels.kv_write import reference as kv_write_reference
+from pallas_kernels.layout import view_shape
+from pallas_kernels.paged_attention import gpu as paged_attention
+from pallas_kernels.paged_attention import gpu_shapes
+from pallas_kernels.paged_attention import reference as attention_reference
+
+gpu_shapes.MIN_UNIT = 64  # so that short contexts have several units
+gpu_shapes.JOINED = 4
+
+LONG = {"tokens": 4, "seqs": 4, "max_query_len": 1}
+CASES = {
+    "llama heads": Case(q_per_kv=4),
+    "decode only, units of several sequences": Case(**LONG, q_per_kv=7, dtype="bfloat16"),
+    "decode only, soft cap and window": Case(**LONG, soft_cap=5.0, sliding_window=40),
+    "decode only, chunks": Case(**LONG, chunk_size=150),
+    "one query head a KV head, packed rows": Case(head_dim=64, kv_heads=3, q_per_kv=1),
+    "padded packed rows, bfloat16": Case(head_dim=48, dtype="bfloat16"),
+    "padded rows": Case(head_dim=80),
+    "two lane tiles, soft cap and window, bfloat16": Case(
+        head_dim=256, dtype="bfloat16", soft_cap=5.0, sliding_window=40
+    ),
+    "window shorter than a block, odd group": Case(q_per_kv=3, sliding_window=5),
+    "blocks of 8": Case(block_size=8, pages=24, sliding_window=70),
+    "blocks of 24": Case(block_size=24, pages=12),
+    "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
+    "several tiles of queries": Case(tokens=80, q_per_kv=4, dtype="bfloat16", block_size=32, pages=8),
+}
+
+
+def ragged(case: Case, random: np.random.Generator) -> tuple[list[int], list[int]]:
+    """(query lengths, tokens cached before them) that fill most of a batch; decodes, prefills, and none."""
+    room = case.pages * case.block_size
+    queries: list[int] = []
+    for _ in range(case.seqs):
+        left = case.tokens - sum(queries)
+        most = min(case.max_query_len or left, left)
+        queries.append(int(random.choice([min(1, most), most, random.integers(0, most + 1)])))
+    return queries, [int(random.integers(0, room - n + 1)) for n in queries]
+
+
+def attention_errors() -> Iterator[tuple[str, float]]:
+    """Largest absolute difference to dense float64 attention of each case."""
+    for name, case in CASES.items():
+        batch = make_batch(case, *ragged(case, np.random.default_rng(len(name))), seed=len(name))
+        arrays = map(jnp.asarray, batch.arrays)
+        got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options)
+        assert got.dtype == batch.q.dtype
+        yield name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch)).max())
+
+
+def id_out_of_range_error() -> float:
+    """Difference to the reference when pages that queries see name no block."""
+    case = Case(dtype="bfloat16")
+    batch = make_batch(case, [1, 9], [47, 60])
+    batch.block_tables[0, 1] = case.blocks
+    batch.block_tables[1, 2] = -1
+    got = paged_attention.paged_attention(*map(jnp.asarray, batch.arrays), launch=interpret, **case.options)
+    want = attention_reference.paged_attention(*map(jnp.asarray, batch.arrays), **case.options)
+    return float(np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)).max())
+
+
+def writes_differ(head_dim: int, kv_heads: int, block_size: int, dtype: str) -> float:
+    """Elements of the view that differ from the reference's, tokens written in any order, some nowhere."""
+    random = np.random.default_rng(head_dim)
+    view = cast(random.normal(size=view_shape(5, 3, kv_heads, head_dim, block_size)), dtype)
+    k, v = random.normal(size=(2, 9, kv_heads, head_dim)).astype(np.float32)
+    slots = random.permutation(5 * block_size)[:9].astype(np.int32)
+    slots[[2, 5]] = [-1, 5 * block_size]
+    arguments = [jnp.asarray(x) for x in (view, 1, k, v, slots)]
+    got = kv_write.kv_write(*arguments, launch=interpret)
+    return float(np.sum(np.asarray(got) != np.asarray(kv_write_reference.kv_write(*arguments))))
+
+
+def copies_differ(dtype: str, shape: tuple[int, ...], src: list[int], dst: list[int]) -> float:
+    """Elements that differ from the reference's."""
+    random = np.random.default_rng(0)
+    blocks = jnp.asarray(random.integers(-100, 100, size=shape), dtype)
+    arguments = blocks, jnp.asarray(src), jnp.asarray(dst)
+    got = block_copy.block_copy(*arguments, launch=interpret)
+    return float(np.sum(np.asarray(got) != np.asarray(block_copy_reference.block_copy(*arguments))))
+
+
+def main() -> None:
+    def report(name: str, error: float) -> None:
+        print(json.dumps({"name": name, "error": None if np.isnan(error) else error}), flush=True)
+
+    for name, error in attention_errors():
+        report(name, error)
+    report("block ids out of range", id_out_of_range_error())
+    report("write heads of 128", writes_differ(128, 8, 16, "bfloat16"))
+    report("write heads of 48", writes_differ(48, 3, 8, "float32"))
+    report("write heads of 256", writes_differ(256, 5, 24, "bfloat16"))
+    report("copy a chain and a swap", copies_differ("bfloat16", (9, 2, 3, 200), [0, 1, 4, 5, 7], [1, 2, 5, 4, 8]))
+    report("copy nowhere and from nowhere", copies_differ("float32", (6, 64), [0, -1, 6, 2], [-1, 3, 4, 5]))
+    report("copy one block", copies_differ("int8", (3, 1000), [2], [0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Compile the Triton kernels for GPUs that are not there and print what each takes of one, as JSON.
+
+Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one kernel a line.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from triton_compiler import Compiler
+
+from pallas_kernels.block_copy.gpu import block_copy
+from pallas_kernels.kv_write.gpu import kv_write
+from pallas_kernels.layout import view_shape
+from pallas_kernels.paged_attention.gpu import paged_attention
+
+BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
+
+
+class Shape(NamedTuple):
+    """A model's heads."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    layers: int
+    block_size: int = 16
+    dtype: Any = jnp.bfloat16
+    limits: dict[str, Any] = {}
+
+
+SHAPES = {
+    "Llama-3.1-8B": Shape(8, 4, 128, 32),
+    "Llama-3.3-70B x8": Shape(1, 8, 128, 80, block_size=128),
+    "Gemma-2-9B": Shape(8, 2, 256, 21, limits={"sliding_window": 4096, "soft_cap": 50.0}),
+    "OPT-125m, float32": Shape(12, 1, 64, 12, dtype=jnp.float32),
+    "Llama-4-Scout": Shape(8, 5, 128, 36, block_size=32, limits={"chunk_size": 8192}),
+    "Llama heads, float32": Shape(8, 4, 128, 32, dtype=jnp.float32),
+}
+TARGETS = {
+    80: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32"),
+    90: tuple(SHAPES),
+    100: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32"),
+}
+
+
+def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
+    """What each kernel takes at a model's shapes."""
+    compiler = Compiler(capability)
+    kv_heads, group, head_dim, layers, block_size, dtype, limits = shape
+
+    def array(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    view = array(*view_shape(BLOCKS, layers, kv_heads, head_dim, block_size), dtype=dtype)
+    q = array(TOKENS, kv_heads, group, head_dim, dtype=dtype)
+    kv = array(TOKENS, kv_heads, head_dim, dtype=dtype)
+    attend = partial(paged_attention, scale=head_dim**-0.5, launch=compiler, **limits)
+    jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS))
+    jax.eval_shape(partial(kv_write, launch=compiler), view, array(), kv, kv, array(TOKENS))
+    jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
+    return compiler.kernels
+
+
+def main() -> None:
+    for capability, names in TARGETS.items():
+        for name in names:
+            for kernel, needs in compile_all(capability, SHAPES[name]).items():
+                print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The Triton kernels without a GPU: their results by Triton's interpreter, and what compiled ones take of a GPU."""
+
+import json
+
+import pytest
+from environments import run_program
+
+pytestmark = pytest.mark.aot
+
+SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Most a program may use; the code of sm_80 also runs on sm_86 and sm_89, which have 99 KiB."""
+MAX_SPILLED_BYTES = 64
+"""Registers of a thread kept in memory: more than a few would show."""
+
+
+def lines_of(program):
+    return [json.loads(line) for line in run_program("cuda", program).splitlines()]
+
+
+@pytest.fixture(scope="module")
+def errors():
+    return {line["name"]: line["error"] for line in lines_of("gpu_interpreter_program.py")}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return lines_of("gpu_kernels_program.py")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama heads",
+        "decode only, soft cap and window",
+        "decode only, chunks",
+        "one query head a KV head, packed rows",
+        "padded rows",
+        "window shorter than a block, odd group",
+        "blocks of 8",
+        "blocks of 24",
+        "chunks shorter than a block",
+    ],
+)
+def test_attention_agrees_with_dense_float64_attention(errors, name):
+    assert errors[name] < 2e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decode only, units of several sequences",
+        "padded packed rows, bfloat16",
+        "two lane tiles, soft cap and window, bfloat16",
+        "several tiles of queries",
+        "block ids out of range",
+    ],
+)
+def test_attention_in_bfloat16_agrees_within_its_rounding(errors, name):
+    assert errors[name] < 2e-2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "write heads of 128",
+        "write heads of 48",
+        "write heads of 256",
+        "copy a chain and a swap",
+        "copy nowhere and from nowhere",
+        "copy one block",
+    ],
+)
+def test_writes_and_copies_leave_exactly_what_the_reference_leaves(errors, name):
+    assert errors[name] == 0
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
+    mine = [kernel for kernel in kernels if kernel["target"] == target]
+    assert {kernel["kernel"] for kernel in mine} == {
+        "attend_to_units",
+        "attend_to_tiles",
+        "join_units",
+        "write_tokens",
+        "copy_columns",
+    }
+    assert [kernel for kernel in mine if kernel["shared"] > SHARED_BYTES[target]] == []
+    assert [kernel for kernel in mine if kernel["spilled"] > MAX_SPILLED_BYTES] == []
+
+
+def test_a_decode_leaves_room_for_three_programs_on_an_h100(kernels):
+    (decode,) = (
+        kernel
+        for kernel in kernels
+        if (kernel["target"], kernel["shape"], kernel["kernel"]) == (90, "Llama-3.1-8B", "attend_to_units")
+    )
+    assert 3 * decode["shared"] <= 227 * 1024
+    assert 3 * 128 * decode["registers"] <= 65536

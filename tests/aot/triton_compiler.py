@@ -1,0 +1,61 @@
+"""A launcher that compiles Triton kernels for a GPU that is not there, and says what they take of one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pallas_kernels.gpu_launch import Launch
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "int32": "*i32", "int8": "*i8"}
+
+
+@dataclass
+class Compiler:
+    """`pallas_kernels.gpu_launch.Launcher` to be traced by `jax.eval_shape`; records what each launch needs.
+
+    Attributes:
+        capability: e.g. 90 for sm_90.
+        kernels: kernel name to its shared memory in bytes, registers a thread, and spilled bytes a thread.
+    """
+
+    capability: int
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def __call__(self, launch: Launch, *inputs: jax.Array) -> list[jax.ShapeDtypeStruct]:
+        arrays = [*inputs, *launch.out]
+        names = [name for name in launch.kernel.arg_names if name not in launch.constants]
+        assert len(names) == len(arrays), (names, len(arrays))
+        signature = {name: POINTERS[array.dtype.name] for name, array in zip(names, arrays, strict=True)}
+        source = ASTSource(
+            launch.kernel,
+            signature=signature | dict.fromkeys(launch.constants, "constexpr"),
+            constexprs=dict(launch.constants),
+            attrs={(i,): [["tt.divisibility", 16]] for i in range(len(arrays))},
+        )
+        compiled = triton.compile(
+            source,
+            target=GPUTarget("cuda", self.capability, 32),
+            options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
+        )
+        name = launch.kernel.__name__
+        self.kernels[name] = {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"])
+        return [jax.numpy.zeros(out.shape, out.dtype) for out in launch.out]
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("REG", "STACK", "LOCAL"))
+    return {"registers": registers, "spilled": stack + local}

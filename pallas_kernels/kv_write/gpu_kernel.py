@@ -33,7 +33,8 @@ def write_tokens(
         head_stride: tl.constexpr = 2 * WIDTH * BLOCK_SIZE
         row = (slot // BLOCK_SIZE).to(tl.int64) * BLOCK_STRIDE + slot % BLOCK_SIZE * 128
         row += tl.load(layer).to(tl.int64) * (HEADS * head_stride)
-        place = view + row + head[:, None] * head_stride + lane[None, :] // 128 * (BLOCK_SIZE * 128) + lane[None, :] % 128
+        place = view + row + head[:, None] * head_stride
+        place += (lane // 128 * (BLOCK_SIZE * 128) + lane % 128)[None, :]
         values_at: tl.constexpr = 64 if WIDTH == 64 else WIDTH * BLOCK_SIZE
         inside = (head < HEADS)[:, None] & (lane < HEAD_DIM)[None, :]
         written = (head < HEADS)[:, None] & (lane < WIDTH)[None, :]

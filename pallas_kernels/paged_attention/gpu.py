@@ -17,8 +17,6 @@ from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention import gpu_shapes as shapes
 from pallas_kernels.paged_attention.gpu_decode import attend_to_units, join_units
 from pallas_kernels.paged_attention.gpu_prefill import attend_to_tiles
-from pallas_kernels.paged_attention.gpu_units import decode_units, prefill_tiles
-from pallas_kernels.paged_attention.reach import Reach
 
 
 def paged_attention(
@@ -45,7 +43,10 @@ def paged_attention(
     width = padded_head_dim(head_dim)
     if width > shapes.MAX_WIDTH:
         raise ValueError(f"head_dim={head_dim} is more than {shapes.MAX_WIDTH}, the widest the GPU kernels take")
+    seqs = len(kv_lens)
     constants = {
+        "SEQS": seqs,
+        "SEQ_LANES": shapes.seq_lanes(seqs),
         "PAGES": block_tables.shape[1],
         "HEADS": kv_heads,
         "GROUP": group,
@@ -61,66 +62,61 @@ def paged_attention(
     }
     at = jnp.asarray(layer, jnp.int32)[None]
     arrays = (q, view, at, *(x.astype(jnp.int32) for x in (block_tables, query_starts, kv_lens)))
-    out = _decode(jnp.zeros_like(q), arrays, constants, launch)
+    out = _decode(arrays, constants, launch)
     longest = min(tokens, max_query_len or tokens)
     return out if longest == 1 else _prefill(out, arrays, constants, longest, launch)
 
 
-def _decode(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], launch: Launcher) -> Array:
-    """`out` with the rows of the sequences that have one query token."""
+def _decode(arrays: tuple[Array, ...], constants: dict[str, Any], launch: Launcher) -> Array:
+    """The rows of the sequences that have one query token, and zeros in the rows of no sequence."""
     q, view, _, tables, query_starts, kv_lens = arrays
-    _, kv_heads, group, head_dim = q.shape
+    tokens, kv_heads, group, _ = q.shape
     seqs, pages = tables.shape
-    width, reach = constants["WIDTH"], Reach(constants["WINDOW"], constants["CHUNK"])
-    capacity = pages * view.shape[4]
-    # A query sees no more keys than its window or chunk; a range that is not aligned touches one unit more.
-    span = min([capacity, *(limit for limit in reach if limit is not None)])
+    capacity = pages * constants["BLOCK_SIZE"]
+    limits = [limit for limit in (constants["WINDOW"], constants["CHUNK"]) if limit is not None]
+    span = min([capacity, *limits])
     unit = shapes.decode_unit(seqs, span)
-    most = seqs * (-(-span // unit) + (span < capacity))
-    plan = decode_units(query_starts, kv_lens, unit=unit, units=most, capacity=capacity, reach=reach)
-    itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
-    tiles = shapes.decode_tiles(group, width, itemsize)
+    most = seqs * (-(-span // unit) + (span < capacity))  # a range that starts anywhere touches one unit more
+    tiles = shapes.decode_tiles(group, constants["WIDTH"], max(q.dtype.itemsize, view.dtype.itemsize))
     statistic = jax.ShapeDtypeStruct((most, kv_heads, group), jnp.float32)
     units = Launch(
         attend_to_units,
         grid=(min(most, max(1, shapes.PROGRAMS // kv_heads)), kv_heads),
-        out=(statistic, statistic, jax.ShapeDtypeStruct((*statistic.shape, width), jnp.float32)),
+        out=(statistic, statistic, jax.ShapeDtypeStruct((*statistic.shape, constants["WIDTH"]), jnp.float32)),
         constants=constants | {"UNIT": unit, "ROWS": tiles.rows, "KEYS": tiles.keys},
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    parts = launch(units, *arrays, plan.seq, plan.key, plan.num_units)
+    parts = launch(units, *arrays)
+    shared = ("SEQS", "SEQ_LANES", "HEAD_DIM", "WIDTH", "WINDOW", "CHUNK")
     join = Launch(
         join_units,
         grid=(seqs, kv_heads * group),
-        out=(like(out),),
-        aliases={5: 0},
-        constants={"QUERY_HEADS": kv_heads * group, "HEAD_DIM": head_dim, "WIDTH": width, "UNITS": shapes.JOINED},
+        out=(like(q),),
+        constants={name: constants[name] for name in shared}
+        | {"TOKENS": tokens, "CAPACITY": capacity, "QUERY_HEADS": kv_heads * group}
+        | {"UNIT": unit, "JOINED": shapes.JOINED},
         num_warps=4,
     )
-    (out,) = launch(join, *parts, plan.seq_units, query_starts, out)
+    (out,) = launch(join, *parts, query_starts, kv_lens)
     return out
 
 
-def _prefill(
-    out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], longest: int, launch: Launcher
-) -> Array:
+def _prefill(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], longest: int, launch: Launcher) -> Array:
     """`out` with the rows of the sequences that have several query tokens."""
-    q, view, _, tables, query_starts, _ = arrays
+    q, view, *_ = arrays
     tokens, kv_heads, group, _ = q.shape
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
     tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest)
     tile = tiles.rows // group
-    most = tokens // tile + min(tables.shape[0], tokens // 2)
-    plan = prefill_tiles(query_starts, tile=tile, tiles=most)
     prefill = Launch(
         attend_to_tiles,
-        grid=(most, kv_heads),
+        grid=(tokens // tile + min(constants["SEQS"], tokens // 2), kv_heads),
         out=(like(out),),
-        aliases={9: 0},
+        aliases={6: 0},
         constants=constants | {"TILE": tile, "ROWS": tiles.rows, "KEYS": tiles.keys},
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    (out,) = launch(prefill, *arrays, *plan, out)
+    (out,) = launch(prefill, *arrays, out)
     return out

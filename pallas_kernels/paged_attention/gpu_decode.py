@@ -1,7 +1,8 @@
 """Triton: decode attention, one query token a sequence (flash-decoding: split over keys, then join).
 
-`attend_to_units` computes units, each a fixed range of one sequence's keys for all query heads of one KV head,
-packed as rows of one product. `join_units` joins a sequence's units by their softmax statistics.
+A *unit* is a fixed range of one sequence's keys, the positions ``i * UNIT`` up to ``(i + 1) * UNIT``, so a sequence
+is cut alike in every batch. `attend_to_units` computes units, all query heads of a KV head packed as rows of one
+product; `join_units` joins a sequence's units by their softmax statistics.
 """
 
 from __future__ import annotations
@@ -13,6 +14,27 @@ from pallas_kernels.paged_attention.gpu_softmax import attend, common_dtype, fir
 
 
 @triton.jit
+def units_of(
+    query_starts,
+    kv_lens,
+    SEQS: tl.constexpr,
+    SEQ_LANES: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    UNIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Units of each sequence, [SEQ_LANES] int32: 0 for those that have not one query token."""
+    seq = tl.arange(0, SEQ_LANES)
+    live = seq < SEQS
+    starts = tl.load(query_starts + seq, mask=live, other=0)
+    one_query = tl.load(query_starts + seq + 1, mask=live, other=0) == starts + 1
+    kv_len = tl.load(kv_lens + seq, mask=live, other=0)
+    last = (tl.minimum(kv_len, CAPACITY) + UNIT - 1) // UNIT
+    return tl.where(one_query, tl.maximum(last - first_key(kv_len - 1, WINDOW, CHUNK) // UNIT, 0), 0)
+
+
+@triton.jit
 def attend_to_units(
     q,
     view,
@@ -20,12 +42,11 @@ def attend_to_units(
     tables,
     query_starts,
     kv_lens,
-    unit_seq,
-    unit_key,
-    num_units,
     tops,
     totals,
     values_of,
+    SEQS: tl.constexpr,
+    SEQ_LANES: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -42,7 +63,7 @@ def attend_to_units(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Statistics of every live unit; program (p, head) takes units p, p + programs, ...
+    """Statistics of every unit, sequence by sequence; program (p, head) takes units p, p + programs, ...
 
     Writes tops, totals [units, HEADS, GROUP] and values_of [units, HEADS, GROUP, WIDTH], float32.
     """
@@ -51,13 +72,16 @@ def attend_to_units(
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
     head_rows = view + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_SIZE)
-    for unit in range(tl.program_id(0), tl.load(num_units), tl.num_programs(0)):
-        seq = tl.load(unit_seq + unit)
-        start = tl.load(unit_key + unit)
+    counts = units_of(query_starts, kv_lens, SEQS, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, WINDOW, CHUNK)
+    ends = tl.cumsum(counts, 0)
+    for unit in range(tl.program_id(0), tl.sum(counts, 0), tl.num_programs(0)):
+        before = ends <= unit
+        seq = tl.sum(before.to(tl.int32), 0)
         kv_len = tl.load(kv_lens + seq)
         lowest = first_key(kv_len - 1, WINDOW, CHUNK)
+        start = (lowest // UNIT + unit - tl.max(tl.where(before, ends, 0), 0)) * UNIT
         stop = tl.minimum(start + UNIT, tl.minimum(kv_len, PAGES * BLOCK_SIZE))
-        token = tl.load(query_starts + seq + 1).to(tl.int64) - 1
+        token = tl.load(query_starts + seq).to(tl.int64)
         mine = q + (token * HEADS + head) * (GROUP * HEAD_DIM) + row[:, None] * HEAD_DIM + lane[None, :]
         queries = tl.load(mine, mask=(row < GROUP)[:, None] & (lane < HEAD_DIM)[None, :], other=0.0).to(dtype)
         top, total, values = attend(
@@ -93,27 +117,43 @@ def join_units(
     tops,
     totals,
     values_of,
-    seq_units,
     query_starts,
+    kv_lens,
     out,
-    out_again,
+    SEQS: tl.constexpr,
+    SEQ_LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CAPACITY: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNITS: tl.constexpr,
+    UNIT: tl.constexpr,
+    JOINED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Program (s, h) writes query head h's row of sequence s from its units, UNITS at a time."""
+    """Program (s, h) writes query head h's row of sequence s from its units, JOINED at a time.
+
+    It also clears rows that belong to no sequence; those of sequences with several query tokens are left alone.
+    """
     seq = tl.program_id(0)
     head = tl.program_id(1)
-    first = tl.load(seq_units + seq)
-    last = tl.load(seq_units + seq + 1)
     lane = tl.arange(0, WIDTH)
-    if first < last:
+    dtype: tl.constexpr = out.dtype.element_ty
+    for token in range(tl.load(query_starts + SEQS) + seq, TOKENS, SEQS):
+        tl.store(out + (token * QUERY_HEADS + head) * HEAD_DIM + lane, tl.zeros([WIDTH], dtype), mask=lane < HEAD_DIM)
+
+    token = tl.load(query_starts + seq).to(tl.int64)
+    if tl.load(query_starts + seq + 1) == token + 1:
+        counts = units_of(query_starts, kv_lens, SEQS, SEQ_LANES, CAPACITY, UNIT, WINDOW, CHUNK)
+        owner = tl.arange(0, SEQ_LANES)
+        first = tl.sum(tl.where(owner < seq, counts, 0), 0)
+        last = tl.sum(tl.where(owner <= seq, counts, 0), 0)
         top = tl.full([1], float("-inf"), tl.float32)
         total = tl.zeros([1], tl.float32)
         values = tl.zeros([WIDTH], tl.float32)
-        for start in range(first, last, UNITS):
-            unit = start + tl.arange(0, UNITS)
+        for start in range(first, last, JOINED):
+            unit = start + tl.arange(0, JOINED)
             live = unit < last
             at = unit * QUERY_HEADS + head
             unit_top = tl.load(tops + at, mask=live, other=float("-inf"))
@@ -125,7 +165,6 @@ def join_units(
             unit_values = tl.load(values_of + at[:, None] * WIDTH + lane[None, :], mask=live[:, None], other=0.0)
             values = values * keep + tl.sum(weight[:, None] * unit_values, 0)
             top = new_top
-        token = tl.load(query_starts + seq + 1).to(tl.int64) - 1
         values = values / tl.where(total > 0, total, 1.0)  # a query that sees nothing gives 0
-        place = out + (token * QUERY_HEADS + head) * HEAD_DIM + lane
-        tl.store(place, values.to(out.dtype.element_ty), mask=lane < HEAD_DIM)
+        row = token * QUERY_HEADS + head
+        tl.store(out + row * HEAD_DIM + lane, values.to(dtype), mask=lane < HEAD_DIM)

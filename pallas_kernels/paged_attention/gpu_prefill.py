@@ -16,11 +16,10 @@ def attend_to_tiles(
     tables,
     query_starts,
     kv_lens,
-    tile_seq,
-    tile_query,
-    num_tiles,
     out,
     out_again,
+    SEQS: tl.constexpr,
+    SEQ_LANES: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -42,11 +41,16 @@ def attend_to_tiles(
     Row r of its products is query ``r // GROUP`` and query head ``r % GROUP``. The last tiles, which have the most
     keys, start first.
     """
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    every = tl.arange(0, SEQ_LANES)
+    starts = tl.load(query_starts + every, mask=every < SEQS, other=0)
+    lengths = tl.load(query_starts + every + 1, mask=every < SEQS, other=0) - starts
+    ends = tl.cumsum(tl.where(lengths > 1, (lengths + TILE - 1) // TILE, 0), 0)
+    tile = tl.max(ends, 0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
-    if tile < tl.load(num_tiles):
-        seq = tl.load(tile_seq + tile)
-        offset = tl.load(tile_query + tile)
+    if tile >= 0:
+        before = ends <= tile
+        seq = tl.sum(before.to(tl.int32), 0)
+        offset = (tile - tl.max(tl.where(before, ends, 0), 0)) * TILE
         first_token = tl.load(query_starts + seq)
         length = tl.load(query_starts + seq + 1) - first_token
         kv_len = tl.load(kv_lens + seq)

@@ -61,6 +61,11 @@ def decode_unit(seqs: int, capacity: int) -> int:
     return max(MIN_UNIT, _next_power_of_two(-(-seqs * capacity // MAX_UNITS)))
 
 
+def seq_lanes(seqs: int) -> int:
+    """Lanes over the sequences: a power of two, and alike for all small batches, which then share a kernel's code."""
+    return max(32, _next_power_of_two(seqs))
+
+
 def _keys(width: int, itemsize: int) -> int:
     """Keys whose K takes 16 KiB, 64 at most."""
     return max(16, min(64, 16 * 1024 // (width * itemsize)))

@@ -6,7 +6,9 @@ Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one kernel 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +32,7 @@ class Shape(NamedTuple):
     layers: int
     block_size: int = 16
     dtype: Any = jnp.bfloat16
-    limits: dict[str, Any] = {}
+    limits: Mapping[str, Any] = MappingProxyType({})
 
 
 SHAPES = {

@@ -3,7 +3,8 @@
     step_program.py tpu|cuda DEVICES KERNELS
 
 Run by `test_aot_step.py` inside the environment with that compiler; one program a line. Sizes are those of one
-device. KERNELS is an implementation, see `pallas_kernels.platform.Impl`. Nothing is loaded: parameters, pool and batch are shapes with shardings.
+device. KERNELS is an implementation, see `pallas_kernels.platform.Impl`. Nothing is loaded: parameters, pool and batch
+are shapes with shardings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole step of a Llama-3-8B, on one device and on eight, updates the pool in place (DESIGN: one pool, many views)."""
+"""The whole step of a Llama-3-8B updates the pool in place (DESIGN: one pool, many views)."""
 
 import json
 

@@ -13,7 +13,6 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from pallas_kernels.gpu_launch import Launch
 
-
 _cast = InterpreterBuilder.cast_impl
 _dot = InterpreterBuilder.create_dot
 

@@ -4,9 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import platform
 from pallas_kernels.layout import check_view, num_tiles, pack_kv, padded_head_dim, unpack_kv, view_shape
-from pallas_kernels.platform import resolve_impl
 
 
 @pytest.mark.parametrize(
@@ -47,23 +45,3 @@ def test_a_view_of_other_heads_is_refused():
     check_view(view, kv_heads=2, head_dim=100)
     with pytest.raises(ValueError, match="head_dim=256"):
         check_view(view, kv_heads=2, head_dim=256)
-
-
-def test_an_unknown_implementation_is_refused_and_this_platform_has_a_default():
-    assert resolve_impl(None) in ("cpu", "tpu")
-    assert resolve_impl("reference") == "reference"
-    with pytest.raises(ValueError, match="'cuda'"):
-        resolve_impl("cuda")
-
-
-def test_without_numba_the_cpu_runs_xla_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(platform, "find_spec", lambda name: None)
-    monkeypatch.setattr(platform.jax, "default_backend", lambda: "cpu")
-    platform._impl_of_cpu.cache_clear()
-    try:
-        assert [resolve_impl(None), resolve_impl(None)] == ["xla", "xla"]
-    finally:
-        platform._impl_of_cpu.cache_clear()
-    assert [record.message for record in caplog.records if "numba" in record.message] == [
-        "kernels of the CPU: XLA, about half as fast in decoding, as numba is not installed"
-    ]

@@ -67,8 +67,8 @@ def seq_lanes(seqs: int) -> int:
 
 
 def _keys(width: int, itemsize: int) -> int:
-    """Keys whose K takes 16 KiB, 64 at most."""
-    return max(16, min(64, 16 * 1024 // (width * itemsize)))
+    """Keys whose K takes 16 KiB, 64 at most, 32 of float32, whose products take more registers."""
+    return max(16, min(128 // itemsize, 16 * 1024 // (width * itemsize)))
 
 
 def _next_power_of_two(n: int) -> int:

@@ -1,0 +1,135 @@
+"""Are the GPU's kernels right? Each against float64 NumPy, or bit for bit, on fresh random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.block_copy import block_copy
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.layout import unpack_kv, view_shape
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.platform import Impl
+
+TOLERANCE = {"bfloat16": 2e-2, "float32": 5e-5}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a batch's attention looks like."""
+
+    kv_heads: int = 4
+    group: int = 4
+    head_dim: int = 128
+    block_size: int = 16
+    dtype: str = "bfloat16"
+    soft_cap: float | None = None
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+
+
+CASES = (
+    Heads(),
+    Heads(dtype="float32"),
+    Heads(head_dim=64, kv_heads=6, group=1, block_size=32),
+    Heads(head_dim=48, group=7, dtype="float32"),
+    Heads(head_dim=256, kv_heads=2, group=2, soft_cap=50.0, sliding_window=300),
+    Heads(kv_heads=1, group=8, block_size=128, chunk_size=500),
+    Heads(kv_heads=1, group=5, block_size=24),
+)
+
+
+def checks(
+    seed: int, *, impl: Impl | None = None, context: int = 3000, cases: tuple[Heads, ...] = CASES
+) -> Iterator[dict[str, Any]]:
+    """One line a check: name, largest error, what it may be.
+
+    Args:
+        impl: which kernels; None = what this platform runs.
+        context: longest sequence in tokens.
+    """
+    random = np.random.default_rng(seed)
+    for heads in cases:
+        for decode in (True, False):
+            error = _attention_error(random, heads, context, decode, impl)
+            name = f"paged_attention, {'decode' if decode else 'mixed'}, {heads}"
+            yield {"check": name, "error": error, "limit": TOLERANCE[heads.dtype]}
+        yield {"check": f"kv_write, {heads}", "error": _write_error(random, heads, impl), "limit": 0.0}
+    yield {"check": "block_copy, chains and swaps", "error": _copy_error(random, impl), "limit": 0.0}
+
+
+def _attention_error(random: np.random.Generator, heads: Heads, context: int, decode: bool, impl: Impl | None) -> float:
+    seqs, size = 6, heads.block_size
+    lengths = [1] * seqs if decode else [1, context // 4, 1, 17, 0, 64]
+    kv_lens = [int(random.integers(n, context + 1)) if n else 0 for n in lengths]
+    kv_lens[0] = context
+    pages = -(-context // size)
+    blocks = seqs * pages + 1
+    tables = random.permutation(blocks)[: seqs * pages].reshape(seqs, pages).astype(np.int32)
+    shape = view_shape(blocks, 2, heads.kv_heads, heads.head_dim, size)
+    view = jnp.asarray(random.standard_normal(shape, np.float32), heads.dtype)
+    q_shape = (sum(lengths) + 3, heads.kv_heads, heads.group, heads.head_dim)
+    q = jnp.asarray(random.standard_normal(q_shape, np.float32), heads.dtype)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    options: dict[str, Any] = {
+        "scale": heads.head_dim**-0.5,
+        "soft_cap": heads.soft_cap,
+        "sliding_window": heads.sliding_window,
+        "chunk_size": heads.chunk_size,
+        "max_query_len": 1 if decode else None,
+    }
+    attend = jax.jit(partial(paged_attention, impl=impl, **options))
+    got = np.asarray(attend(q, view, 1, tables, starts, np.asarray(kv_lens, np.int32)), np.float64)
+    error = float(np.abs(got[starts[-1] :]).max())  # rows of no sequence
+    for s, kv_len in enumerate(kv_lens):
+        if not lengths[s]:
+            continue
+        mine = slice(starts[s], starts[s + 1])
+        rows = np.asarray(view[tables[s], 1].astype(jnp.float32))  # pages, heads, tiles, block, 128
+        rows = np.moveaxis(rows, 3, 1).reshape(pages * size, *rows.shape[1:3], rows.shape[4])[:kv_len]
+        k, v = (np.asarray(x, np.float64) for x in unpack_kv(jnp.asarray(rows), heads.head_dim))
+        want = dense_attention(np.asarray(q[mine], np.float64), k, v, heads)
+        error = float(np.fmax(error, np.abs(got[mine] - want).max())) if np.isfinite(got[mine]).all() else np.inf
+    return error
+
+
+def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: Heads) -> np.ndarray:
+    """Attention of the last ``len(q)`` tokens of one sequence, [queries, kv_heads, group, head_dim] float64."""
+    query = np.arange(len(k) - len(q), len(k))[:, None]
+    key = np.arange(len(k))
+    seen = key <= query
+    if heads.sliding_window is not None:
+        seen &= key > query - heads.sliding_window
+    if heads.chunk_size is not None:
+        seen &= key // heads.chunk_size == query // heads.chunk_size
+    scores = np.einsum("qhgd,khd->hgqk", q, k) * heads.head_dim**-0.5
+    if heads.soft_cap is not None:
+        scores = heads.soft_cap * np.tanh(scores / heads.soft_cap)
+    weights = np.where(seen, np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf)), 0)
+    return np.einsum("hgqk,khd->qhgd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def _write_error(random: np.random.Generator, heads: Heads, impl: Impl | None) -> float:
+    blocks, tokens = 40, 100
+    shape = view_shape(blocks, 3, heads.kv_heads, heads.head_dim, heads.block_size)
+    view = jnp.asarray(random.standard_normal(shape, np.float32), heads.dtype)
+    kv = random.standard_normal((2, tokens, heads.kv_heads, heads.head_dim)).astype(np.float32)
+    k, v = jnp.asarray(kv, heads.dtype)
+    slots = random.permutation(blocks * heads.block_size)[:tokens].astype(np.int32)
+    slots[:3] = [-1, blocks * heads.block_size, 2**30]
+    want, got = (jax.jit(partial(kv_write, impl=i))(view, 2, k, v, slots) for i in ("reference", impl))
+    return float(jnp.sum(want != got))
+
+
+def _copy_error(random: np.random.Generator, impl: Impl | None) -> float:
+    blocks = jnp.asarray(random.standard_normal((50, 4, 1000), np.float32), jnp.bfloat16)
+    src = np.asarray([0, 1, 2, 5, 6, -1, 9, 50, *random.integers(10, 50, 20)], np.int32)
+    dst = np.asarray([1, 2, 3, 6, 5, 7, -1, 8, *random.permutation(np.arange(10, 50))[:20]], np.int32)
+    want, got = (jax.jit(partial(block_copy, impl=i))(blocks, src, dst) for i in ("reference", impl))
+    return float(jnp.sum(want != got))

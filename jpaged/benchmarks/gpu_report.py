@@ -1,0 +1,83 @@
+"""The GPU check's results as a section of a Markdown page."""
+
+from __future__ import annotations
+
+import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+START, END = "<!-- gpu_check: start -->", "<!-- gpu_check: end -->"
+COLUMNS = {
+    "decode_bytes_per_second": "decode, GB/s (share of copy)",
+    "prefill_flops": "prefill, TFLOP/s (share of product)",
+    "kv_write_bytes_per_second": "KV write, GB/s (share of copy)",
+    "block_copy_bytes_per_second": "block copy, GB/s (share of copy)",
+}
+PACKAGES = ("jaxlib", "jax", "jax-triton", "triton", "torch")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that the figures depend on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def section(results: dict[str, Any]) -> str:
+    """The results as Markdown; `results` is what ``scripts/gpu_check.py`` writes as JSON."""
+    copy, product = results["copy_bytes_per_second"], results["gemm_flops"]
+    used = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    lines = [
+        START,
+        f"## On {results['device']}",
+        "",
+        f"{results['date']}, `{results['command']}`; {used}.",
+        f"Copying moves {copy / 1e9:.0f} GB/s (read and written), bfloat16 products do {product / 1e12:.0f} TFLOP/s.",
+        "",
+        "| kernels | " + " | ".join(COLUMNS.values()) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    for name, figures in results["kernels"].items():
+        if "missing" in figures:
+            lines.append(f"| {name} | {figures['missing']} |" + " |" * (len(COLUMNS) - 1))
+            continue
+        cells = []
+        for key in COLUMNS:
+            unit, peak = (1e12, product) if key.endswith("flops") else (1e9, copy)
+            value = figures.get(key)
+            cells.append("" if value is None else f"{value / unit:.0f} ({value / peak:.2f})")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    wrong = [line["check"] for line in results["checks"] if not line["error"] <= line["limit"]]
+    lines += ["", f"{len(results['checks'])} checks against float64, {len(wrong)} failed. " + "; ".join(wrong)]
+    if "engine" in results:
+        engine = results["engine"]
+        lines += [
+            "",
+            "Llama-3.1-8B's shape, random bfloat16 weights: a decode step takes "
+            f"{engine['decode_step_seconds'] * 1e3:.2f} ms, {engine['decode_step_over_ideal']:.2f} times what reading "
+            f"weights and KV once takes; {engine['output_tokens_per_second']:.0f} output tokens/s on ShareGPT-like "
+            f"lengths; the device waits for the host {engine['host_gap_share']:.1%} of the time.",
+        ]
+    return "\n".join([*(line.rstrip() for line in lines), END])
+
+
+def write(page: Path, results: dict[str, Any]) -> None:
+    """Put the section in place of the one before, or at the end of the page."""
+    text = page.read_text(encoding="utf-8") if page.exists() else "# Performance\n"
+    new = section(results)
+    if START in text and END in text:
+        before, rest = text.split(START, 1)
+        text = before + new + rest.split(END, 1)[1]
+    else:
+        text = f"{text.rstrip()}\n\n{new}\n"
+    page.write_text(text, encoding="utf-8")
+
+
+def today() -> str:
+    """Date of a run."""
+    return datetime.date.today().isoformat()

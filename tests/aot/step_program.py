@@ -95,6 +95,7 @@ def report(name: str, lowered: Any, spec: Any, start: float) -> None:
     memory = compiled.memory_analysis()
     sizes = {
         "name": name,
+        "devices": spec.shape[0],
         "pool": spec.device_bytes,
         "alias": memory.alias_size_in_bytes,
         "temp": memory.temp_size_in_bytes,

@@ -35,22 +35,29 @@ def plan(
         Path | None, typer.Option(help="Virtual environment with libtpu or the CUDA plugin (scripts/aot_env.sh).")
     ] = None,
 ) -> None:
-    """Compile a model's step for a device, without weights: memory, sequences that fit, speed it allows."""
+    """Compile a model's step for a device, without weights: memory, sequences that fit, speed it allows.
+
+    Exits with 1 where the model does not fit, with 3 where the compiler failed.
+    """
     from jpaged.planning import plan as make_plan
 
-    with bad_parameters():
-        made = make_plan(
-            model,
-            device,
-            context=context,
-            concurrency=concurrency,
-            dtype=dtype,
-            block_size=block_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-            memory_utilization=memory_utilization,
-            memory_bytes=memory_bytes,
-            compiler_env=compiler_env,
-        )
+    try:
+        with bad_parameters():
+            made = make_plan(
+                model,
+                device,
+                context=context,
+                concurrency=concurrency,
+                dtype=dtype,
+                block_size=block_size,
+                max_num_batched_tokens=max_num_batched_tokens,
+                memory_utilization=memory_utilization,
+                memory_bytes=memory_bytes,
+                compiler_env=compiler_env,
+            )
+    except RuntimeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(3) from error
     typer.echo(str(made))
     if not made.fits:
         raise typer.Exit(1)

@@ -117,3 +117,14 @@ def test_a_model_that_is_not_implemented_is_refused(in_process, tmp_path):
     type(CHECKPOINTS["llama"])(**config).to_json_file(file)
     with pytest.raises(ValueError, match="hidden_act='tanh' is not supported"):
         plan(str(file), "cpu", context=64)
+
+
+def test_a_compiler_that_fails_is_told_with_its_last_words(monkeypatch, tmp_path):
+    def fail(command, **options):
+        return subprocess.CompletedProcess(command, 1, "", "no such chip")
+
+    monkeypatch.setattr("jpaged.planning.planner.subprocess.run", fail)
+    options = ["--model", config_of("llama", tmp_path), "--device", "cpu", "--context", "64"]
+    result = CliRunner().invoke(app, ["plan", *options])
+    assert result.exit_code == 3
+    assert "compiling for cpu with" in result.output and "no such chip" in result.output

@@ -1,0 +1,73 @@
+"""A model's config is enough to describe it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from checkpoints import CHECKPOINTS, make_checkpoint
+from gguf_files import EMBEDDING, write_gguf
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from jpaged.loading.describe import describe_model
+from jpaged.loading.load import runtime_dtype
+from jpaged_models.llama import Llama
+
+
+def write_config(folder: Path, name: str = "config.json", **changes) -> Path:
+    config = CHECKPOINTS["llama"].to_dict() | changes
+    type(CHECKPOINTS["llama"])(**config).to_json_file(folder / name)
+    return folder / name
+
+
+def test_a_config_file_of_any_name_and_a_folder_without_weights_are_enough(tmp_path):
+    for name in (write_config(tmp_path, "other.json"), write_config(tmp_path).parent):
+        described = describe_model(name)
+        assert described.family is Llama
+        assert described.config.intermediate_size == 109
+
+
+@pytest.mark.parametrize(("dtype", "held"), [("float32", "float32"), ("bfloat16", "bfloat16"), (None, "bfloat16")])
+def test_a_config_says_what_its_checkpoint_holds(dtype, held, tmp_path):
+    stored = describe_model(write_config(tmp_path, dtype=dtype)).stored
+    assert runtime_dtype(stored, on_cpu=False) == held
+    assert runtime_dtype(stored, on_cpu=True) == "float32"
+
+
+def test_weights_that_are_there_are_asked_instead(tmp_path):
+    make_checkpoint("llama", tmp_path)
+    write_config(tmp_path, dtype="bfloat16")
+    assert runtime_dtype(describe_model(tmp_path).stored, on_cpu=False) == "float32"
+
+
+def test_a_gguf_file_describes_itself(tmp_path):
+    described = describe_model(write_gguf(tmp_path / "tiny.gguf", "llama", EMBEDDING))
+    assert described.family is Llama and described.config.hidden_size == 64
+
+
+def test_of_a_hub_id_only_the_config_is_fetched(tmp_path, monkeypatch):
+    def fetch(repo_id, filename):
+        assert (repo_id, filename) == ("org/model", "config.json")
+        return str(write_config(tmp_path))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    assert describe_model("org/model").family is Llama
+
+
+def test_a_hub_that_does_not_answer_is_told_with_the_id(monkeypatch):
+    def fetch(repo_id, filename):
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    with pytest.raises(
+        ValueError, match=r"did not give the config of 'org/model' .*no network.*a config\.json on disk"
+    ):
+        describe_model("org/model")
+
+
+def test_what_is_nothing_of_this_is_named():
+    with pytest.raises(ValueError, match=r"config 'none\.json' does not exist"):
+        describe_model("none.json")
+    with pytest.raises(ValueError, match=r"model './nowhere' does not exist"):
+        describe_model("./nowhere")

@@ -7,6 +7,7 @@ hundred keys, the queries of one KV head as rows of one matrix product (see `tpu
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,19 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layout import LANES, padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_kernel import RING, attend_to_unit
+from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
+from pallas_kernels.paged_attention.tpu_ring import CURSOR
 from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units, unit_of_token
 
 MAX_ROWS = 128
 """Query rows of one matrix product."""
-MAX_STEP_KEYS = 512
+RING = 4
+"""Steps that VMEM holds at once: one is computed, the others are in flight."""
+MAX_STEP_KEYS = 1024
 STEP_BYTES = 2**20
-"""Most VMEM one step's blocks take; the ring holds `RING` of them."""
+"""Most VMEM one step's blocks take."""
+MAX_SPAN_KEYS = 256
+"""Keys that are multiplied at once."""
 MAX_HEADS = 8
 """KV heads a grid step takes at once."""
 
@@ -53,7 +59,7 @@ def paged_attention(
             do not fit in scalar memory.
     """
     tokens, kv_heads, group, head_dim = q.shape
-    blocks, _, _, tiles, block_size, _ = view.shape
+    blocks, layers, _, tiles, block_size, _ = view.shape
     seqs, pages = block_tables.shape
     sublanes = 32 // view.dtype.itemsize
     if block_size % sublanes:
@@ -70,25 +76,23 @@ def paged_attention(
         tile *= 2
     rows = tile * group
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
-    key_bytes = heads * tiles * LANES * view.dtype.itemsize
-    step_keys = max(LANES, min(MAX_STEP_KEYS, STEP_BYTES // key_bytes) // LANES * LANES)
-    step_pages = max(1, min(step_keys, -(-pages * block_size // LANES) * LANES) // block_size)
-    step_keys = step_pages * block_size
+    span_pages, step_pages = _step_pages(heads * tiles * LANES * view.dtype.itemsize, block_size, pages)
     lanes = max(LANES, padded_head_dim(head_dim))
     both_bf16 = q.dtype == view.dtype == jnp.bfloat16
 
     reach = Reach(sliding_window, chunk_size)
     units = max_units(tokens, seqs, tile, max_query_len)
-    plan, first_row = cut_into_units(
-        query_starts, kv_lens, tile=tile, units=units, reach=reach, capacity=pages * block_size
-    )
     tables, broken = check_tables(block_tables, query_starts, kv_lens, blocks, block_size, reach)
+    plan, first_row = cut_into_units(
+        query_starts, kv_lens, broken, tile=tile, units=units, reach=reach, pages=pages, block_size=block_size
+    )
+    tables = jnp.where(tables < 0, -1, tables * layers + layer).reshape(-1)
 
     picked = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
     queries = jnp.pad(q[picked], ((0, 0),) * 4 + ((0, lanes - head_dim),))
     queries = queries.transpose(0, 2, 3, 1, 4).reshape(units, kv_heads, rows, lanes)
 
-    def block_of_unit(h, u, _, num_units, *__):
+    def block_of_unit(h, u, num_units, *_):
         # Units past the last live one name its block again, which moves no memory.
         return jnp.minimum(u, jnp.maximum(num_units[0] - 1, 0)), h, 0, 0
 
@@ -96,26 +100,26 @@ def paged_attention(
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
-            pages=pages,
             tile=tile,
             scale=scale,
             soft_cap=soft_cap,
             reach=reach,
+            span_pages=span_pages,
             compute_dtype=jnp.dtype(jnp.bfloat16 if both_bf16 else jnp.float32),
         ),
         out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=8,
+            num_scalar_prefetch=len(plan) + 1,
             grid=(kv_heads // heads, units),
             in_specs=[unit_spec, pl.BlockSpec(memory_space=pltpu.HBM)],
             out_specs=unit_spec,
             scratch_shapes=[
-                pltpu.VMEM((RING, heads, tiles, step_keys, LANES), view.dtype),
+                pltpu.VMEM((RING, step_pages, heads, tiles, block_size, LANES), view.dtype),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, lanes), jnp.float32),
-                pltpu.VMEM((1, step_keys), jnp.int32),
-                pltpu.SMEM((3,), jnp.int32),
+                pltpu.VMEM((1, step_pages * block_size), jnp.int32),
+                pltpu.SMEM((CURSOR,), jnp.int32),
                 pltpu.SemaphoreType.DMA((RING,)),
             ],
         ),
@@ -123,10 +127,18 @@ def paged_attention(
         compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
         interpret=interpret,
         name="paged_attention",
-    )(jnp.asarray(layer, jnp.int32)[None], *plan, broken, tables.reshape(-1), queries, view)
+    )(*plan, tables, queries, view.reshape(blocks * layers, *view.shape[2:]))
 
     start_of_v = lanes - padded_head_dim(head_dim)  # a packed row's product carries K's lanes too
     out = out.reshape(units, kv_heads, group, tile, lanes)[..., start_of_v : start_of_v + head_dim]
     unit, place = unit_of_token(query_starts, tokens, tile)
     live = jnp.arange(tokens) < query_starts[-1]
     return jnp.where(live[:, None, None, None], out[jnp.minimum(unit, units - 1), :, :, place], 0)
+
+
+def _step_pages(key_bytes: int, block_size: int, pages: int) -> tuple[int, int]:
+    """Pages of a span, whose keys fill whole lanes, and of a step, which is whole spans."""
+    aligned = LANES // math.gcd(LANES, block_size)  # pages that fill whole lanes
+    keys = min(MAX_STEP_KEYS, STEP_BYTES // key_bytes, pages * block_size)
+    span = max(1, min(keys, MAX_SPAN_KEYS) // (aligned * block_size)) * aligned
+    return span, max(1, keys // (span * block_size)) * span

@@ -18,13 +18,20 @@ class Units(NamedTuple):
     """Live units first; `num_units` of them are live. Positions are token positions within the sequence."""
 
     num_units: Int[Array, " 1"]
-    seq: Int[Array, " units"]
+    entry: Int[Array, " units"]
+    """Index of the first page in the flattened block tables."""
+    num_pages: Int[Array, " units"]
+    """Pages that hold a key some query sees."""
+    first_key: Int[Array, " units"]
+    """Position of the first page's first key, seen or not."""
     query_pos: Int[Array, " units"]
     """Position of the first query."""
     key_start: Int[Array, " units"]
     """First key any query sees."""
     key_stop: Int[Array, " units"]
     """One past the last key any query sees."""
+    broken: Int[Array, " units"]
+    """1 if a page that some query of the sequence sees has no block."""
 
 
 def max_units(tokens: int, seqs: int, tile: int, max_query_len: int | None) -> int:
@@ -36,13 +43,15 @@ def max_units(tokens: int, seqs: int, tile: int, max_query_len: int | None) -> i
 def cut_into_units(
     query_starts: Int[Array, " seqs+1"],
     kv_lens: Int[Array, " seqs"],
+    broken: Int[Array, " seqs"],
     *,
     tile: int,
     units: int,
     reach: Reach,
-    capacity: int,
+    pages: int,
+    block_size: int,
 ) -> tuple[Units, Int[Array, " units"]]:
-    """The work list, and the batch row of each unit's first query. `capacity`: tokens a block table can name."""
+    """The work list, and the batch row of each unit's first query. `pages`: width of the block tables."""
     lengths = jnp.diff(query_starts)
     tiles = (lengths + tile - 1) // tile
     ends = jnp.cumsum(tiles)
@@ -50,8 +59,20 @@ def cut_into_units(
     seq = jnp.minimum(jnp.sum(unit[:, None] >= ends, axis=1), len(kv_lens) - 1)
     offset = (unit - (ends - tiles)[seq]) * tile
     query_pos = (kv_lens - lengths)[seq] + offset
-    key_stop = jnp.minimum(query_pos + tile, jnp.minimum(kv_lens[seq], capacity))
-    fields = (ends[-1:], seq, query_pos, reach.first_key(query_pos), key_stop)
+    key_start = reach.first_key(query_pos)
+    key_stop = jnp.minimum(query_pos + tile, jnp.minimum(kv_lens[seq], pages * block_size))
+    first_page = key_start // block_size
+    num_pages = jnp.maximum((key_stop + block_size - 1) // block_size - first_page, 0)
+    fields = (
+        ends[-1:],
+        seq * pages + first_page,
+        num_pages,
+        first_page * block_size,
+        query_pos,
+        key_start,
+        key_stop,
+        broken[seq],
+    )
     return Units(*(x.astype(jnp.int32) for x in fields)), query_starts[seq] + offset
 
 

@@ -1,0 +1,138 @@
+"""Blocks in flight: the ring of VMEM buffers that the TPU kernel reads the pool through.
+
+A *step* is up to `step_pages` consecutive pages of a unit. Each of its blocks is copied by one DMA from wherever
+the block table says to its place in one buffer of the ring. The ring runs ``depth - 1`` steps ahead of the
+arithmetic and goes on to the next unit's steps, so a sequence of one step does not wait for its memory either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged_attention.tpu_units import Units
+
+CURSOR = 4
+"""Scalars of a `Ring.cursor`."""
+UNIT, ENTRY, LEFT, TAKEN = range(CURSOR)
+
+UNROLL = 8
+"""DMAs of a step that is not full that are started by straight-line code."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The buffers, and how far the fetching has got.
+
+    Attributes:
+        units: SMEM.
+        tables: SMEM [seqs * pages]: row of `view` that holds a page, negative for no block.
+        view: HBM [rows, kv_heads, tiles, block_size, 128].
+        buffers: VMEM [depth, step_pages, heads, tiles, block_size, 128].
+        sems: one DMA semaphore a buffer.
+        cursor: SMEM [CURSOR]: the unit to fetch next, where in `tables` and how many pages of it are left, and the
+            number of steps taken out of the ring.
+        first_head: of the `heads` to fetch.
+    """
+
+    units: Units
+    tables: Any
+    view: Any
+    buffers: Any
+    sems: Any
+    cursor: Any
+    first_head: Any
+
+    @property
+    def depth(self) -> int:
+        return self.buffers.shape[0]
+
+    @property
+    def step_pages(self) -> int:
+        return self.buffers.shape[1]
+
+    def prime(self) -> None:
+        """Begin with the first unit: start as many steps as the ring holds ahead."""
+        self.cursor[UNIT] = 0
+        self.cursor[ENTRY] = self.units.entry[0]
+        self.cursor[LEFT] = self.units.num_pages[0]
+        self.cursor[TAKEN] = 0
+        pl.loop(0, self.depth - 1)(self.fetch)
+
+    def taken(self):
+        """The buffer of the step to compute next."""
+        return lax.rem(self.cursor[TAKEN], self.depth)
+
+    def free(self):
+        """The buffer of the step computed last, to be overwritten."""
+        return lax.rem(self.cursor[TAKEN] + (self.depth - 1), self.depth)
+
+    def release(self) -> None:
+        """The step in `taken` was computed."""
+        self.cursor[TAKEN] += 1
+
+    def next_is_full(self):
+        """Whether there is a next step to fetch, it has all its pages, and none is without a block."""
+        unit = self.cursor[UNIT]
+        whole = self.units.broken[jnp.minimum(unit, self.units.broken.shape[0] - 1)] == 0
+        return (unit < self.units.num_units[0]) & (self.cursor[LEFT] >= self.step_pages) & whole
+
+    def fetch_share(self, at, share: int, shares: int) -> None:
+        """Start one of `shares` shares of the next step's DMAs by straight-line code; only if `next_is_full`."""
+        entry = self.cursor[ENTRY]
+        for page in range(share * self.step_pages // shares, (share + 1) * self.step_pages // shares):
+            self._dma(self.tables[entry + page], at, page).start()
+        if share + 1 == shares:
+            self._move_on()
+
+    def fetch(self, at) -> None:
+        """Start the next step's DMAs, if there is a next step."""
+        entry, count = self.cursor[ENTRY], jnp.minimum(self.cursor[LEFT], self.step_pages)
+
+        def start_page(page):
+            self._dma(jnp.maximum(self.tables[entry + page], 0), at, page).start()
+
+        @pl.when(self.cursor[UNIT] < self.units.num_units[0])
+        def _():
+            even = lax.div(count, UNROLL) * UNROLL
+
+            @pl.loop(0, even, step=UNROLL)
+            def _(start):
+                for i in range(UNROLL):
+                    start_page(start + i)
+
+            pl.loop(even, count)(start_page)
+            self._move_on()
+
+    def wait_full(self, at) -> None:
+        """Wait for the DMAs of a full step, all at once."""
+        self._wait(at, self.step_pages)
+
+    def wait(self, at, count) -> None:
+        """Wait for the DMAs of a step of `count` pages, one power of two at a time."""
+        for bit in range(self.step_pages.bit_length()):
+            pl.when((count >> bit) & 1 != 0)(lambda pages=1 << bit: self._wait(at, pages))
+
+    def _wait(self, at, pages: int) -> None:
+        place = self.buffers.at[at, pl.ds(0, pages)]
+        pltpu.make_async_copy(place, place, self.sems.at[at]).wait()  # only the size matters
+
+    def _dma(self, row, at, page):
+        heads = self.buffers.shape[2]
+        source = self.view.at[row]
+        if heads < self.view.shape[1]:
+            source = source.at[pl.ds(self.first_head, heads)]
+        return pltpu.make_async_copy(source, self.buffers.at[at, page], self.sems.at[at])
+
+    def _move_on(self) -> None:
+        unit, left = self.cursor[UNIT], self.cursor[LEFT] - self.step_pages
+        done = left <= 0
+        following = jnp.minimum(unit + 1, self.units.entry.shape[0] - 1)
+        self.cursor[UNIT] = jnp.where(done, unit + 1, unit)
+        self.cursor[ENTRY] = jnp.where(done, self.units.entry[following], self.cursor[ENTRY] + self.step_pages)
+        self.cursor[LEFT] = jnp.where(done, self.units.num_pages[following], left)

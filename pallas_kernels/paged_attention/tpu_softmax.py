@@ -1,0 +1,97 @@
+"""The arithmetic of the TPU kernel: one span of keys added to the online softmax of some queries.
+
+FlashAttention-2's (arXiv 2307.08691, algorithm 1), with the sum of the weights kept a lane: lane l of `total` sums
+the keys at positions l, l + 128, ... and the lanes are added up once, at the end. The maximum is the same in all
+lanes, so nothing is broadcast from one lane to the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.layout import LANES
+
+MASKED = -1e30
+"""A finite stand-in for -inf: differences of two of them stay numbers."""
+
+
+@dataclass(frozen=True)
+class OnlineSoftmax:
+    """Queries of some KV heads and what they have seen so far.
+
+    Attributes:
+        q: VMEM [1, heads, rows, lanes].
+        top: VMEM float32 [heads, rows, 128], the largest score, the same in all lanes.
+        total: VMEM float32 [heads, rows, 128], the sum of the weights of the keys of a lane.
+        acc: VMEM float32 [heads, rows, lanes], the weighted values.
+        scale: multiplies the scores.
+        soft_cap: see `pallas_kernels.paged_attention.paged_attention`.
+        compute_dtype: of the operands of matrix products.
+    """
+
+    q: Any
+    top: Any
+    total: Any
+    acc: Any
+    scale: float
+    soft_cap: float | None
+    compute_dtype: Any
+
+    def reset(self) -> None:
+        self.top[...] = jnp.full_like(self.top, MASKED)
+        self.total[...] = jnp.zeros_like(self.total)
+        self.acc[...] = jnp.zeros_like(self.acc)
+
+    def add(self, keys, values, spans: int, seen=None) -> None:
+        """Attend to some spans of keys, each a multiple of 128.
+
+        Args:
+            keys, values: span i as a list of tiles, each [heads, keys, 128]; called in order, all keys first.
+            seen: bool [rows, keys of all spans]; None = all. Values that no row sees must be finite.
+        """
+        scores = [self._scores(keys(i)) for i in range(spans)]
+        if seen is not None:
+            width = scores[0].shape[2]
+            scores = [jnp.where(seen[None, :, i * width : (i + 1) * width], s, MASKED) for i, s in enumerate(scores)]
+        highest = [jnp.max(s, axis=2, keepdims=True) for s in scores]
+        # A row that has seen nothing yet keeps top == MASKED and adds ones here; its first real score wipes them.
+        old_top = self.top[...]
+        top = functools.reduce(jnp.maximum, highest, old_top)
+        fade = jnp.exp(old_top - top)
+        total = fade * self.total[...]
+        acc = [fade * self.acc[:, :, t : t + LANES] for t in range(0, self.acc.shape[2], LANES)]
+        for i, score in enumerate(scores):
+            parts = [jnp.exp(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
+            total += sum(parts[1:], parts[0])
+            weights = jnp.concatenate(parts, axis=2)
+            acc = [a + self._product(weights, tile, ((2,), (1,))) for a, tile in zip(acc, values(i), strict=True)]
+        self.top[...] = top
+        self.total[...] = total
+        self.acc[...] = jnp.concatenate(acc, axis=2)
+
+    def result(self):
+        """Attention of each row, float32 [heads, rows, lanes]; 0 for a row that saw nothing."""
+        weight = jnp.where(self.top[:, :, :1] > MASKED / 2, 1 / jnp.sum(self.total[...], axis=2, keepdims=True), 0)
+        return self.acc[...] * weight
+
+    def _scores(self, k):
+        parts = [
+            self._product(self.q[0, :, :, t * LANES : (t + 1) * LANES], tile, ((2,), (2,))) for t, tile in enumerate(k)
+        ]
+        scores = sum(parts[1:], parts[0]) * self.scale
+        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
+    def _product(self, a, b, contract):
+        """[heads, ., .] batched matrix product in float32."""
+        return lax.dot_general(
+            a.astype(self.compute_dtype),
+            b.astype(self.compute_dtype),
+            (contract, ((0,), (0,))),
+            precision=lax.Precision.HIGHEST if self.compute_dtype == jnp.float32 else None,
+            preferred_element_type=jnp.float32,
+        )

@@ -1,0 +1,151 @@
+"""Read a TPU kernel's final schedule, as libtpu dumps it, and find the inner loop it spends its time in.
+
+In a ``*-final_bundles.txt`` each line is one bundle of instructions, issued in one cycle:
+
+    0x13 LB: > { %s1 = sld [smem:[#a]]  ;;  %9 = sbr.rel (%p3) target = $region24 } /* Start region 21 */
+
+``LB`` marks a loop's first bundle and each ``>`` a depth of loops. A branch takes effect after `DELAY` more bundles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+DELAY = 4
+"""Bundles after a branch that still run, taken or not."""
+GRANULE = 32
+"""Bytes in which DMA sizes are counted."""
+
+_LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*>*\s*\{(.*)$")
+_START = re.compile(r"Start(?:/End empty)? region (\d+)")
+_BRANCH = re.compile(r"= sbr\.rel (?:\((!?)(%\w+)\) )?target = \$region(\d+)")
+_DMA = re.compile(r"= dma\.hbm_to_vmem .*?/\*size_in_granules=\*/(\d+)")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One cycle's instructions.
+
+    Attributes:
+        regions: code regions that start here.
+        target: region that a branch here goes to; None = no branch.
+        predicate: condition of the branch; None = none.
+        taken_if: value of the predicate with which it is taken.
+        dma_bytes: bytes whose copy from HBM to VMEM starts here.
+        multiplies: a matrix product is issued here.
+    """
+
+    regions: tuple[int, ...] = ()
+    target: int | None = None
+    predicate: str | None = None
+    taken_if: bool = True
+    dma_bytes: int = 0
+    multiplies: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a loop: its cycles and the bytes whose copy from HBM it starts."""
+
+    cycles: int
+    dma_bytes: int
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The rest of a turn from some bundle on."""
+
+    dma_bytes: int
+    cycles: int
+    multiplies: bool
+
+    def after(self, bundles: list[Bundle]) -> _Path:
+        """This path with some bundles before it."""
+        return _Path(
+            self.dma_bytes + sum(bundle.dma_bytes for bundle in bundles),
+            self.cycles + len(bundles),
+            self.multiplies or any(bundle.multiplies for bundle in bundles),
+        )
+
+
+def parse(dump: str) -> list[Bundle]:
+    """The bundles of a ``*-final_bundles.txt``.
+
+    Raises:
+        ValueError: when no line of it is a bundle, or a DMA's size is not a constant.
+    """
+    bundles = []
+    for line in dump.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        text = match[2]
+        branch = _BRANCH.search(text)
+        sizes = [int(size) for size in _DMA.findall(text)]
+        if len(sizes) != text.count("= dma.hbm_to_vmem"):
+            raise ValueError(f"a DMA whose size is not a constant: {text[:200]}")
+        bundles.append(
+            Bundle(
+                regions=tuple(int(region) for region in _START.findall(text)),
+                target=int(branch[3]) if branch else None,
+                predicate=branch[2] if branch else None,
+                taken_if=not (branch and branch[1]),
+                dma_bytes=GRANULE * sum(sizes),
+                multiplies="= vmatmul" in text,
+            )
+        )
+    if not bundles:
+        raise ValueError("no bundles in what should be a dump of final bundles")
+    return bundles
+
+
+def steady_turn(bundles: list[Bundle]) -> Turn:
+    """One turn of the innermost loop that both starts copies from HBM and multiplies matrices.
+
+    Of the ways through the loop's body the one that starts the most copies counts, the shortest of those: the
+    kernel's steady state. A loop inside it would count as one turn.
+
+    Raises:
+        ValueError: when there is no such loop.
+    """
+    place = {region: i for i, bundle in enumerate(bundles) for region in bundle.regions}
+    loops = []
+    for end, bundle in enumerate(bundles):
+        start = place.get(bundle.target, len(bundles)) if bundle.target is not None else len(bundles)
+        if start <= end:
+            loops.append((end - start, start, end))
+    for _, start, end in sorted(loops):
+        turn = _turn(bundles, place, start, end)
+        if turn is not None and turn.dma_bytes and turn.multiplies:
+            return Turn(turn.cycles, turn.dma_bytes)
+    raise ValueError("no loop that starts copies from HBM and multiplies")
+
+
+def _turn(bundles: list[Bundle], place: dict[int, int], start: int, end: int) -> _Path | None:
+    """The best way from `start` to the branch back at `end`; branches on one predicate agree with each other."""
+    uses = Counter(bundle.predicate for bundle in bundles[start : end + 1])
+
+    @cache
+    def best(first: int, known: frozenset[tuple[str, bool]]) -> _Path | None:
+        at = next(i for i in range(first, end + 1) if i == end or bundles[i].target is not None)
+        if at == end:
+            return _Path(0, 0, False).after(bundles[first : end + 1 + DELAY])
+        branch = bundles[at]
+        goal = place.get(branch.target, start)
+        ways = []
+        for taken in (True, False):
+            value = branch.taken_if == taken
+            if (branch.predicate, not value) in known or (branch.predicate is None and not taken):
+                continue
+            if taken and not at < goal <= end:
+                continue  # leaves the loop, or turns an inner one again
+            learnt = {(branch.predicate, value)} if uses[branch.predicate] > 1 else set()
+            then = best(goal if taken else at + 1, known | learnt)
+            if then is not None:
+                ways.append(then.after(bundles[first : at + 1 + (DELAY if taken else 0)]))
+        return max(ways, key=lambda path: (path.dma_bytes, -path.cycles), default=None)
+
+    return best(start, frozenset())

@@ -1,0 +1,222 @@
+"""How fast the TPU kernels could read KV memory, counted in the compiler's final schedule: no TPU is needed.
+
+    python scripts/tpu_schedule.py                                  every target, shape and kernel: 20 minutes
+    python scripts/tpu_schedule.py --targets v5e --shapes llama-3.1-8b --block-size 32
+
+Compiles `pallas_kernels.paged_attention` and `jax.experimental.pallas.ops.tpu.ragged_paged_attention`, for decoding
+64 sequences of up to 4096 tokens and for a mixed batch, finds the loop over a sequence's keys in the final bundles
+(`llo_bundles.py`) and prints its cycles, the bytes of KV whose DMA a turn starts, their quotient, and its ratio to
+what the chip's HBM delivers in a cycle. At a ratio above 1 the loop is faster than the memory.
+
+What it assumes: a bundle takes one cycle; waits for DMAs, stalls of VMEM and the start and end of a sequence are not
+counted; the DMA engines keep up with the DMAs; a turn is one where the step computed is not masked and the step
+fetched is whole. jax's kernel runs with the block sizes its own table names for the device.
+
+It needs libtpu: outside an environment that has it, `scripts/aot_env.sh` makes one (``--env``) and the script runs
+again there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from llo_bundles import Turn, parse, steady_turn
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Chip(NamedTuple):
+    """One TensorCore and the HBM it reads.
+
+    Attributes:
+        topology: smallest slice of it that can be compiled for.
+        hbm: bytes a second, of the chip for one core.
+        clock: Hz that the peak of its matrix units implies.
+    """
+
+    topology: str
+    hbm: float
+    clock: float
+
+
+CHIPS = {
+    "v5e": Chip("v5e:2x4", 819e9, 1.50e9),
+    "v5p": Chip("v5p:2x2x1", 2765e9 / 2, 1.75e9),
+    "v6e": Chip("v6e:2x2", 1640e9, 1.75e9),
+    "tpu7x": Chip("tpu7x:2x2x1", 7380e9 / 2, 2.20e9),
+}
+
+
+class Heads(NamedTuple):
+    """Attention heads of one device."""
+
+    kv: int
+    q_per_kv: int
+    dim: int
+
+
+SHAPES = {
+    "llama-3.1-8b": Heads(8, 4, 128),
+    "llama-3.1-8b x8": Heads(1, 4, 128),
+    "llama-3.3-70b x8": Heads(1, 8, 128),
+    "gemma-3-27b": Heads(16, 2, 128),
+    "qwen3-0.6b": Heads(8, 2, 128),
+}
+SEQS, CONTEXT, MIXED_TOKENS, LAYERS, BLOCKS = 64, 4096, 1024, 2, 8192
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", choices=CHIPS, default=["v5e", "v6e"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", choices=["decode", "mixed"], default=["decode", "mixed"])
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--env", type=Path, default=default_env(), help="environment with libtpu; default: %(default)s")
+    options = parser.parse_args()
+    if importlib.util.find_spec("libtpu") is None:
+        run_again_with_libtpu(options.env)
+    with tempfile.TemporaryDirectory() as dumps:
+        prepare(dumps)
+        import jax
+
+        print(f"jax {jax.__version__}, libtpu {libtpu_version()}, blocks of {options.block_size}, bfloat16\n")
+        columns = "target", "shape", "batch", "kernel", "cycles", "KV bytes", "bytes/cycle", "HBM", "ratio", "compile s"
+        print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+        for target in options.targets:
+            chip = CHIPS[target]
+            for shape in options.shapes:
+                for batch in options.batches:
+                    for kernel in options.kernels:
+                        row = measure(chip, SHAPES[shape], batch, kernel, options.block_size, Path(dumps))
+                        print(f"| {target} | {shape} | {batch} | {kernel} | {row} |", flush=True)
+
+
+def default_env() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get("JPAGED_AOT_ENVS", cache / "jpaged" / "aot-envs")) / "tpu"
+
+
+def run_again_with_libtpu(env: Path) -> None:
+    """Replace this process by one in the environment `env`, which is made if need be."""
+    make = ["bash", str(ROOT / "scripts" / "aot_env.sh"), "tpu", str(env)]
+    subprocess.run(make, check=True, env=os.environ | {"PYTHON": sys.executable})
+    python = str(env / "bin" / "python")
+    os.execve(python, [python, *sys.argv], os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def prepare(dumps: str) -> None:
+    """Set what libtpu reads when it is loaded: where to dump, and what a TPU VM's metadata would say."""
+    os.environ.update(
+        LIBTPU_INIT_ARGS=f"--xla_jf_dump_to={dumps} --xla_jf_dump_llo_text=true",
+        TPU_SKIP_MDS_QUERY="1",
+        JAX_PLATFORMS="cpu",
+        TPU_ACCELERATOR_TYPE="v5litepod-8",
+        TPU_WORKER_HOSTNAMES="localhost",
+        TPU_WORKER_ID="0",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    )
+
+
+def libtpu_version() -> str:
+    from importlib.metadata import version
+
+    return version("libtpu")
+
+
+def measure(chip: Chip, heads: Heads, batch: str, kernel: str, block_size: int, dumps: Path) -> str:
+    """The rest of a table's row."""
+    start = time.perf_counter()
+    function, arguments = KERNELS[kernel](chip, heads, batch, block_size)
+    try:
+        turn = compile_and_count(function, arguments, dumps)
+    except Exception as error:  # the row says what the compiler said
+        return str(error).strip().splitlines()[0][:150]
+    seconds = time.perf_counter() - start
+    speed, hbm = turn.dma_bytes / turn.cycles, chip.hbm / chip.clock
+    return f"{turn.cycles} | {turn.dma_bytes} | {speed:.0f} | {hbm:.0f} | {speed / hbm:.2f} | {seconds:.0f}"
+
+
+def compile_and_count(function, arguments, dumps: Path) -> Turn:
+    import jax
+
+    for old in dumps.iterdir():
+        old.unlink()
+    with jax.set_mesh(arguments[0].sharding.mesh):
+        jax.jit(function).lower(*arguments).compile()
+    (final,) = dumps.glob("*paged_attention*-final_bundles.txt")
+    return steady_turn(parse(final.read_text()))
+
+
+def shapes_of(chip: Chip, batch: str):
+    """(function from shape and dtype to an argument on the chip, tokens of the batch, arguments all kernels take)."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import topologies
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    device = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology).devices[0]
+    here = NamedSharding(Mesh([device], "x"), P())
+
+    def array(shape, dtype=jnp.int32):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+
+    return array, SEQS if batch == "decode" else MIXED_TOKENS, device
+
+
+def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
+    import jax.numpy as jnp
+
+    from pallas_kernels.layout import view_shape
+    from pallas_kernels.paged_attention import paged_attention
+
+    array, tokens, _ = shapes_of(chip, batch)
+
+    def run(*arguments):
+        return paged_attention(*arguments, scale=1.0, max_query_len=1 if batch == "decode" else None, impl="tpu")
+
+    return run, (
+        array((tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
+        array(view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size), jnp.bfloat16),
+        array(()),
+        array((SEQS, CONTEXT // block_size)),
+        array((SEQS + 1,)),
+        array((SEQS,)),
+    )
+
+
+def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu import ragged_paged_attention as jax_rpa
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes as tuned
+
+    array, tokens, device = shapes_of(chip, batch)
+    tuned.get_tpu_version = lambda: 7 if "7" in device.device_kind else int(device.device_kind.split()[1][1])
+    tuned.get_device_name = lambda: " ".join(device.device_kind.split()[:2])
+
+    def run(*arguments):
+        return jax_rpa.ragged_paged_attention(*arguments, vmem_limit_bytes=100 * 2**20)
+
+    return run, (
+        array((tokens, heads.kv * heads.q_per_kv, heads.dim), jnp.bfloat16),
+        array((BLOCKS * 16 // block_size, block_size, 2 * heads.kv, heads.dim), jnp.bfloat16),
+        array((SEQS,)),
+        array((SEQS, CONTEXT // block_size)),
+        array((SEQS + 1,)),
+        array((1,)),
+    )
+
+
+KERNELS = {"jpaged": jpaged_kernel, "jax": jax_kernel}
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,8 @@ GRANULE = 32
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*>*\s*\{(.*)$")
 _START = re.compile(r"Start(?:/End empty)? region (\d+)")
 _BRANCH = re.compile(r"= sbr\.rel (?:\((!?)(%\w+)\) )?target = \$region(\d+)")
-_DMA = re.compile(r"= dma\.hbm_to_vmem .*?/\*size_in_granules=\*/(\d+)")
+_DMA = re.compile(r"%\w+ = dma\.hbm_to_vmem ")
+_SIZE = re.compile(r"/\*size_in_granules=\*/(\d+)")
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,10 @@ def parse(dump: str) -> list[Bundle]:
             continue
         text = match[2]
         branch = _BRANCH.search(text)
-        sizes = [int(size) for size in _DMA.findall(text)]
-        if len(sizes) != text.count("= dma.hbm_to_vmem"):
+        starts = [part.strip() for part in text.split(";;")]
+        starts = [part for part in starts if _DMA.match(part)]  # a bounds check quotes the DMA that it checks
+        sizes = [_SIZE.search(part) for part in starts]
+        if None in sizes:
             raise ValueError(f"a DMA whose size is not a constant: {text[:200]}")
         bundles.append(
             Bundle(
@@ -93,7 +96,7 @@ def parse(dump: str) -> list[Bundle]:
                 target=int(branch[3]) if branch else None,
                 predicate=branch[2] if branch else None,
                 taken_if=not (branch and branch[1]),
-                dma_bytes=GRANULE * sum(sizes),
+                dma_bytes=GRANULE * sum(int(size[1]) for size in sizes if size),
                 multiplies="= vmatmul" in text,
             )
         )

@@ -29,10 +29,11 @@ def test_a_turn_ends_with_the_bundles_that_run_while_it_branches_back():
         "LB| //Start region 7",
         DMA.format(1, 4),
         f"{MULTIPLY}  ;;  {DMA.format(2, 2)}",
+        f"%6 = shalt.err (!%p3) /* BoundsCheck 1 for {DMA.format(2, 99)}",
         "%5 = sbr.rel (!%p1_p0) target = $region7",
         *DELAY,
     ]
-    assert steady_turn(parse(dump("", *loop, "PF| "))) == Turn(cycles=8, dma_bytes=32 * 6)
+    assert steady_turn(parse(dump("", *loop, "PF| "))) == Turn(cycles=9, dma_bytes=32 * 6)
 
 
 def test_of_two_exclusive_ways_the_one_that_copies_more_counts():

@@ -124,7 +124,7 @@ def paged_attention(
             ],
         ),
         # Every id is checked before the launch; the compiler's own checks would double the cost of a DMA's start.
-        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), disable_bounds_checks=True),
         interpret=interpret,
         name="paged_attention",
     )(*plan, tables, queries, view.reshape(blocks * layers, *view.shape[2:]))

@@ -116,7 +116,10 @@ class Ring:
     def wait(self, at, count) -> None:
         """Wait for the DMAs of a step of `count` pages, one power of two at a time."""
         for bit in range(self.step_pages.bit_length()):
-            pl.when((count >> bit) & 1 != 0)(lambda pages=1 << bit: self._wait(at, pages))
+
+            @pl.when((count >> bit) & 1 != 0)
+            def _(pages: int = 1 << bit) -> None:
+                self._wait(at, pages)
 
     def _wait(self, at, pages: int) -> None:
         place = self.buffers.at[at, pl.ds(0, pages)]

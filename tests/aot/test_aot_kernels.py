@@ -19,3 +19,25 @@ def test_the_pool_is_updated_in_place_on_tpu(programs, name):
     sizes = programs[name]
     assert sizes["alias"] >= sizes["pool"]
     assert sizes["temp"] < 0.05 * sizes["pool"]
+
+
+ATTENTION = [
+    "v5e/llama-3.1-8b x8/decode",
+    "v5p/llama-3.3-70b x8/mixed",
+    "v6e/gemma-3-27b/decode",
+    "tpu7x/qwen3-0.6b/mixed",
+]
+"""Every target and shape once; `scripts/tpu_schedule.py` compiles all of their combinations."""
+
+
+@pytest.fixture(scope="module")
+def attention_programs():
+    lines = run_program("tpu", "attention_program.py", *ATTENTION).splitlines()
+    return {line["name"]: line for line in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_compiles_within_the_memory_of_every_tpu(attention_programs, name):
+    """The compiler refuses a kernel that does not fit VMEM or scalar memory; in HBM it copies no pool."""
+    sizes = attention_programs[name]
+    assert sizes["temp"] < 0.1 * sizes["view"]

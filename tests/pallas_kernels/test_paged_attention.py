@@ -143,6 +143,25 @@ def test_the_tpu_kernel_has_no_race(case, queries, contexts):
     assert_close(got, dense_attention(case, batch), case.dtype)
 
 
+PLAIN_CASES = {
+    "one head": Case(kv_heads=1, q_per_kv=4, tokens=4, max_query_len=1, pages=80, layers=1),
+    "two lane tiles, window, bfloat16": Case(
+        head_dim=256, tokens=4, max_query_len=1, pages=80, layers=1, sliding_window=1100, dtype="bfloat16"
+    ),
+    "blocks of 128, packed rows": Case(block_size=128, head_dim=64, tokens=4, max_query_len=1, pages=10, layers=1),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN_CASES.values(), ids=PLAIN_CASES.keys())
+def test_steps_of_several_spans_that_need_no_mask(monkeypatch, case):
+    """Steps of 512 keys in spans of 256; 1280 keys are two such steps, and half a one."""
+    monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 512)
+    batch = make_batch(case, [1, 1, 1, 1], [1279, 1279, 1023, 1200])
+    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    assert not races
+    assert_close(got, dense_attention(case, batch), case.dtype)
+
+
 def test_the_tpu_kernel_takes_heads_in_chunks(monkeypatch):
     monkeypatch.setattr(tpu, "MAX_HEADS", 2)
     case = Case(kv_heads=6, head_dim=64)

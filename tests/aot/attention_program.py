@@ -1,0 +1,36 @@
+"""Compile paged_attention for TPUs at the shapes of published models and print what it needs, as JSON.
+
+Run by `test_aot_kernels.py` inside the environment with libtpu, with arguments "target/shape/batch", for example
+"v6e/llama-3.1-8b/decode"; one program a line. `scripts/tpu_schedule.py` knows the shapes and compiles all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from targets import describe_tpu_host
+from tpu_schedule import CHIPS, SHAPES, jpaged_kernel
+
+BLOCK_SIZE = 16
+
+
+def main(names: list[str]) -> None:
+    describe_tpu_host()  # before jax is imported
+
+    import jax
+
+    for name in names:
+        target, shape, batch = name.split("/")
+        function, arguments = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZE)
+        memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
+        view = arguments[1]
+        sizes = {"view": view.size * view.dtype.itemsize, "temp": memory.temp_size_in_bytes}
+        print(json.dumps({"name": name} | sizes), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

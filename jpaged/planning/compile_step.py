@@ -20,22 +20,29 @@ from jpaged.loading.hugging_face import transformers
 from jpaged.loading.weights import abstract_model, abstract_params
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
-from jpaged.planning.devices import find_device
+from jpaged.planning.devices import Device, find_device
 from jpaged.planning.estimate import estimate_largest
 from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds
 from jpaged.planning.targets import target_mesh
 from jpaged.planning.work import step_work
-from pallas_kernels.platform import Impl
-
-KERNELS: dict[str, Impl | None] = {"tpu": "tpu", "cuda": "xla", "cpu": None}
-"""What the step is compiled with; None = what an engine would take here. GPUs' own kernels need a driver to lower."""
+from pallas_kernels.gpu_launch import compiling_for
+from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
 
 _COMPILERS = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Fields of a `jpaged.planning.Plan`, from the request that `jpaged.planning.planner` made; or ``refused``."""
-    config, device = EngineConfig(**request["engine"]), find_device(request["device"])
+    device = find_device(request["device"])
+    if device.chip.cuda is None:
+        return _answer(request, device)
+    major, minor = device.chip.cuda.capability
+    with compiling_for(10 * major + minor):
+        return _answer(request, device)
+
+
+def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
+    config = EngineConfig(**request["engine"])
     module, _, name = request["family"].partition(":")
     family = getattr(import_module(module), name)
     model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
@@ -50,7 +57,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     params = abstract_params(model, mesh)
     weights = device_bytes(params)
     memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
-    found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind) if compiled else ""}
+    kernels = _kernels(device)
+    found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind, kernels) if compiled else ""}
     graphdef, context = nnx.split(model)[0], resolve_max_model_len(config.max_model_len, model_config)
     try:
         if kind == "cpu" and weights > request["limit"]:
@@ -65,13 +73,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             max_model_len=context,
             dtype=dtype,
             memory=memory,
-            kernel_impl=KERNELS[kind],
+            kernel_impl=kernels,
             measure=measure,
         )
     except ValueError as error:
         return found | {"problem": str(error)}
     programs = step_programs(
-        config, model, graphdef, params, plan.spec, mesh, max_model_len=context, kernel_impl=KERNELS[kind]
+        config, model, graphdef, params, plan.spec, mesh, max_model_len=context, kernel_impl=kernels
     )
     speed = Speed(device.chip.bandwidth, device.chip.flops, device.chip.link)
     if kind == "cpu":
@@ -137,11 +145,22 @@ def _room(plan: MemoryPlan, config: EngineConfig, context: int) -> int:
     return _sequences(plan.spec.layout, config, context, most)
 
 
-def _compiler(kind: str) -> str:
-    """The compiler's package, and jax, with their versions."""
-    for package in _COMPILERS[kind]:
-        try:
-            return f"{package} {version(package)}, jax {jax.__version__}"
-        except PackageNotFoundError:
-            continue
-    return f"jax {jax.__version__}"
+def _kernels(device: Device) -> Impl:
+    """What an engine takes on the device, if it has there what this environment has."""
+    if device.chip.cuda is None:
+        return "tpu" if device.chip.kind == "tpu" else resolve_impl(None)
+    major, minor = device.chip.cuda.capability
+    return "gpu" if why_no_triton(f"{major}.{minor}") is None else "xla"
+
+
+def _compiler(kind: str, kernels: Impl) -> str:
+    """The compiler's package and jax with their versions, and the kernels, see `Impl`."""
+    packages = [f"{name} {_version(name)}" for name in _COMPILERS[kind] if _version(name)]
+    return ", ".join([*packages, f"jax {jax.__version__}", f"kernels {kernels!r}"])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

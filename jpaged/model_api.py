@@ -35,7 +35,8 @@ class LayerGroup:
 
     Attributes:
         name: unique within the model, e.g. ``"full"`` or ``"window"``.
-        layers: model layer numbers, ascending; a layer's place in this tuple is its index in the group's view.
+        layers: numbers of the model's layers that keep KV, ascending; a layer's place in this tuple is its index in
+            the group's view. A layer that reads the KV of one of them is not among them.
         kv_heads: KV heads over all tensor shards, as laid out by `head_layout` (a multiple of the shards).
         head_dim: width of one head, unpadded.
         sliding_window: tokens a query sees, itself included; None = all before it.
@@ -70,6 +71,8 @@ class LayerRef:
 class Attend(Protocol):
     """Writes this step's K and V into the paged cache and attends over each token's own sequence.
 
+    Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
+
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
     (it is donated). Queries are causal by position; the group's window or chunks apply by themselves.
     """
@@ -79,8 +82,8 @@ class Attend(Protocol):
         cache: Any,
         layer: LayerRef,
         q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-        k: Float[Array, "tokens kv_heads head_dim"],
-        v: Float[Array, "tokens kv_heads head_dim"],
+        k: Float[Array, "tokens kv_heads head_dim"] | None,
+        v: Float[Array, "tokens kv_heads head_dim"] | None,
         *,
         scale: float,
         soft_cap: float | None = None,

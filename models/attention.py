@@ -50,8 +50,9 @@ class Heads:
 class Attention(nnx.Module):
     """Grouped-query attention with optional biases, query/key norms and soft cap.
 
-    Parameters: qkv [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V;
-    out [kv_heads * q_per_kv * head_dim, embed]; their biases; norms over head_dim, before rotation.
+    Parameters: qkv [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V, of a layer
+    that shares another's KV the queries only; out [kv_heads * q_per_kv * head_dim, embed]; their biases; norms over
+    head_dim, before rotation.
     """
 
     def __init__(
@@ -64,16 +65,19 @@ class Attention(nnx.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
+        shares_kv: bool = False,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
         slots, share, width = heads.layout.kv_heads, heads.layout.q_per_kv, heads.head_dim
-        self.qkv = random_param(rngs, (embed, slots * (share + 2) * width), dtype)
-        self.qkv_bias = zeros_param((slots * (share + 2) * width,), dtype) if qkv_bias else None
+        columns = slots * (share + (0 if shares_kv else 2)) * width
+        self.qkv = random_param(rngs, (embed, columns), dtype)
+        self.qkv_bias = zeros_param((columns,), dtype) if qkv_bias else None
         self.out = random_param(rngs, (slots * share * width, embed), dtype)
         self.out_bias = zeros_param((embed,), dtype) if out_bias else None
         self.q_norm = None if qk_norm is None else qk_norm()
-        self.k_norm = None if qk_norm is None else qk_norm()
+        self.k_norm = None if qk_norm is None or shares_kv else qk_norm()
+        self.shares_kv = shares_kv
         self.heads = heads
         self.scale = scale
         self.soft_cap = soft_cap
@@ -94,18 +98,22 @@ class Attention(nnx.Module):
         layout = self.heads.layout
         # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
         fused = jax.lax.optimization_barrier(fused).reshape(
-            x.shape[0], layout.kv_heads, layout.q_per_kv + 2, self.heads.head_dim
+            x.shape[0], layout.kv_heads, -1, self.heads.head_dim
         )
-        q, k, v = fused[:, :, :-2], fused[:, :, -2], fused[:, :, -1]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if tables is not None:
-            q, k = rotate(q, tables), rotate(k, tables)
+        q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
+        k = None if self.shares_kv else self._placed(fused[:, :, -2], self.k_norm, tables)
+        v = None if self.shares_kv else fused[:, :, -1]
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
         cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap)
         out = dot(mixed.astype(x.dtype).reshape(x.shape[0], -1), self.out[...])
         return (out if self.out_bias is None else out + self.out_bias[...]), cache
+
+    def _placed(self, x: Array, norm: RMSNorm | None, tables: tuple[Array, Array] | None) -> Array:
+        """Queries or keys, normed and rotated to their positions."""
+        if norm is not None:
+            x = norm(x)
+        return x if tables is None else rotate(x, tables)
 
     def weights(self, path: tuple[str, ...], name: str, layer: int, out_name: str = "o_proj") -> Iterator[WeightSource]:
         """Tensors ``{name}.q_proj`` and so on; `path` is this module's place in its layer."""
@@ -118,7 +126,7 @@ class Attention(nnx.Module):
             rotates_neighbours=heads.rotates_neighbours,
         )
         split = convert.split_out(heads.layout, heads.num_heads, heads.head_dim)
-        qkv = f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"
+        qkv = [f"{name}.{part}_proj" for part in ("q" if self.shares_kv else "qkv")]
         sources = [
             ("qkv", qkv, "weight", fuse, P(None, TENSOR_AXIS)),
             ("qkv_bias", qkv, "bias", fuse, P(TENSOR_AXIS)),
@@ -128,6 +136,6 @@ class Attention(nnx.Module):
         for param, tensors, kind, how, partition in sources:
             if getattr(self, param) is not None:
                 yield WeightSource((*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer)
-        if self.q_norm is not None and self.k_norm is not None:
-            yield from self.q_norm.weights((*path, "q_norm"), f"{name}.q_norm", layer)
-            yield from self.k_norm.weights((*path, "k_norm"), f"{name}.k_norm", layer)
+        for attribute in ("q_norm", "k_norm"):
+            if (norm := getattr(self, attribute)) is not None:
+                yield from norm.weights((*path, attribute), f"{name}.{attribute}", layer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jpaged.model_api import LayerGroup
@@ -32,6 +34,24 @@ def kinds_from_types(config: Any, local: str = "sliding_attention") -> tuple[Lay
     return tuple(LayerKind(_GROUP_OF_TYPE[t]) for t in config.layer_types)
 
 
+def share_kv(kinds: Sequence[LayerKind], factor: int) -> tuple[LayerKind, ...]:
+    """Of each group's layers, in order, the first of every `factor` keeps KV, which those after it read.
+
+    Cross-layer attention (Brandon et al., 2024); interleaved with windows, as character.ai serves its models.
+
+    Raises:
+        ValueError: when `factor` is not positive.
+    """
+    if factor < 1:
+        raise ValueError(f"cla_share_factor={factor} must be at least 1 layer")
+    seen: Counter[str | None] = Counter()
+    shared = []
+    for kind in kinds:
+        shared.append(replace(kind, shares_kv=seen[kind.group] % factor > 0))
+        seen[kind.group] += 1
+    return tuple(shared)
+
+
 def layer_groups(
     kinds: Sequence[LayerKind],
     kv_heads: int,
@@ -39,7 +59,7 @@ def layer_groups(
     sliding_window: int | None = None,
     attention_chunk_size: int | None = None,
 ) -> tuple[LayerGroup, ...]:
-    """The groups "window", "chunk" and "full", those that have layers.
+    """The groups "window", "chunk" and "full", those that have layers, with the layers that keep KV.
 
     Raises:
         ValueError: when layers slide but `sliding_window` is not a positive number of tokens; chunks likewise.
@@ -50,7 +70,10 @@ def layer_groups(
             raise ValueError(f"{field}={tokens} must be a positive number of tokens: some layers are local")
         return tokens
 
-    layers = {name: tuple(i for i, kind in enumerate(kinds) if kind.group == name) for name in _GROUP_OF_TYPE.values()}
+    layers = {
+        name: tuple(i for i, kind in enumerate(kinds) if kind.group == name and not kind.shares_kv)
+        for name in _GROUP_OF_TYPE.values()
+    }
     groups = []
     if layers["window"]:
         window = checked("sliding_window", sliding_window)

@@ -1,7 +1,9 @@
 """Llama 2 and 3, SmolLM2, Mistral, Ministral, Qwen2 and Qwen3: one decoder, told apart by a few switches.
 
 Pre-norm RMSNorm, rotary grouped-query attention, gated MLP (Touvron et al., 2023). Mistral slides a window
-over every layer, Ministral over most, Qwen2 has biases on Q, K and V, Qwen3 norms queries and keys.
+over every layer, Ministral over most, Qwen2 has biases on Q, K and V, Qwen3 norms queries and keys. Any of them
+may share KV across layers: with ``use_cla`` (Tencent's name for it) `share_kv` says which layers keep KV, by
+``cla_share_factor``, and the others have no weights for K and V.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from jpaged.model_api import Attend, LayerRef, WeightSource
 
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
-from .groups import kinds_from_types, layer_groups
+from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
 from .rope import rotary_from_config
 from .stack import LayerKind
@@ -29,15 +31,26 @@ _MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3")
 def _kinds(config: Any) -> tuple[LayerKind, ...]:
     """Full attention (Llama), one window for all layers (Mistral), or as listed (Ministral, Qwen)."""
     if config.model_type in ("ministral", "qwen2", "qwen3"):
-        return kinds_from_types(config)
-    slides = config.model_type == "mistral" and config.sliding_window is not None
-    return (LayerKind("window" if slides else "full"),) * config.num_hidden_layers
+        kinds = kinds_from_types(config)
+    else:
+        slides = config.model_type == "mistral" and config.sliding_window is not None
+        kinds = (LayerKind("window" if slides else "full"),) * config.num_hidden_layers
+    return share_kv(kinds, config.cla_share_factor) if getattr(config, "use_cla", False) else kinds
 
 
 class LlamaLayer(nnx.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
 
-    def __init__(self, config: Any, heads: Heads, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: Any,
+        kind: LayerKind,
+        heads: Heads,
+        *,
+        tensor_parallel: int,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
         # Qwen2 fixes its biases in code; Mistral and Ministral have none; the others have a field for all four.
         bias = config.model_type in ("llama", "qwen3") and config.attention_bias
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -49,6 +62,7 @@ class LlamaLayer(nnx.Module):
             qkv_bias=bias or config.model_type == "qwen2",
             out_bias=bias,
             qk_norm=partial(RMSNorm, heads.head_dim, eps, dtype=dtype) if config.model_type == "qwen3" else None,
+            shares_kv=kind.shares_kv,
             dtype=dtype,
             rngs=rngs,
         )
@@ -104,7 +118,7 @@ class Llama(Decoder):
         rotary = rotary_from_config(config, head_dim)
 
         def make(kind: LayerKind, rngs: nnx.Rngs) -> LlamaLayer:
-            return LlamaLayer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+            return LlamaLayer(config, kind, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
 
         super().__init__(
             config,

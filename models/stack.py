@@ -29,10 +29,12 @@ class LayerKind:
     Attributes:
         group: the `LayerGroup` whose memory the layer uses; None if it keeps none.
         variant: whatever else changes the layer's parameters or code, e.g. ``"experts"``.
+        shares_kv: the layer keeps no KV and reads that of the last layer of its group that does.
     """
 
     group: str | None
     variant: Hashable = None
+    shares_kv: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ def segments(kinds: Sequence[Hashable]) -> tuple[Segment, ...]:
         found.append(best)
         start = best.stop
     return tuple(found)
+
+
+def _keepers(kinds: Sequence[LayerKind]) -> Counter[str | None]:
+    """How many layers of each group keep KV."""
+    return Counter(kind.group for kind in kinds if not kind.shares_kv)
 
 
 class LayerStack(nnx.Module):
@@ -118,13 +125,14 @@ class LayerStack(nnx.Module):
 
     def _run(self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend):
         """`layers`: the segment's stacks, one a place of its pattern, or all its layers."""
-        before = Counter(kind.group for kind in self.kinds[: segment.start])
-        pattern = [kind.group for kind in self.kinds[segment.start : segment.start + segment.period]]
+        before = _keepers(self.kinds[: segment.start])
+        pattern = self.kinds[segment.start : segment.start + segment.period]
+        a_repeat = _keepers(pattern)
 
         def repeat(layers: nnx.List, hidden: Array, cache: Any, number: int | Array):
-            for place, (group, layer) in enumerate(zip(pattern, layers, strict=True)):
-                index = before[group] + number * pattern.count(group) + pattern[:place].count(group)
-                ref = None if group is None else LayerRef(group, index)
+            for place, (kind, layer) in enumerate(zip(pattern, layers, strict=True)):
+                kept = before[kind.group] + number * a_repeat[kind.group] + _keepers(pattern[:place])[kind.group]
+                ref = None if kind.group is None else LayerRef(kind.group, kept - kind.shares_kv)
                 hidden, cache = layer(hidden, shared, cache, ref, attend)
             return hidden, cache
 

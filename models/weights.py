@@ -76,25 +76,27 @@ def fuse_qkv(
     """q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in the columns of one matrix.
 
     The result is [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V. Biases
-    come and go without the embed dimension. With `rotates_neighbours` the rows of each head of q and k are reordered,
+    come and go without the embed dimension. Of layers that read another's KV there is only q, and the result is
+    [embed, kv_heads * q_per_kv * head_dim]. With `rotates_neighbours` the rows of each head of q and k are reordered,
     the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same.
     """
     evens_first = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
     order = evens_first if rotates_neighbours else slice(None)
 
-    def convert(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    def convert(q: np.ndarray, *kv_pair: np.ndarray) -> np.ndarray:
         embed = q.shape[1:]
         q = q.reshape(num_heads, head_dim, *embed)[:, order]
-        k = k.reshape(num_kv_heads, head_dim, *embed)[:, order]
-        v = v.reshape(num_kv_heads, head_dim, *embed)
-        fused = np.zeros((layout.kv_heads, layout.q_per_kv + 2, head_dim, *embed), q.dtype)
+        pair = [a.reshape(num_kv_heads, head_dim, *embed) for a in kv_pair]
+        if pair:
+            pair[0] = pair[0][:, order]
+        fused = np.zeros((layout.kv_heads, layout.q_per_kv + len(pair), head_dim, *embed), q.dtype)
         for slot, (kv, heads) in enumerate(zip(layout.kv_of_slot, layout.q_of_slot, strict=True)):
             for place, head in enumerate(heads):
                 if head >= 0:
                     fused[slot, place] = q[head]
             if kv >= 0:
-                fused[slot, -2] = k[kv]
-                fused[slot, -1] = v[kv]
+                for row, stored in enumerate(pair, start=layout.q_per_kv):
+                    fused[slot, row] = stored[kv]
         return fused.reshape(-1, *embed).T
 
     return convert

@@ -71,8 +71,8 @@ def _attend(
     pool: Pool,
     layer: LayerRef,
     q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"] | None,
+    v: Float[Array, "tokens kv_heads head_dim"] | None,
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -82,9 +82,10 @@ def _attend(
     """The engine's side of `jpaged.model_api.Attend`: each shard attends with its own heads over its own blocks."""
     group = spec.group_index[layer.group]
 
-    def on_shard(pool, index, q, k, v, table, slots, query_starts, kv_lens):
+    def on_shard(pool, index, q, kv, table, slots, query_starts, kv_lens):
         view = pool.reshape(spec.views[group])
-        view = kv_write(view, index, k, v, slots, impl=impl)
+        if kv:
+            view = kv_write(view, index, *kv, slots, impl=impl)
         out = paged_attention(
             q,
             view,
@@ -105,12 +106,13 @@ def _attend(
     sharded = jax.shard_map(
         on_shard,
         mesh=mesh,
-        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, heads, whole, whole, whole, whole),
+        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, whole, whole, whole, whole),
         out_specs=(PartitionSpec(TENSOR_AXIS), heads),
         check_vma=False,
     )
     index = jnp.asarray(layer.index, jnp.int32)
-    return sharded(pool, index, q, k, v, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens)
+    kv = () if k is None else (k, v)
+    return sharded(pool, index, q, kv, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens)
 
 
 def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None) -> jax.stages.Wrapped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from shared_kv_llama import SharedKVLlama
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
@@ -89,6 +90,16 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         **{**_QWEN, "head_dim": 16}, use_sliding_window=True, sliding_window=7, max_window_layers=2
     ),
     "qwen3": Qwen3Config(**{**_QWEN, "head_dim": 64}, tie_word_embeddings=True),
+    "llama-shared-kv": _llama(num_hidden_layers=5, use_cla=True, cla_share_factor=3),
+    "ministral-shared-kv": MinistralConfig(
+        **{**_SIZES, "num_hidden_layers": 8, "head_dim": 64},
+        tie_word_embeddings=False,
+        sliding_window=7,
+        layer_types=[*["sliding_attention"] * 3, "full_attention"] * 2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        use_cla=True,
+        cla_share_factor=2,
+    ),
     "opt": _opt(),
     "opt-projected": _opt(do_layer_norm_before=False, word_embed_proj_dim=40),
     "opt-plain": _opt(
@@ -132,14 +143,18 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
 """Name of a checkpoint -> its config."""
 
 
-def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedModel:
+def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedModel | SharedKVLlama:
     """Saves the random checkpoint `name` under `path`; returns the float32 model it was saved from.
 
     Weights are wider than transformers' initialization, and norms and biases are random too, so that logits
     differ between tokens by about one and no parameter can be left out unnoticed.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CHECKPOINTS[name], attn_implementation="eager", dtype=torch.float32)
+    config = CHECKPOINTS[name]
+    if getattr(config, "use_cla", False):
+        model = SharedKVLlama(config)
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if weight.ndim > 1:

@@ -50,11 +50,18 @@ def load(path: Path | str, **options) -> CausalLM:
 
 
 def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable:
-    """An `Attend` for one whole sequence; its cache counts calls, to show that it is threaded through."""
+    """An `Attend` for one whole sequence; its cache has each layer's K and V and counts the writes, to show that it
+    is threaded through."""
     limits = {group.name: group for group in groups}
     ahead = positions[:, None] - positions[None, :]
 
     def attend(cache, layer, q, k, v, *, scale, soft_cap=None):
+        mine = cache[layer.group]
+        if k is None:
+            k, v = mine["k"][layer.index], mine["v"][layer.index]
+        else:
+            stored = {"k": mine["k"].at[layer.index].set(k), "v": mine["v"].at[layer.index].set(v)}
+            cache = cache | {layer.group: stored | {"writes": mine["writes"].at[layer.index].add(1)}}
         scores = jnp.einsum("tkqd,skd->kqts", q, k, preferred_element_type=jnp.float32) * scale
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
@@ -65,15 +72,20 @@ def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable
         if chunk is not None:
             seen &= positions[:, None] // chunk == positions // chunk
         share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-        cache = cache | {layer.group: cache[layer.group].at[layer.index].add(1)}
         return cache, jnp.einsum("kqts,skd->tkqd", share, v.astype(jnp.float32)).astype(q.dtype)
 
     return attend
 
 
-def empty_cache(model: CausalLM) -> dict[str, jax.Array]:
-    """Calls of each layer of each group, zero so far."""
-    return {group.name: jnp.zeros(len(group.layers), jnp.int32) for group in model.layer_groups}
+def empty_cache(model: CausalLM, tokens: int, dtype: jnp.dtype) -> dict[str, dict[str, jax.Array]]:
+    """K and V of each layer of each group, and how often they were written: not yet."""
+
+    def empty(group: LayerGroup) -> dict[str, jax.Array]:
+        layers = len(group.layers)
+        kv = jnp.full((layers, tokens, group.kv_heads, group.head_dim), jnp.nan, dtype)
+        return {"k": kv, "v": kv, "writes": jnp.zeros(layers, jnp.int32)}
+
+    return {group.name: empty(group) for group in model.layer_groups}
 
 
 def run_dense(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
@@ -85,10 +97,11 @@ def run_dense(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
         model = nnx.merge(graph, params)
         positions = jnp.arange(tokens.shape[0])
         attend = dense_attend(model.layer_groups, positions)
-        hidden, calls = model(tokens, positions, empty_cache(model), attend)
-        return model.logits(hidden), calls
+        cache = empty_cache(model, len(positions), jax.tree.leaves(params)[0].dtype)
+        hidden, cache = model(tokens, positions, cache, attend)
+        return model.logits(hidden), {name: group["writes"] for name, group in cache.items()}
 
-    logits, calls = forward(graph, params, jnp.asarray(tokens))
-    for name, count in calls.items():
-        assert (count == 1).all(), f"layers of group {name} were called {count} times"
+    logits, writes = forward(graph, params, jnp.asarray(tokens))
+    for name, count in writes.items():
+        assert (count == 1).all(), f"layers of group {name} were written {count} times"
     return np.asarray(logits)

@@ -35,7 +35,7 @@ def main(path: str, stacked: bool) -> dict:
         model = nnx.merge(graph, params)
         positions = jnp.arange(tokens.shape[0])
         attend = dense_attend(model.layer_groups, positions)
-        return model.logits(model(tokens, positions, empty_cache(model), attend)[0])
+        return model.logits(model(tokens, positions, empty_cache(model, len(tokens), jnp.float32), attend)[0])
 
     tokens = np.arange(3, 20)
     by_vocab = NamedSharding(mesh, P(None, TENSOR_AXIS))

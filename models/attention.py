@@ -97,9 +97,7 @@ class Attention(nnx.Module):
             fused = fused + self.qkv_bias[...]
         layout = self.heads.layout
         # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
-        fused = jax.lax.optimization_barrier(fused).reshape(
-            x.shape[0], layout.kv_heads, -1, self.heads.head_dim
-        )
+        fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
         q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
         k = None if self.shares_kv else self._placed(fused[:, :, -2], self.k_norm, tables)
         v = None if self.shares_kv else fused[:, :, -1]

@@ -85,7 +85,8 @@ def _attend(
     def on_shard(pool, index, q, kv, table, slots, query_starts, kv_lens):
         view = pool.reshape(spec.views[group])
         if kv:
-            view = kv_write(view, index, *kv, slots, impl=impl)
+            new_k, new_v = kv
+            view = kv_write(view, index, new_k, new_v, slots, impl=impl)
         out = paged_attention(
             q,
             view,

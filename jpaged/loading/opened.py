@@ -13,9 +13,10 @@ from jpaged.loading.gguf_weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.orbax import OrbaxWeights
 from jpaged.loading.readers import TensorReader
-from jpaged.loading.registry import model_class
+from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import Source, resolve_source
+from jpaged.loading.text_part import TextPart
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -46,13 +47,33 @@ def open_model(name: str | Path) -> OpenedModel:
     config, family = described(source.path)
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
-    return OpenedModel(source, config, family, SafetensorsWeights(source.path))
+    weights = SafetensorsWeights(source.path)
+    if not _is_multimodal(_fields(source.path)):
+        return OpenedModel(source, config, family, weights)
+    text = TextPart(weights)
+    config.tie_word_embeddings = not text.has_head
+    return OpenedModel(source, config, family, text)
 
 
 def described(folder: Path) -> tuple[PretrainedConfig, type[Any]]:
-    """A folder's config and family, which is looked up first, for a clearer error than transformers'."""
-    described = json.loads((folder / "config.json").read_text())
-    if "model_type" not in described:
-        raise ValueError(f"{folder / 'config.json'} names no model_type")
-    family = model_class(described["model_type"])
+    """A folder's config and family, which is looked up first, for a clearer error than transformers'.
+
+    Of a multimodal model those of its text model.
+    """
+    fields = _fields(folder)
+    if _is_multimodal(fields):
+        config = transformers().AutoConfig.from_pretrained(folder).get_text_config()
+        return config, model_class(config.model_type)
+    family = model_class(fields["model_type"])
     return transformers().AutoConfig.from_pretrained(folder), family
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    fields = json.loads((folder / "config.json").read_text())
+    if "model_type" not in fields:
+        raise ValueError(f"{folder / 'config.json'} names no model_type")
+    return fields
+
+
+def _is_multimodal(fields: dict[str, Any]) -> bool:
+    return fields["model_type"] not in model_types() and "text_config" in fields

@@ -40,12 +40,13 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
 def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ...]:
     """Ids that end a generation, the tokenizer's own first; empty when the source names none.
 
-    A folder's generation_config.json decides, then its config.json.
+    A folder's generation_config.json decides, then its config.json, then the text model's part of that.
     """
     if source.kind == "gguf":
         return eos_ids_from_gguf(gguf or GGUFFile(source.path))
-    for name in ("generation_config.json", "config.json"):
-        ids = _json(source.path / name).get("eos_token_id")
+    config = _json(source.path / "config.json")
+    for described in (_json(source.path / "generation_config.json"), config, config.get("text_config", {})):
+        ids = described.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()

@@ -27,6 +27,8 @@ SMALL_POOL = {
     "gemma3": 12,
     "cohere2": 20,
     "llama4": 20,
+    "llama-shared-kv": 40,
+    "ministral-shared-kv": 20,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
 

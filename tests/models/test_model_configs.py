@@ -141,6 +141,11 @@ def test_layer_groups_follow_the_layer_types():
         LayerGroup("window", (2, 3), 2, 16, 7),
         LayerGroup("full", (0, 1), 2, 16),
     )
+    assert abstract(CHECKPOINTS["llama-shared-kv"]).layer_groups == (LayerGroup("full", (0, 3), 2, 48),)
+    assert abstract(CHECKPOINTS["ministral-shared-kv"]).layer_groups == (
+        LayerGroup("window", (0, 2, 5), 2, 64, 7),
+        LayerGroup("full", (3,), 2, 64),
+    )
     assert abstract(CHECKPOINTS["mistral-window"]).layer_groups == (LayerGroup("window", (0, 1, 2), 2, 48, 7),)
     assert abstract(CHECKPOINTS["qwen2"]).layer_groups == (LayerGroup("full", (0, 1, 2, 3), 2, 16),)
 
@@ -158,6 +163,7 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("llama", "rope_parameters", {"rope_type": "longrope", "rope_theta": 1e4}),
         ("llama", "rope_parameters", {"partial_rotary_factor": 0.5, "rope_theta": 1e4}),
         ("llama", "head_dim", 15),
+        ("llama-shared-kv", "cla_share_factor", 0),
         ("mistral-window", "sliding_window", 0),
         ("qwen2-window", "sliding_window", None),
         ("qwen2", "layer_types", ["full_attention"]),

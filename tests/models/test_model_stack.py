@@ -78,6 +78,25 @@ def test_scanned_layers_use_the_same_cache_rows_as_unrolled_ones(pattern):
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), cache, want_cache)
 
 
+def test_layers_that_share_kv_are_given_the_row_of_the_last_that_keeps_it():
+    kinds = [LayerKind(group, shares_kv=group.islower()) for group in "LLGLlGgl" * 2]
+    kinds = [LayerKind(kind.group.upper(), shares_kv=kind.shares_kv) for kind in kinds]
+    rows = {}
+    for stacked in (False, True):
+        rows[stacked] = []
+        stack = LayerStack(kinds, lambda kind, rngs: Toy(rngs), stacked=stacked, rngs=nnx.Rngs(0))
+
+        def note(cache, ref, hidden, seen=rows[stacked]):
+            jax.debug.callback(lambda index, group=ref.group: seen.append((group, int(index))), ref.index, ordered=True)
+            return cache
+
+        jax.block_until_ready(stack(jnp.ones(3), jnp.float32(0.1), jnp.zeros(1), note))
+        jax.effects_barrier()
+    first = [("L", 0), ("L", 1), ("G", 0), ("L", 2), ("L", 2), ("G", 1), ("G", 1), ("L", 2)]
+    second = [("L", 3), ("L", 4), ("G", 2), ("L", 5), ("L", 5), ("G", 3), ("G", 3), ("L", 5)]
+    assert rows[False] == rows[True] == first + second
+
+
 def test_stacked_layers_start_from_different_random_weights():
     stack = LayerStack(kinds_of("LLL"), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
     weight = stack.layer(2).weight[...]

@@ -1,0 +1,114 @@
+"""Multimodal checkpoints are loaded as their text model, under either naming of tensors."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import CHECKPOINTS
+from dense_model import run_dense
+from flax import nnx
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
+
+from jpaged.loading import load_model
+from jpaged.loading.source import Source
+from jpaged.loading.tokenizer import eos_token_ids
+
+TOKENS = np.random.default_rng(0).integers(3, 200, 30)
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIGHT = {**EYES, "image_size": 28, "patch_size": 14}
+
+
+def _text(name):
+    """A tiny text model's config, as it is written inside another."""
+    return CHECKPOINTS[name].to_dict()
+
+
+MULTIMODAL = {
+    "gemma3": (
+        Gemma3ForConditionalGeneration,
+        Gemma3Config(text_config=_text("gemma3"), vision_config=SIGHT, image_token_id=205, mm_tokens_per_image=4),
+    ),
+    "llama4": (
+        Llama4ForConditionalGeneration,
+        Llama4Config(
+            text_config=_text("llama4"),
+            vision_config={**SIGHT, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16},
+            image_token_index=205,
+        ),
+    ),
+    "mistral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config(
+            text_config=_text("mistral-window"),
+            vision_config={**SIGHT, "model_type": "pixtral", "head_dim": 8},
+            image_token_index=205,
+            tie_word_embeddings=False,
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MULTIMODAL)
+def multimodal(request, tmp_path_factory):
+    """(folder, transformers' logits of a text)."""
+    family, config = MULTIMODAL[request.param]
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = family(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, weight.shape[1] ** -0.5)
+        logits = model(input_ids=torch.tensor(TOKENS)[None]).logits[0].numpy()
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return folder, logits
+
+
+def logits_of(folder):
+    loaded = load_model(folder, dtype="float32")
+    return run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)
+
+
+def test_text_is_computed_as_the_whole_model_computes_it(multimodal, caplog):
+    folder, expected = multimodal
+    with caplog.at_level(logging.WARNING, "jpaged"):
+        np.testing.assert_allclose(logits_of(folder), expected, atol=1e-4, rtol=0)
+    assert not caplog.records, "tensors of other parts are none that were forgotten"
+
+
+def test_the_other_naming_is_read_too(multimodal, tmp_path):
+    folder, expected = multimodal
+    tensors = load_file(folder / "model.safetensors")
+    old = any(name.startswith("language_model.") for name in tensors)
+    names = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
+    if not old:
+        names = {new: was for was, new in names.items()}
+    for prefix, other in names.items():
+        tensors = {other + n.removeprefix(prefix) if n.startswith(prefix) else n: t for n, t in tensors.items()}
+    assert old != any(name.startswith("language_model.") for name in tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    np.testing.assert_allclose(logits_of(tmp_path), expected, atol=1e-4, rtol=0)
+
+
+def test_end_of_sequence_is_the_text_models(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [1, 106]}}))
+    assert eos_token_ids(Source("it", "safetensors", tmp_path)) == (1, 106)
+
+
+def test_a_checkpoint_without_a_text_model_is_named(multimodal, tmp_path):
+    save_file({"vision_tower.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((multimodal[0] / "config.json").read_text())
+    with pytest.raises(ValueError, match="no tensor begins with language_model"):
+        load_model(tmp_path)

@@ -127,6 +127,24 @@ def memory(
         (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")
 
 
+@app.command()
+def memory_real(
+    num_requests: Annotated[int, typer.Option(min=2, help="Requests, all sent at once: 256 tokens in, 128 out.")] = 24,
+    pool_mib: Annotated[int, typer.Option(min=1, help="MiB of KV memory.")] = 36,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, prompts and lengths.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
+) -> None:
+    """A Gemma-3-shaped random model in one pool size: the largest page for all layers against jpaged's layer groups."""
+    from jpaged.benchmarks import memory_real as real
+
+    with bad_parameters():
+        runs = real.run(num_requests, pool_mib, seed, say=typer.echo)
+    typer.echo(real.table(runs))
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        (docs / "memory_real.md").write_text(real.page(runs, "jpaged bench memory-real"), encoding="utf-8")
+
+
 def _check_plots(docs: Path | None) -> None:
     """Refuses `--docs` where nothing can be drawn, before minutes of measuring are lost."""
     if docs is not None and find_spec("matplotlib") is None:

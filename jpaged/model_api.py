@@ -71,6 +71,7 @@ class LayerRef:
 class Attend(Protocol):
     """Writes this step's K and V into the paged cache and attends over each token's own sequence.
 
+    `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
@@ -87,6 +88,7 @@ class Attend(Protocol):
         *,
         scale: float,
         soft_cap: float | None = None,
+        sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
 
 

@@ -52,7 +52,7 @@ class Attention(nnx.Module):
 
     Parameters: qkv [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V, of a layer
     that shares another's KV the queries only; out [kv_heads * q_per_kv * head_dim, embed]; their biases; norms over
-    head_dim, before rotation.
+    head_dim, before rotation; sinks [kv_heads * q_per_kv].
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Attention(nnx.Module):
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
         shares_kv: bool = False,
+        sinks: bool = False,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
@@ -77,6 +78,7 @@ class Attention(nnx.Module):
         self.out_bias = zeros_param((embed,), dtype) if out_bias else None
         self.q_norm = None if qk_norm is None else qk_norm()
         self.k_norm = None if qk_norm is None or shares_kv else qk_norm()
+        self.sinks = zeros_param((slots * share,), dtype) if sinks else None
         self.shares_kv = shares_kv
         self.heads = heads
         self.scale = scale
@@ -103,7 +105,8 @@ class Attention(nnx.Module):
         v = None if self.shares_kv else fused[:, :, -1]
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
-        cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap)
+        sinks = None if self.sinks is None else self.sinks[...].reshape(layout.kv_heads, layout.q_per_kv)
+        cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks)
         out = dot(mixed.astype(x.dtype).reshape(x.shape[0], -1), self.out[...])
         return (out if self.out_bias is None else out + self.out_bias[...]), cache
 
@@ -134,6 +137,9 @@ class Attention(nnx.Module):
         for param, tensors, kind, how, partition in sources:
             if getattr(self, param) is not None:
                 yield WeightSource((*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer)
+        if self.sinks is not None:
+            by_slot = convert.place_heads(heads.layout)
+            yield WeightSource((*path, "sinks"), (f"{name}.sinks",), by_slot, P(TENSOR_AXIS), layer)
         for attribute in ("q_norm", "k_norm"):
             if (norm := getattr(self, attribute)) is not None:
                 yield from norm.weights((*path, attribute), f"{name}.{attribute}", layer)

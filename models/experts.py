@@ -48,14 +48,11 @@ class Experts(nnx.Module):
     def __call__(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
         scores, chosen = jax.lax.top_k(dot(x, self.router[...]), self.per_token)
         share = jax.nn.sigmoid(scores.astype(jnp.float32)).astype(x.dtype).reshape(-1)
-        chosen = chosen.reshape(-1)
-        order = jnp.argsort(chosen)
-        token = order // self.per_token
-        counts = jnp.bincount(chosen, length=self.experts)
-        both = _grouped_dot(x[token] * share[order, None], self.gate_up[...], counts)
+        order, token, counts = by_expert(chosen, self.experts)
+        both = grouped_dot(x[token] * share[order, None], self.gate_up[...], counts)
         gate, up = jnp.split(both.reshape(len(token), self.shards, -1), 2, axis=-1)
         inner = (ACTIVATIONS[self.activation](gate) * up).reshape(len(token), -1)
-        return jnp.zeros_like(x).at[token].add(_grouped_dot(inner, self.down[...], counts))
+        return jnp.zeros_like(x).at[token].add(grouped_dot(inner, self.down[...], counts))
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Tensors ``{name}.router.weight``, ``{name}.experts.gate_up_proj`` and ``{name}.experts.down_proj``."""
@@ -70,7 +67,28 @@ class Experts(nnx.Module):
             yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer)
 
 
-def _grouped_dot(
+def by_expert(
+    chosen: Int[Array, "tokens per_token"], experts: int
+) -> tuple[Int[Array, " rows"], Int[Array, " rows"], Int[Array, " experts"]]:
+    """The pairs of a token and one of its experts, sorted by expert: their places in `chosen`, their tokens, and how
+    many each expert has."""
+    chosen, per_token = chosen.reshape(-1), chosen.shape[1]
+    order = jnp.argsort(chosen)
+    return order, order // per_token, jnp.bincount(chosen, length=experts)
+
+
+def rows_of_expert(
+    table: Float[Array, "experts outputs"] | Bank, expert: Int[Array, " rows"]
+) -> Float[Array, "rows outputs"]:
+    """Each row's expert's entry, such as its bias."""
+
+    def pick(expert: Array, table: Array) -> Array:
+        return table[expert]
+
+    return table.multiply(pick, expert) if isinstance(table, Bank) else pick(expert, table)
+
+
+def grouped_dot(
     x: Float[Array, "rows inputs"],
     weight: Float[Array, "experts inputs outputs"] | Bank,
     counts: Int[Array, " experts"],

@@ -70,6 +70,17 @@ def split_gate_up(width: int, shards: int) -> Converter:
     return convert
 
 
+def split_alternating(width: int, shards: int) -> Converter:
+    """The same where gate and up columns alternate; biases, [experts, columns], -> [experts, 2 * width]."""
+    split = split_gate_up(width, shards)
+
+    def convert(both: np.ndarray) -> np.ndarray:
+        apart = np.concatenate([both[..., ::2], both[..., 1::2]], axis=-1)
+        return split(apart) if both.ndim == 3 else split(apart[:, None])[:, 0]
+
+    return convert
+
+
 def fuse_qkv(
     layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: int, *, rotates_neighbours: bool = False
 ) -> Converter:
@@ -100,6 +111,12 @@ def fuse_qkv(
         return fused.reshape(-1, *embed).T
 
     return convert
+
+
+def place_heads(layout: HeadLayout) -> Converter:
+    """A number a query head, [num_heads] -> [kv_heads * q_per_kv], zero for padding heads."""
+    heads = np.array(layout.q_of_slot).reshape(-1)
+    return lambda by_head: np.where(heads < 0, 0, by_head[heads]).astype(by_head.dtype)
 
 
 def split_out(layout: HeadLayout, num_heads: int, head_dim: int) -> Converter:

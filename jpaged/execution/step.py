@@ -76,13 +76,14 @@ def _attend(
     *,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None,
     impl: Impl | None,
 ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
     """The engine's side of `jpaged.model_api.Attend`: each shard attends with its own heads over its own blocks."""
     group = spec.group_index[layer.group]
 
-    def on_shard(pool, index, q, kv, table, slots, query_starts, kv_lens):
+    def on_shard(pool, index, q, kv, sinks, table, slots, query_starts, kv_lens):
         view = pool.reshape(spec.views[group])
         if kv:
             new_k, new_v = kv
@@ -98,6 +99,7 @@ def _attend(
             soft_cap=soft_cap,
             sliding_window=spec.groups[group].sliding_window,
             chunk_size=spec.groups[group].chunk_size,
+            sinks=sinks,
             max_query_len=max_query_len,
             impl=impl,
         )
@@ -107,13 +109,14 @@ def _attend(
     sharded = jax.shard_map(
         on_shard,
         mesh=mesh,
-        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, whole, whole, whole, whole),
+        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, PartitionSpec(TENSOR_AXIS), *(whole,) * 4),
         out_specs=(PartitionSpec(TENSOR_AXIS), heads),
         check_vma=False,
     )
     index = jnp.asarray(layer.index, jnp.int32)
     kv = () if k is None else (k, v)
-    return sharded(pool, index, q, kv, batch.tables[group], batch.slots[group], batch.query_starts, batch.kv_lens)
+    tables, slots = batch.tables[group], batch.slots[group]
+    return sharded(pool, index, q, kv, sinks, tables, slots, batch.query_starts, batch.kv_lens)
 
 
 def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None) -> jax.stages.Wrapped:

@@ -31,6 +31,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -51,6 +52,8 @@ def paged_attention(
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
+        sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS). With them
+            the XLA version runs in place of a Pallas one.
         max_query_len: static promise on the longest query run; 1 = decode only.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
@@ -59,6 +62,9 @@ def paged_attention(
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
+    sunk = {} if sinks is None else {"sinks": sinks}
+    if sunk and chosen not in ("reference", "xla"):
+        chosen = "xla"
     args = (q, view, layer, block_tables, query_starts, kv_lens)
     if chosen == "reference":
         run = reference.paged_attention
@@ -79,4 +85,5 @@ def paged_attention(
         sliding_window=sliding_window,
         chunk_size=chunk_size,
         max_query_len=max_query_len,
+        **sunk,
     )

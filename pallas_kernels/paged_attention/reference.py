@@ -21,6 +21,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`."""
@@ -51,7 +52,12 @@ def paged_attention(
     mask = seen[:, None, None, :]
     scores = jnp.where(mask, scores, -jnp.inf)
     top = jnp.max(scores, axis=-1, keepdims=True)
+    if sinks is not None:
+        sink = sinks.astype(jnp.float32)[..., None]
+        top = jnp.maximum(top, sink)
     weights = jnp.where(mask, jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0)), 0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total += jnp.exp(sink - top)
     weights /= jnp.where(total > 0, total, 1)  # a query that sees nothing gives 0
     return jnp.einsum("thgk,tkhd->thgd", weights, v, precision="highest").astype(q.dtype)

@@ -35,6 +35,7 @@ class _Problem(NamedTuple):
     kv_lens: Int[Array, " seqs"]
     soft_cap: float | None
     reach: Reach
+    sinks: Float[Array, "kv_heads q_per_kv"] | None
 
 
 def paged_attention(
@@ -49,6 +50,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`."""
@@ -56,7 +58,7 @@ def paged_attention(
     width = padded_head_dim(head_dim)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
     reach = Reach(sliding_window, chunk_size)
-    problem = _Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, reach)
+    problem = _Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, reach, sinks)
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
@@ -135,11 +137,7 @@ def _decode(
             jnp.where(mine[..., None], values[at], 0.0),
         )
 
-    blank = (
-        jnp.full((seqs, kv_heads, q_per_kv), _NEVER),
-        jnp.zeros((seqs, kv_heads, q_per_kv)),
-        jnp.zeros((seqs, kv_heads, q_per_kv, width)),
-    )
+    blank = _blank(problem.sinks, (seqs, kv_heads, q_per_kv), width)
     _, total, out = lax.fori_loop(0, counts.max(), join, blank)
     return out / jnp.where(total > 0, total, 1.0)[..., None]
 
@@ -186,11 +184,8 @@ def _prefill(
             return _merge(state, top, weights.sum(axis=2), jnp.concatenate(parts, axis=-1))
 
         rows = tile * q_per_kv
-        blank = (
-            jnp.full((kv_heads, rows), _NEVER),
-            jnp.zeros((kv_heads, rows)),
-            jnp.zeros((kv_heads, rows, width)),
-        )
+        sinks = None if problem.sinks is None else jnp.tile(problem.sinks, (1, tile))
+        blank = _blank(sinks, (kv_heads, rows), width)
         _, total, values = lax.fori_loop(first, (stop + span - 1) // span, one_span, blank)
         values = values / jnp.where(total > 0, total, 1.0)[..., None]
         values = values.reshape(kv_heads, tile, q_per_kv, width).transpose(1, 0, 2, 3)
@@ -243,6 +238,14 @@ def _scores(
 
 def _cap(scores: Array, soft_cap: float | None) -> Array:
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def _blank(sinks: Array | None, shape: tuple[int, ...], width: int) -> tuple[Array, Array, Array]:
+    """The softmax of queries that saw no key yet: the sinks, which broadcast to their `shape`, have all of it."""
+    values = jnp.zeros((*shape, width))
+    if sinks is None:
+        return jnp.full(shape, _NEVER), jnp.zeros(shape), values
+    return jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape), values
 
 
 def _merge(state: tuple[Array, Array, Array], top: Array, total: Array, values: Array) -> tuple[Array, Array, Array]:

@@ -27,6 +27,7 @@ SMALL_POOL = {
     "gemma3": 12,
     "cohere2": 20,
     "llama4": 20,
+    "gpt_oss": 20,
     "llama-shared-kv": 40,
     "ministral-shared-kv": 20,
 }

@@ -11,6 +11,7 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
     MinistralConfig,
@@ -92,7 +93,7 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**{**_QWEN, "head_dim": 64}, tie_word_embeddings=True),
     "llama-shared-kv": _llama(num_hidden_layers=5, use_cla=True, cla_share_factor=3),
     "ministral-shared-kv": MinistralConfig(
-        **{**_SIZES, "num_hidden_layers": 8, "head_dim": 64},
+        **{**_SIZES, "num_hidden_layers": 8},
         tie_word_embeddings=False,
         sliding_window=7,
         layer_types=[*["sliding_attention"] * 3, "full_attention"] * 2,
@@ -130,6 +131,20 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         logit_scale=0.9,
         attention_bias=True,
     ),
+    "gpt_oss": GptOssConfig(
+        **{**_SIZES, "num_hidden_layers": 5, "head_dim": 64},
+        sliding_window=7,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_limit=1.5,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    ),
     "llama4": Llama4TextConfig(
         **{**_SIZES, "num_hidden_layers": 8, "head_dim": 64},
         intermediate_size_mlp=101,
@@ -154,7 +169,8 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedMod
     if getattr(config, "use_cla", False):
         model = SharedKVLlama(config)
     else:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **plain)
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if weight.ndim > 1:

@@ -55,7 +55,7 @@ def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable
     limits = {group.name: group for group in groups}
     ahead = positions[:, None] - positions[None, :]
 
-    def attend(cache, layer, q, k, v, *, scale, soft_cap=None):
+    def attend(cache, layer, q, k, v, *, scale, soft_cap=None, sinks=None):
         mine = cache[layer.group]
         if k is None:
             k, v = mine["k"][layer.index], mine["v"][layer.index]
@@ -71,7 +71,11 @@ def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable
             seen &= ahead < window
         if chunk is not None:
             seen &= positions[:, None] // chunk == positions // chunk
-        share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        scores = jnp.where(seen, scores, -jnp.inf)
+        if sinks is not None:
+            column = jnp.broadcast_to(sinks[..., None, None], (*scores.shape[:-1], 1))
+            scores = jnp.concatenate([scores, column], axis=-1)
+        share = jax.nn.softmax(scores, axis=-1)[..., : len(positions)]
         return cache, jnp.einsum("kqts,skd->tkqd", share, v.astype(jnp.float32)).astype(q.dtype)
 
     return attend

@@ -11,6 +11,7 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
     MinistralConfig,
@@ -98,6 +99,7 @@ PUBLISHED = {
         ),
         8_028_033_024,
     ),
+    "GPT-OSS-20B": (GptOssConfig(num_hidden_layers=24, num_local_experts=32), 20_914_757_184),
     "Llama-4-Scout": (Llama4TextConfig(), 107_769_861_120),
     "Ministral-8B": (
         MinistralConfig(
@@ -143,8 +145,8 @@ def test_layer_groups_follow_the_layer_types():
     )
     assert abstract(CHECKPOINTS["llama-shared-kv"]).layer_groups == (LayerGroup("full", (0, 3), 2, 48),)
     assert abstract(CHECKPOINTS["ministral-shared-kv"]).layer_groups == (
-        LayerGroup("window", (0, 2, 5), 2, 64, 7),
-        LayerGroup("full", (3,), 2, 64),
+        LayerGroup("window", (0, 2, 5), 2, 48, 7),
+        LayerGroup("full", (3,), 2, 48),
     )
     assert abstract(CHECKPOINTS["mistral-window"]).layer_groups == (LayerGroup("window", (0, 1, 2), 2, 48, 7),)
     assert abstract(CHECKPOINTS["qwen2"]).layer_groups == (LayerGroup("full", (0, 1, 2, 3), 2, 16),)
@@ -178,6 +180,8 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("cohere2", "use_parallel_block", False),
         ("cohere2", "use_qk_norm", True),
         ("cohere2", "rotary_pct", 0.5),
+        ("gpt_oss", "layer_types", ["chunked_attention"] * 5),
+        ("gpt_oss", "sliding_window", None),
         ("llama4", "hidden_act", "mish"),
         ("llama4", "attention_chunk_size", None),
         ("llama4", "no_rope_layers", [1] * 8),
@@ -195,7 +199,7 @@ def test_an_unsupported_field_is_named(name, field, value):
         abstract(config)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text", "cohere2", "llama4_text"])
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text", "cohere2", "gpt_oss", "llama4_text"])
 def test_a_config_of_another_model_type_is_refused(name):
     from dense_model import family
 

@@ -29,6 +29,7 @@ class Case:
     sliding_window: int | None = None
     chunk_size: int | None = None
     max_query_len: int | None = None
+    sinks: bool = False
 
     @property
     def blocks(self) -> int:
@@ -37,7 +38,13 @@ class Case:
     @property
     def options(self) -> dict:
         names = ("soft_cap", "sliding_window", "chunk_size", "max_query_len")
-        return {"scale": self.head_dim**-0.5} | {name: getattr(self, name) for name in names}
+        sinks = {"sinks": self.sink_logits} if self.sinks else {}
+        return {"scale": self.head_dim**-0.5} | {name: getattr(self, name) for name in names} | sinks
+
+    @property
+    def sink_logits(self) -> np.ndarray:
+        """One a query head, from hardly any share of the softmax to nearly all of it."""
+        return np.linspace(-3, 6, self.kv_heads * self.q_per_kv, dtype=np.float32).reshape(self.kv_heads, -1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,9 @@ def dense_attention(case: Case, batch: Batch) -> np.ndarray:
         if case.soft_cap is not None:
             scores = case.soft_cap * np.tanh(scores / case.soft_cap)
         scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - top)
+        sink = np.exp(case.sink_logits[:, :, None, None] - top) if case.sinks else 0
+        weights /= weights.sum(-1, keepdims=True) + sink
         out[mine] = np.einsum("hgqk,khd->qhgd", weights, v)
     return out

@@ -25,6 +25,8 @@ CASES = {
     "small blocks": Case(block_size=8, pages=24, sliding_window=70),
     "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
     "chunks of several blocks": Case(chunk_size=50, head_dim=64),
+    "sinks and a window, odd group": Case(q_per_kv=3, sliding_window=40, sinks=True),
+    "decode only, sinks": Case(tokens=4, max_query_len=1, head_dim=64, sinks=True),
     "decode only, chunks": Case(tokens=4, max_query_len=1, chunk_size=150),
     "decode only": Case(tokens=4, max_query_len=1, q_per_kv=7, dtype="bfloat16"),
 }

@@ -114,8 +114,9 @@ def page(text: str, sources: Sequence[str]) -> str:
     return f"""# Where KV memory goes
 
 Made by `jpaged bench memory --docs docs` with these requests: {"; ".join(sources)}. The allocator and the scheduler
-are the real ones; the device computes nothing. Shapes are published numbers (`jpaged/benchmarks/memory_shapes.py`), no
-weights. All requests are sent at once, and shares are averaged over the steps in which requests wait.
+are the real ones; the device computes nothing ([memory_real.md](memory_real.md) has a run in which it does). Shapes
+are published numbers (`jpaged/benchmarks/memory_shapes.py`), no weights. All requests are sent at once, and shares are
+averaged over the steps in which requests wait.
 
 - **tokens**: state that next tokens will read. **reserved**: kept for tokens that will come. **internal**: held, never
   to be read. **external**: in nobody's hands although requests wait; it includes the rounding of buddy regions, which

@@ -7,6 +7,7 @@ Each module holds a function of that name with the same arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def paged_attention(
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS). With them
-            the XLA version runs in place of a Pallas one.
+            the XLA version runs where a faster one would.
         max_query_len: static promise on the longest query run; 1 = decode only.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
@@ -66,6 +67,7 @@ def paged_attention(
     if sunk and chosen not in ("reference", "xla"):
         chosen = "xla"
     args = (q, view, layer, block_tables, query_starts, kv_lens)
+    run: Callable[..., Array]
     if chosen == "reference":
         run = reference.paged_attention
     elif chosen == "cpu" and view.dtype == jnp.float32:

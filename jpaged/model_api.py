@@ -36,11 +36,12 @@ class LayerGroup:
     Attributes:
         name: unique within the model, e.g. ``"full"`` or ``"window"``.
         layers: numbers of the model's layers that keep KV, ascending; a layer's place in this tuple is its index in
-            the group's view. A layer that reads the KV of one of them is not among them.
+            the group's view.
         kv_heads: KV heads over all tensor shards, as laid out by `head_layout` (a multiple of the shards).
         head_dim: width of one head, unpadded.
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
+        readers: how many further layers read the KV of these and keep none.
 
     Raises:
         ValueError: both a window and chunks.
@@ -52,6 +53,7 @@ class LayerGroup:
     head_dim: int
     sliding_window: int | None = None
     chunk_size: int | None = None
+    readers: int = 0
 
     def __post_init__(self) -> None:
         if self.sliding_window is not None and self.chunk_size is not None:

@@ -70,17 +70,15 @@ def layer_groups(
             raise ValueError(f"{field}={tokens} must be a positive number of tokens: some layers are local")
         return tokens
 
-    layers = {
-        name: tuple(i for i, kind in enumerate(kinds) if kind.group == name and not kind.shares_kv)
-        for name in _GROUP_OF_TYPE.values()
+    limits = {
+        "window": lambda: {"sliding_window": checked("sliding_window", sliding_window)},
+        "chunk": lambda: {"chunk_size": checked("attention_chunk_size", attention_chunk_size)},
+        "full": dict,
     }
     groups = []
-    if layers["window"]:
-        window = checked("sliding_window", sliding_window)
-        groups.append(LayerGroup("window", layers["window"], kv_heads, head_dim, window))
-    if layers["chunk"]:
-        chunk = checked("attention_chunk_size", attention_chunk_size)
-        groups.append(LayerGroup("chunk", layers["chunk"], kv_heads, head_dim, chunk_size=chunk))
-    if layers["full"]:
-        groups.append(LayerGroup("full", layers["full"], kv_heads, head_dim))
+    for name, limit in limits.items():
+        keepers = tuple(i for i, kind in enumerate(kinds) if kind.group == name and not kind.shares_kv)
+        readers = sum(kind.group == name and kind.shares_kv for kind in kinds)
+        if keepers:
+            groups.append(LayerGroup(name, keepers, kv_heads, head_dim, **limit(), readers=readers))
     return tuple(groups)

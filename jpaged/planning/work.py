@@ -35,8 +35,11 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
     per_token = getattr(config, "num_experts_per_tok", 1)
     number = experts[0].shape[0] if experts else 0
     products = sum(map(_elements, dense)) + sum(map(_elements, experts)) * per_token / max(number, 1)
-    kv = [plan.spec.real_bytes / plan.spec.block_size for plan in spec.layout.groups]
-    heads = config.num_attention_heads * sum(len(group.layers) * group.head_dim for group in spec.groups)
+    kv = [
+        plan.spec.real_bytes / plan.spec.block_size * (1 + group.readers / len(group.layers))
+        for plan, group in zip(spec.layout.groups, spec.groups, strict=True)
+    ]
+    heads = config.num_attention_heads * sum((len(g.layers) + g.readers) * g.head_dim for g in spec.groups)
     return Work(
         weight_bytes=sum(size for path, size in sizes.items() if path not in idle),
         expert_bytes=sum(sizes[place.path] for place in experts),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -63,7 +64,7 @@ def paged_attention(
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
-    sunk = {} if sinks is None else {"sinks": sinks}
+    sunk: dict[str, Any] = {} if sinks is None else {"sinks": sinks}
     if sunk and chosen not in ("reference", "xla"):
         chosen = "xla"
     args = (q, view, layer, block_tables, query_starts, kv_lens)

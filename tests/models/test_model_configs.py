@@ -143,10 +143,10 @@ def test_layer_groups_follow_the_layer_types():
         LayerGroup("window", (2, 3), 2, 16, 7),
         LayerGroup("full", (0, 1), 2, 16),
     )
-    assert abstract(CHECKPOINTS["llama-shared-kv"]).layer_groups == (LayerGroup("full", (0, 3), 2, 48),)
+    assert abstract(CHECKPOINTS["llama-shared-kv"]).layer_groups == (LayerGroup("full", (0, 3), 2, 48, readers=3),)
     assert abstract(CHECKPOINTS["ministral-shared-kv"]).layer_groups == (
-        LayerGroup("window", (0, 2, 5), 2, 48, 7),
-        LayerGroup("full", (3,), 2, 48),
+        LayerGroup("window", (0, 2, 5), 2, 48, 7, readers=3),
+        LayerGroup("full", (3,), 2, 48, readers=1),
     )
     assert abstract(CHECKPOINTS["mistral-window"]).layer_groups == (LayerGroup("window", (0, 1, 2), 2, 48, 7),)
     assert abstract(CHECKPOINTS["qwen2"]).layer_groups == (LayerGroup("full", (0, 1, 2, 3), 2, 16),)

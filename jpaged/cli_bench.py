@@ -129,7 +129,7 @@ def memory(
 
 @app.command()
 def memory_real(
-    num_requests: Annotated[int, typer.Option(min=2, help="Requests, all sent at once: 256 tokens in, 128 out.")] = 24,
+    num_requests: Annotated[int, typer.Option(min=2, help="Requests, all sent at once: 256 tokens in, 128 out.")] = 12,
     pool_mib: Annotated[int, typer.Option(min=1, help="MiB of KV memory.")] = 36,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, prompts and lengths.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,

@@ -35,6 +35,7 @@ class RealRun:
 
     Attributes:
         batch: mean running sequences a step, while requests waited.
+        cpu_seconds: of all cores together, which other programs on the machine hardly change.
         tokens: outputs of the requests, in their order.
     """
 
@@ -43,11 +44,12 @@ class RealRun:
     preemptions: int
     steps: int
     seconds: float
+    cpu_seconds: float
     tokens: list[list[int]]
 
     @property
-    def tokens_per_second(self) -> float:
-        return sum(map(len, self.tokens)) / self.seconds
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
 
 
 def run(
@@ -113,28 +115,30 @@ def _serve(engine: Engine, system: str, prompts: Sequence[list[int]], outputs: S
         requests.append(engine.make_request(prompt, params))
         engine.add(requests[-1])
     scheduler, batches = engine.scheduler, []
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     while engine.has_work:
         engine.step()
         if scheduler.waiting:
             batches.append(len(scheduler.running))
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     tokens = [request.sequences[0].token_ids[len(request.prompt_token_ids) :] for request in requests]
     mean = sum(batches) / max(1, len(batches))
-    return RealRun(system, mean, scheduler.num_preemptions, engine.stats.num_steps, seconds, tokens)
+    return RealRun(system, mean, scheduler.num_preemptions, engine.stats.num_steps, seconds, cpu_seconds, tokens)
 
 
 def table(runs: Sequence[RealRun]) -> str:
     """Markdown: a row a system, and how the second compares with the first."""
-    lines = ["| allocator | mean batch | preemptions | steps | output tokens/s |", "| --- | --- | --- | --- | --- |"]
+    head = ["allocator", "mean batch", "preemptions", "steps", "output tokens/s", "output tokens/CPU-second"]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for it in runs:
-        lines.append(f"| {it.system} | {it.batch:.1f} | {it.preemptions} | {it.steps:,} | {it.tokens_per_second:.1f} |")
+        speeds = f"{it.num_tokens / it.seconds:.1f} | {it.num_tokens / it.cpu_seconds:.1f}"
+        lines.append(f"| {it.system} | {it.batch:.1f} | {it.preemptions} | {it.steps:,} | {speeds} |")
     first, second = runs
     same = sum(a == b for a, b in zip(first.tokens, second.tokens, strict=True))
     lines += [
         "",
-        f"{second.system} / {first.system}: batch {second.batch / first.batch:.2f}, "
-        f"tokens/s {second.tokens_per_second / first.tokens_per_second:.2f}. "
+        f"{second.system} / {first.system}: batch {second.batch / first.batch:.2f}, tokens/s "
+        f"{first.seconds / second.seconds:.2f}, tokens/CPU-second {first.cpu_seconds / second.cpu_seconds:.2f}. "
         f"Equal outputs: {same} of {len(first.tokens)}.",
     ]
     return "\n".join(lines)
@@ -145,7 +149,8 @@ def page(runs: Sequence[RealRun], command: str) -> str:
     shape = gemma3_config()
     return f"""# Jenga's groups against one page size, measured
 
-Made by `{command} --docs docs` on a CPU that other programs share, so only the ratios count. A random Gemma-3-shaped
+Made by `{command} --docs docs` on two CPU cores that other programs shared, so that seconds of the CPU can be compared
+and seconds of the clock hardly. A random Gemma-3-shaped
 model ({shape["num_hidden_layers"]} layers, five local ones with a window of {shape["sliding_window"]} tokens to a
 global one) serves the same {len(runs[0].tokens)} requests twice, in pools of equal size: once with every layer
 keeping every token (largest page), once with jpaged's layer groups, which release what left the window. The batch is

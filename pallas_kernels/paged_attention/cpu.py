@@ -28,10 +28,9 @@ def paged_attention(
     chunk_size: int | None = None,
     max_query_len: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`; the view is float32. Every query is a row of its own."""
-    from pallas_kernels.paged_attention.cpu_kernel import target
+    """See `pallas_kernels.paged_attention.paged_attention`; the view is float32."""
+    from pallas_kernels.paged_attention import cpu_decode, cpu_prefill  # need Numba
 
-    del max_query_len
     tokens, _, q_per_kv, head_dim = q.shape
     width = padded_head_dim(head_dim)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
@@ -40,8 +39,18 @@ def paged_attention(
     position = kv_lens[seq] - query_starts[seq + 1] + token
     first = Reach(sliding_window, chunk_size).first_key(position)
     stop = jnp.where(token < query_starts[-1], position + 1, 0)
-    name = target(q_per_kv, view.shape[3], soft_cap)
-    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
-    rows = [x.astype(jnp.int32) for x in (seq, first, stop)]
-    out = call(queries, view, jnp.asarray(layer, jnp.int32)[None], block_tables, *rows)
+
+    def call(target: str, stop: Array, *more: Array) -> Array:
+        rows = [x.astype(jnp.int32) for x in (seq, first, stop, *more)]
+        compiled = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
+        return compiled(queries, view, jnp.asarray(layer, jnp.int32)[None], block_tables, *rows)
+
+    shape = (q_per_kv, view.shape[3], soft_cap)
+    if max_query_len == 1:
+        out = call(cpu_decode.target(*shape), stop)
+    else:
+        several = jnp.diff(query_starts)[seq] > 1
+        decoded = call(cpu_decode.target(*shape), jnp.where(several, 0, stop))
+        tiles = call(cpu_prefill.target(*shape), jnp.where(several, stop, 0), token - query_starts[seq])
+        out = jnp.where((several & (stop > 0))[:, None, None, None], tiles, decoded)
     return out[..., :head_dim].astype(q.dtype)

@@ -1,4 +1,4 @@
-"""The loops of `pallas_kernels.paged_attention.cpu`, compiled by Numba for the machine they run on.
+"""Attention of single queries on CPU: loops compiled by Numba.
 
 Of each query row and KV head, the keys are read once, block by block, straight from the pool: scores of a block, the
 online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the block's values. What a
@@ -11,49 +11,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+from numba import carray, cfunc, njit
 
 from pallas_kernels import ffi
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi import dimension as size
 from pallas_kernels.layout import LANES
-
-_FAST = {"contract", "reassoc", "nsz", "arcp"}
-"""Fused multiply-adds and reductions in vector order; NaN and infinities keep their meaning."""
-
-f32 = np.float32
-_NEVER = f32(-1e30)
-
-
-@intrinsic
-def _float_of_bits(typingctx, bits):
-    def generate(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@njit(fastmath=_FAST)
-def _exp(x):
-    """e to the x <= 0, to a few units in the last place: Cephes' polynomial, which loops over arrays vectorise."""
-    x = max(x, f32(-87.0))
-    n = np.floor(x * f32(1.44269504) + f32(0.5))
-    r = x - n * f32(0.693359375) + n * f32(2.12194440e-4)
-    p = f32(1.9875691500e-4)
-    p = p * r + f32(1.3981999507e-3)
-    p = p * r + f32(8.3334519073e-3)
-    p = p * r + f32(4.1665795894e-2)
-    p = p * r + f32(1.6666665459e-1)
-    p = p * r + f32(5.0000001201e-1)
-    return (p * r * r + r + f32(1.0)) * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
-
-
-@njit(fastmath=_FAST)
-def _tanh(x):
-    e = _exp(f32(-2.0) * abs(x))
-    return np.copysign((f32(1.0) - e) / (f32(1.0) + e), x)
+from pallas_kernels.paged_attention.cpu_math import FAST, NEVER, exp, f32, tanh
 
 
 @cache
@@ -64,7 +28,7 @@ def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
     ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence ``seq[r]``.
     Result: like q. An item of work is one KV head of a row.
     """
-    name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
+    name = f"jpaged_decode_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
     ffi.register(name, _attend(q_per_kv, tiles, soft_cap or 0.0), item_axes=2)
     return name
 
@@ -95,7 +59,7 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
     value_tile, value_lane = tiles // 2, LANES - lanes
     width = parts * lanes
 
-    @cfunc(ffi.RUN, fastmath=_FAST, error_model="numpy", cache=True)
+    @cfunc(ffi.RUN, fastmath=FAST, error_model="numpy", cache=True)
     def attend(frame, begin_item, end_item):
         q, view, layer, tables, seq, first, stop, out = _arrays(frame)
         num_blocks, block_size = view.shape[0], view.shape[4]
@@ -106,7 +70,7 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
         for item in range(begin_item, end_item):
             row, head = item // q.shape[1], item % q.shape[1]
             queries = q[row, head]
-            top[:] = _NEVER
+            top[:] = NEVER
             total[:] = f32(0.0)
             values[:] = f32(0.0)
             for page in range(first[row] // block_size, (stop[row] + block_size - 1) // block_size):
@@ -124,17 +88,17 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
                             mine = queries[g]
                             for lane in range(lanes):
                                 score += mine[part * lanes + lane] * k[lane]
-                        scores[g, key] = f32(cap) * _tanh(score / f32(cap)) if cap > 0 else score
+                        scores[g, key] = f32(cap) * tanh(score / f32(cap)) if cap > 0 else score
                 for g in range(group):
                     weights = scores[g]
                     new_top = top[g]
                     for key in range(begin, end):
                         new_top = max(new_top, weights[key])
-                    shrink = _exp(top[g] - new_top)
+                    shrink = exp(top[g] - new_top)
                     top[g] = new_top
                     sum_ = f32(0.0)
                     for key in range(begin, end):
-                        weight = _exp(weights[key] - new_top)
+                        weight = exp(weights[key] - new_top)
                         weights[key] = weight
                         sum_ += weight
                     total[g] = total[g] * shrink + sum_

@@ -1,4 +1,4 @@
-"""Attention of single queries on CPU: loops compiled by Numba.
+"""The loops of `pallas_kernels.paged_attention.cpu`, compiled by Numba for the machine they run on.
 
 Of each query row and KV head, the keys are read once, block by block, straight from the pool: scores of a block, the
 online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the block's values. What a
@@ -28,7 +28,7 @@ def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
     ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence ``seq[r]``.
     Result: like q. An item of work is one KV head of a row.
     """
-    name = f"jpaged_decode_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
+    name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
     ffi.register(name, _attend(q_per_kv, tiles, soft_cap or 0.0), item_axes=2)
     return name
 

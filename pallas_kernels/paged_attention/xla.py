@@ -25,7 +25,7 @@ _TILE, _SPAN = 64, 128
 _NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay numbers
 
 
-class _Problem(NamedTuple):
+class Problem(NamedTuple):
     """What both paths read."""
 
     q: Float[Array, "rows kv_heads q_per_kv padded_dim"]
@@ -58,7 +58,7 @@ def paged_attention(
     width = padded_head_dim(head_dim)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
     reach = Reach(sliding_window, chunk_size)
-    problem = _Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, reach, sinks)
+    problem = Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, reach, sinks)
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
@@ -67,7 +67,7 @@ def paged_attention(
     if max_query_len == 1:
         out = decoded
     else:
-        prefilled = _prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0))
+        prefilled = prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0))
         out = jnp.where((lengths[seq] == 1)[:, None, None, None], decoded, prefilled)
     out = jnp.where((token < query_starts[-1])[:, None, None, None], out, 0)
     return out[..., :head_dim].astype(q.dtype)
@@ -77,7 +77,7 @@ def paged_attention(
 
 
 def _decode(
-    problem: _Problem, row: Int[Array, " seqs"], lens: Int[Array, " seqs"]
+    problem: Problem, row: Int[Array, " seqs"], lens: Int[Array, " seqs"]
 ) -> Float[Array, "seqs kv_heads q_per_kv padded_dim"]:
     """Attention of query row `row[s]` over the first `lens[s]` tokens of sequence s; 0 where there are none."""
     q, tables = problem.q, problem.tables
@@ -145,8 +145,8 @@ def _decode(
 # --------------------------------------------------------------------------- chunks of tokens
 
 
-def _prefill(
-    problem: _Problem, query_starts: Int[Array, " seqs+1"], lengths: Int[Array, " seqs"]
+def prefill(
+    problem: Problem, query_starts: Int[Array, " seqs+1"], lengths: Int[Array, " seqs"]
 ) -> Float[Array, "tokens kv_heads q_per_kv padded_dim"]:
     """Causal attention of each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens."""
     tokens, kv_heads, q_per_kv, width = problem.q.shape
@@ -199,7 +199,7 @@ def _prefill(
 
 
 def _gather(
-    problem: _Problem, blocks: Int[Array, "units pages"], seen: Bool[Array, "units span"]
+    problem: Problem, blocks: Int[Array, "units pages"], seen: Bool[Array, "units span"]
 ) -> tuple[list[Array], list[Array], Bool[Array, "units span"]]:
     """K and V of some blocks, a float32 ``[units, kv_heads, span, lanes]`` for each lane tile; V is 0 where not seen.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, make_batch
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import paged_attention, tpu
+from pallas_kernels.paged_attention import cpu, paged_attention, tpu
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
@@ -34,8 +34,9 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch):
-    """Steps of 128 keys, so that short contexts take several."""
+    """Steps of 128 keys, so that short contexts take several; some chunks on CPU as rows, others as products."""
     monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 128)
+    monkeypatch.setattr(cpu, "ROWS_UP_TO", 100)
 
 
 @cache

@@ -52,8 +52,9 @@ def page(tables: str, model: str) -> str:
 
 {model}, float32, on {os.cpu_count()} CPU cores, jax {jax.__version__}, {date.today():%Y-%m-%d}. Made by
 `jpaged bench sharing --docs docs` (with `--examples` for prompts of one's own). "Apart" means that every sample is a
-request of its own and nothing is cached. Savings are those of the busiest step; the paper's are means over Alpaca's requests on OPT-13B. "Predicted" is the
-factor if each prompt token from the cache saved what a prompt token costs without it.
+request of its own and nothing is cached. Savings are those of the busiest step; the paper's are means over Alpaca's
+requests on OPT-13B. "Predicted" is the factor if each prompt token from the cache saved what a prompt token costs
+without it.
 
 ![Sharing](sharing.png)
 

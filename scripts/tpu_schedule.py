@@ -1,6 +1,6 @@
 """How fast the TPU kernels could read KV memory, counted in the compiler's final schedule: no TPU is needed.
 
-    python scripts/tpu_schedule.py                                  every target, shape and kernel: 20 minutes
+    python scripts/tpu_schedule.py                                  v5e and v6e, all shapes and kernels: an hour or more
     python scripts/tpu_schedule.py --targets v5e --shapes llama-3.1-8b --block-size 32
 
 Compiles `pallas_kernels.paged_attention` and `jax.experimental.pallas.ops.tpu.ragged_paged_attention`, for decoding

@@ -46,7 +46,7 @@ def build_engine(config: EngineConfig) -> Built:
         dtype=config.dtype,
         mesh=mesh,
         tensor_parallel_size=config.tensor_parallel_size,
-        stacked=platform(mesh) != "cpu",
+        stacked=platform(mesh) == "tpu",
     )
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
     shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}

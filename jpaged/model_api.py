@@ -17,6 +17,7 @@ Dimension letters used everywhere:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 TENSOR_AXIS = "tensor"
 """Mesh axis over which heads, MLP columns and the vocabulary are sharded."""
+
+UNROLL_LAYERS: ContextVar[bool] = ContextVar("unroll_layers", default=False)
+"""Whether a model that is traced runs layers that are not stacked one after the other, without a loop. The engine
+sets it for GPUs: XLA:GPU copies a layer's weights out of a stack at every step, and waits for the host at branches."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +123,9 @@ class WeightSource:
 class CausalLM(Protocol):
     """What a family's NNX module offers. Built with ``cls(config, dtype=, tensor_parallel=, stacked=, rngs=)``.
 
-    ``stacked=True`` stacks the layers of each repeating pattern and scans over them (accelerators: compile time
-    and argument count do not grow with depth); ``stacked=False`` keeps one parameter set a layer and unrolls
-    (XLA:CPU would copy each layer's weights out of the stack at every step).
+    ``stacked=True`` stacks the layers of each repeating pattern and scans over them (TPUs: compile time and argument
+    count do not grow with depth); ``stacked=False`` keeps one parameter set a layer (XLA:CPU and XLA:GPU would copy
+    each layer's weights out of the stack at every step) in a loop, or in none, as `UNROLL_LAYERS` says.
     Raises ValueError from the constructor, naming the field, when the config asks for what is not implemented.
     """
 

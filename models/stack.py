@@ -2,7 +2,8 @@
 
 Scanning keeps the program's size independent of depth; the paged cache is part of the scan's carry, so that it is
 updated in place. Where layers are not stacked, the loop is rolled all the same, over a `Bank` of their weights:
-that suits XLA:CPU, which would copy each layer's weights out of a stack at every step.
+that suits XLA:CPU, which would copy each layer's weights out of a stack at every step. So would XLA:GPU, but it has to
+ask the host which branch of a bank to take: there the layers follow one another, see `UNROLL_LAYERS`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jpaged.model_api import Attend, LayerRef, WeightSource
+from jpaged.model_api import UNROLL_LAYERS, Attend, LayerRef, WeightSource
 
 from .bank import choose
 
@@ -114,7 +115,7 @@ class LayerStack(nnx.Module):
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        if self.stacked:
+        if self.stacked or UNROLL_LAYERS.get():
             for segment, layers in zip(self.plan, self.segments, strict=True):
                 hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
         else:

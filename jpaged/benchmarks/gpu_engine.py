@@ -59,7 +59,7 @@ def random_model(config: Any, mesh: jax.sharding.Mesh, dtype: Any) -> LoadedMode
     """A model of small random weights, made on the devices; no tokenizer, no end of sequence."""
     family = model_class(config.model_type)
     shards = mesh.shape[TENSOR_AXIS]
-    stacked = mesh.devices.flat[0].platform != "cpu"
+    stacked = mesh.devices.flat[0].platform == "tpu"
     model = abstract_model(family, config, dtype=dtype, tensor_parallel=shards, stacked=stacked)
     shapes, tree = jax.tree.flatten(abstract_params(model, mesh))
     drawn = [_draw(i, shape) for i, shape in enumerate(shapes)]

@@ -72,17 +72,17 @@ def load_model(
             accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
-        stacked: stack the layers for a scan; by default on accelerators only.
+        stacked: stack the layers for a scan; by default on TPUs only.
 
     Raises:
         ValueError: a name, dtype, size, config or checkpoint that cannot be used; names the value.
     """
     mesh = _mesh(mesh, tensor_parallel_size)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    platform = mesh.devices.flat[0].platform
     _check_dtype(dtype)
     opened = open_model(name)
-    held = runtime_dtype(opened.reader, on_cpu) if dtype == "auto" else dtype
-    return _load(opened, np.dtype(jnp.dtype(held)), mesh, not on_cpu if stacked is None else stacked)
+    held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
+    return _load(opened, np.dtype(jnp.dtype(held)), mesh, platform == "tpu" if stacked is None else stacked)
 
 
 def convert_checkpoint(source: str | Path, target: str | Path, *, dtype: str = "auto") -> None:

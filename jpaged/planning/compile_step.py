@@ -50,7 +50,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     mesh = target_mesh(device, compiled)
     try:
         model = abstract_model(
-            family, model_config, dtype=dtype, tensor_parallel=mesh.size, stacked=device.chip.kind != "cpu"
+            family, model_config, dtype=dtype, tensor_parallel=mesh.size, stacked=device.chip.kind == "tpu"
         )
     except ValueError as error:
         return {"refused": str(error)}

@@ -53,7 +53,7 @@ def main(target: str, devices: int, kernels: str) -> None:
         rope_theta=500000.0,
         tie_word_embeddings=False,
     )
-    model = abstract_model(Llama, config, dtype=jnp.bfloat16, tensor_parallel=mesh.size, stacked=True)
+    model = abstract_model(Llama, config, dtype=jnp.bfloat16, tensor_parallel=mesh.size, stacked=target == "tpu")
     graphdef, params = nnx.split(model)[0], abstract_params(model, mesh)
     spec = plan_pool(
         model.layer_groups,
@@ -95,7 +95,6 @@ def report(name: str, lowered: Any, spec: Any, start: float) -> None:
     memory = compiled.memory_analysis()
     sizes = {
         "name": name,
-        "devices": spec.shape[0],
         "pool": spec.device_bytes,
         "alias": memory.alias_size_in_bytes,
         "temp": memory.temp_size_in_bytes,

@@ -8,7 +8,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.model_api import LayerRef, WeightSource
+from jpaged.model_api import UNROLL_LAYERS, LayerRef, WeightSource
 from jpaged_models.stack import LayerKind, LayerStack, segments
 
 PATTERNS = ["L", "LLLL", "LG", "LGLGL", "LLLLLG" * 3 + "LL", "DMMMM", "GGGLLL", "L-L-L-", "-LLG-LLG"]
@@ -95,6 +95,19 @@ def test_layers_that_share_kv_are_given_the_row_of_the_last_that_keeps_it():
     first = [("L", 0), ("L", 1), ("G", 0), ("L", 2), ("L", 2), ("G", 1), ("G", 1), ("L", 2)]
     second = [("L", 3), ("L", 4), ("G", 2), ("L", 5), ("L", 5), ("G", 3), ("G", 3), ("L", 5)]
     assert rows[False] == rows[True] == first + second
+
+
+def test_layers_that_are_not_stacked_are_looped_over_or_follow_one_another():
+    stack = LayerStack(kinds_of("LGLGL"), lambda kind, rngs: Toy(rngs), stacked=False, rngs=nnx.Rngs(0))
+    looped = run_toy(stack, "LGLGL")
+    token = UNROLL_LAYERS.set(True)
+    try:
+        unrolled = run_toy(stack, "LGLGL")
+        program = jax.make_jaxpr(lambda x: stack(x, x, {}, lambda cache, ref, hidden: cache)[0])(jnp.ones(3))
+    finally:
+        UNROLL_LAYERS.reset(token)
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), unrolled, looped)
+    assert [str(line.primitive) for line in program.eqns].count("tanh") == 5
 
 
 def test_stacked_layers_start_from_different_random_weights():

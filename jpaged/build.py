@@ -9,6 +9,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.execution import Runner, enable_compilation_cache, make_mesh, platform
 from jpaged.loading import load_model
+from jpaged.loading.placement import layers_are_stacked
 from jpaged.memory import MemoryManager
 from jpaged.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.scheduling import Scheduler
@@ -46,7 +47,7 @@ def build_engine(config: EngineConfig) -> Built:
         dtype=config.dtype,
         mesh=mesh,
         tensor_parallel_size=config.tensor_parallel_size,
-        stacked=platform(mesh) == "tpu",
+        stacked=layers_are_stacked(platform(mesh)),
     )
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
     shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}

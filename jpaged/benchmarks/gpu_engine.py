@@ -18,6 +18,7 @@ from jpaged.benchmarks.device_trace import busy_share
 from jpaged.benchmarks.prompts import Lengths
 from jpaged.llm import LLM
 from jpaged.loading import LoadedModel, model_class
+from jpaged.loading.placement import layers_are_stacked
 from jpaged.loading.weights import abstract_model, abstract_params
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.sampling_params import SamplingParams
@@ -59,7 +60,7 @@ def random_model(config: Any, mesh: jax.sharding.Mesh, dtype: Any) -> LoadedMode
     """A model of small random weights, made on the devices; no tokenizer, no end of sequence."""
     family = model_class(config.model_type)
     shards = mesh.shape[TENSOR_AXIS]
-    stacked = mesh.devices.flat[0].platform == "tpu"
+    stacked = layers_are_stacked(mesh.devices.flat[0].platform)
     model = abstract_model(family, config, dtype=dtype, tensor_parallel=shards, stacked=stacked)
     shapes, tree = jax.tree.flatten(abstract_params(model, mesh))
     drawn = [_draw(i, shape) for i, shape in enumerate(shapes)]

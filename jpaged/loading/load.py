@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jpaged.loading.opened import OpenedModel, open_model
 from jpaged.loading.orbax import OrbaxWeights, restore_params, save_checkpoint
+from jpaged.loading.placement import layers_are_stacked
 from jpaged.loading.readers import StoredAs, TensorReader
 from jpaged.loading.tokenizer import eos_token_ids, has_tokenizer, load_tokenizer
 from jpaged.loading.weights import load_params
@@ -72,7 +73,7 @@ def load_model(
             accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
-        stacked: stack the layers for a scan; by default on TPUs only.
+        stacked: stack the layers for a scan; by default as `layers_are_stacked` says.
 
     Raises:
         ValueError: a name, dtype, size, config or checkpoint that cannot be used; names the value.
@@ -82,7 +83,7 @@ def load_model(
     _check_dtype(dtype)
     opened = open_model(name)
     held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
-    return _load(opened, np.dtype(jnp.dtype(held)), mesh, platform == "tpu" if stacked is None else stacked)
+    return _load(opened, np.dtype(jnp.dtype(held)), mesh, layers_are_stacked(platform) if stacked is None else stacked)
 
 
 def convert_checkpoint(source: str | Path, target: str | Path, *, dtype: str = "auto") -> None:

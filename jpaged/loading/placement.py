@@ -10,6 +10,21 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
+from pallas_kernels.platform import Impl, resolve_impl
+
+
+def layers_are_stacked(platform: str, kernels: Impl | None = None) -> bool:
+    """Whether a model's layers are stacked for a scan: on TPUs, and on GPUs that run XLA's attention.
+
+    CPUs and GPUs copy a layer's weights out of a stack. But unrolled (see `UNROLL_LAYERS`), XLA's attention takes long
+    to compile and more memory than those copies; Triton's does not.
+
+    Args:
+        platform: ``cpu``, ``tpu``, ``gpu`` or, as ahead of time, ``cuda``.
+        kernels: which will run; None = what the current machine is best at.
+    """
+    return platform == "tpu" or (platform in ("gpu", "cuda") and resolve_impl(kernels) != "gpu")
+
 
 def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool = False) -> NamedSharding:
     """The sharding of a parameter, or of a stack of them: never split over layers, for the scan walks them."""

@@ -17,6 +17,7 @@ from jpaged.config import EngineConfig
 from jpaged.execution.ahead import StepPrograms
 from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
 from jpaged.loading.hugging_face import transformers
+from jpaged.loading.placement import layers_are_stacked
 from jpaged.loading.weights import abstract_model, abstract_params
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
@@ -48,16 +49,16 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
     kind, dtype, compiled = device.chip.kind, jnp.dtype(request["dtype"]), request["compiled"]
     mesh = target_mesh(device, compiled)
+    kernels = _kernels(device)
     try:
         model = abstract_model(
-            family, model_config, dtype=dtype, tensor_parallel=mesh.size, stacked=device.chip.kind == "tpu"
+            family, model_config, dtype=dtype, tensor_parallel=mesh.size, stacked=layers_are_stacked(kind, kernels)
         )
     except ValueError as error:
         return {"refused": str(error)}
     params = abstract_params(model, mesh)
     weights = device_bytes(params)
     memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
-    kernels = _kernels(device)
     found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind, kernels) if compiled else ""}
     graphdef, context = nnx.split(model)[0], resolve_max_model_len(config.max_model_len, model_config)
     try:

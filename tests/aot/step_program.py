@@ -53,7 +53,7 @@ def main(target: str, devices: int, kernels: str) -> None:
         rope_theta=500000.0,
         tie_word_embeddings=False,
     )
-    model = abstract_model(Llama, config, dtype=jnp.bfloat16, tensor_parallel=mesh.size, stacked=target == "tpu")
+    model = abstract_model(Llama, config, dtype=jnp.bfloat16, tensor_parallel=mesh.size, stacked=kernels != "gpu")
     graphdef, params = nnx.split(model)[0], abstract_params(model, mesh)
     spec = plan_pool(
         model.layer_groups,

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.execution import Runner, enable_compilation_cache, make_mesh, platform
+from jpaged.execution.one_byte import resolve_kv_dtype
 from jpaged.loading import load_model
 from jpaged.loading.placement import layers_are_stacked
 from jpaged.memory import MemoryManager
@@ -25,6 +26,7 @@ class Built:
     engine: Engine
     model_config: Any
     tokenizer: Any
+    dtype: Any
 
 
 class _Shapes(TypedDict):
@@ -45,6 +47,7 @@ def build_engine(config: EngineConfig) -> Built:
     loaded = load_model(
         config.model,
         dtype=config.dtype,
+        quantization=config.quantization,
         mesh=mesh,
         tensor_parallel_size=config.tensor_parallel_size,
         stacked=layers_are_stacked(platform(mesh)),
@@ -58,7 +61,7 @@ def build_engine(config: EngineConfig) -> Built:
         loaded.params,
         mesh,
         max_model_len=max_model_len,
-        dtype=loaded.dtype,
+        dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh),
     ).spec
     runner = Runner(
         loaded.graphdef,
@@ -95,7 +98,7 @@ def build_engine(config: EngineConfig) -> Built:
         max_logprobs=config.max_logprobs,
         seed=config.seed,
     )
-    return Built(engine, loaded.config, loaded.tokenizer)
+    return Built(engine, loaded.config, loaded.tokenizer, loaded.dtype)
 
 
 def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:

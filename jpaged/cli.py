@@ -14,6 +14,7 @@ from jpaged.cli_options import (
     Dtype,
     Frequency,
     KVBytes,
+    KVCacheDtype,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
@@ -23,6 +24,7 @@ from jpaged.cli_options import (
     PreemptionMode,
     PrefixEviction,
     Presence,
+    Quantization,
     Repetition,
     Seed,
     Stop,
@@ -63,6 +65,8 @@ def generate(
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     max_model_len: MaxModelLen = None,
     block_size: BlockSize = 16,
     max_num_seqs: MaxNumSeqs = 64,
@@ -102,6 +106,8 @@ def generate(
     llm = build_llm(
         model,
         dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -142,6 +148,8 @@ def chat(
     top_p: TopP = 1.0,
     seed: Seed = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     max_model_len: MaxModelLen = None,
     prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
@@ -175,12 +183,13 @@ def convert(
     source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
 ) -> None:
     """Write a model as an Orbax checkpoint, which loads faster than its source."""
     from jpaged.loading import convert_checkpoint
 
     with bad_parameters():
-        convert_checkpoint(source, target, dtype=dtype)
+        convert_checkpoint(source, target, dtype=dtype, quantization=quantization)
     typer.echo(f"wrote {target}")
 
 

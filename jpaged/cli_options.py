@@ -13,6 +13,10 @@ Model = Annotated[
     typer.Option(help="Alias (smollm2-135m), hub id, Hugging Face folder, .gguf file or saved checkpoint."),
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="Hold matrices in int8, int4, fp8 or gguf (a quantised GGUF file's own blocks).")
+]
+KVCacheDtype = Annotated[str, typer.Option(help="Hold KV in auto (dtype), int8 or fp8.")]
 MaxModelLen = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a sequence; default 2048 or the model's limit.")
 ]

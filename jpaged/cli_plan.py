@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jpaged.cli_options import BlockSize, Dtype, bad_parameters
+from jpaged.cli_options import BlockSize, Dtype, KVCacheDtype, Quantization, bad_parameters
 
 
 def plan(
@@ -21,6 +21,8 @@ def plan(
     context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence, prompt and output.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     block_size: BlockSize = 16,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Token budget of a step; default: 512, or --concurrency if that is more.")
@@ -49,6 +51,8 @@ def plan(
                 context=context,
                 concurrency=concurrency,
                 dtype=dtype,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
                 block_size=block_size,
                 max_num_batched_tokens=max_num_batched_tokens,
                 memory_utilization=memory_utilization,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 DTYPES = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8")
+QUANTIZATIONS = ("int8", "int4", "fp8", "gguf")
 PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -17,7 +19,13 @@ class EngineConfig:
 
     Attributes:
         model: alias, hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
-        dtype: of weights, activations and KV. "auto": float32 on CPU, the checkpoint's elsewhere.
+        dtype: of weights, activations and KV, where the next two do not say otherwise. "auto": float32 on CPU, the
+            checkpoint's elsewhere.
+        quantization: what matrices are held in: None = dtype, or as a quantised checkpoint of ours was saved. "int8",
+            "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a scale and a minimum
+            for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they are.
+        kv_cache_dtype: what KV is held in: "auto" = dtype; "fp8" = float8_e4m3fn without scales; "int8" with a scale
+            for every 64 lanes of a token's K and V. Not on TPUs.
         max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
             for if that is less.
         block_size: tokens a block.
@@ -45,6 +53,8 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
+    quantization: Literal["int8", "int4", "fp8", "gguf"] | None = None
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     max_model_len: int | None = None
     block_size: int = 16
     max_num_seqs: int = 64
@@ -65,6 +75,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("prefix_eviction", self.prefix_eviction, PREFIX_EVICTIONS)
         _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)

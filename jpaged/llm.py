@@ -48,6 +48,7 @@ class LLM:
         built = build_engine(self.config)
         self.model_config = built.model_config
         self.tokenizer = built.tokenizer
+        self._dtype = built.dtype
         self._engine: Engine = built.engine
 
     # ------------------------------------------------------------------ generation
@@ -198,8 +199,8 @@ class LLM:
 
     @property
     def dtype(self) -> Any:
-        """Of weights, activations and KV."""
-        return self._engine.runner.spec.dtype
+        """Of weights that are not quantised, and of activations."""
+        return self._dtype
 
     @property
     def num_recompiles(self) -> int:

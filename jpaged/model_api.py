@@ -110,6 +110,9 @@ class WeightSource:
         convert: host arrays (as stored) -> array of the parameter's shape. Pure NumPy; dtype is cast afterwards.
         partition: how the (unstacked) parameter is sharded over the mesh.
         layer: model layer number, or None for a parameter outside the layers.
+        contracted: axis of the (unstacked) parameter that products sum over, counted from the end, if it may be
+            quantised: the engine then puts a `pallas_kernels.quantised.QuantisedMatrix` in its place.
+        unit: `convert` keeps this many neighbours along `contracted` together (a head); 0 = all of them.
     """
 
     path: tuple[str, ...]
@@ -117,6 +120,8 @@ class WeightSource:
     convert: Callable[..., np.ndarray]
     partition: PartitionSpec
     layer: int | None = None
+    contracted: int | None = None
+    unit: int = 0
 
 
 @runtime_checkable

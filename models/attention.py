@@ -136,7 +136,9 @@ class Attention(nnx.Module):
         ]
         for param, tensors, kind, how, partition in sources:
             if getattr(self, param) is not None:
-                yield WeightSource((*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer)
+                names, contracted = tuple(f"{t}.{kind}" for t in tensors), -2 if kind == "weight" else None
+                unit = heads.head_dim if param == "out" else 0
+                yield WeightSource((*path, param), names, how, partition, layer, contracted, unit)
         if self.sinks is not None:
             by_slot = convert.place_heads(heads.layout)
             yield WeightSource((*path, "sinks"), (f"{name}.sinks",), by_slot, P(TENSOR_AXIS), layer)

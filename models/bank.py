@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from pallas_kernels.quantised import QuantisedMatrix
+
 
 class Bank:
     """The same matrix of several layers, and which layer's is meant.
@@ -22,7 +24,7 @@ class Bank:
     It stands where a matrix would in a layer's parameters, and only products understand it (`multiply`).
     """
 
-    def __init__(self, matrices: Sequence[Array], index: Int[Array, ""]):
+    def __init__(self, matrices: Sequence[Array | QuantisedMatrix], index: Int[Array, ""]):
         self.matrices = tuple(matrices)
         self.index = index
 
@@ -39,13 +41,17 @@ class Bank:
             raise TypeError(f"a bank of matrices cannot be indexed with {key!r}: only products understand it")
         return self
 
-    def multiply(self, product: Callable[[Array, Array], Array], x: Array) -> Array:
+    def multiply(self, product: Callable[[Array, Any], Array], x: Array) -> Array:
         """``product(x, matrix)`` with the chosen matrix."""
         return jax.lax.switch(self.index, [lambda x, m=m: product(x, m) for m in self.matrices], x)
 
 
-def choose(leaves: Sequence[Array], index: Int[Array, ""]) -> Bank | Array:
-    """A layer's parameter out of all layers': matrices as a bank, vectors gathered (they are small)."""
-    if leaves[0].ndim >= 2:
-        return Bank(leaves, index)
-    return jnp.stack(leaves)[index]
+def choose(layers: Sequence[Any], index: Int[Array, ""]) -> Any:
+    """A layer's parameters out of all layers', trees: matrices as banks, vectors gathered (they are small)."""
+
+    def pick(*leaves: Array | QuantisedMatrix) -> Bank | Array:
+        if isinstance(leaves[0], QuantisedMatrix) or leaves[0].ndim >= 2:
+            return Bank(leaves, index)
+        return jnp.stack(leaves)[index]
+
+    return jax.tree.map(pick, *layers, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))

@@ -54,6 +54,7 @@ class Decoder(nnx.Module):
         """
         table = padded(config.vocab_size, tensor_parallel), width or config.hidden_size
         self.vocab_size = config.vocab_size
+        self.dtype = dtype
         self.layer_groups = groups
         self.rotary = tuple(rotary.items())
         self.logit_scale = logit_scale
@@ -65,7 +66,7 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
         """What enters the first layer."""
-        return embed(self.embed_tokens[...], tokens)
+        return embed(self.embed_tokens[...], tokens, self.dtype)
 
     def shared(self, positions: Int[Array, " tokens"]) -> dict[str, Any]:
         """Of each group, the rotary tables; None where nothing is rotated."""
@@ -84,13 +85,14 @@ class Decoder(nnx.Module):
     def weights(self) -> Iterator[WeightSource]:
         rows = convert.pad_rows(self.embed_tokens.shape[0])
         by_rows = P(TENSOR_AXIS, None)
-        yield WeightSource(("embed_tokens",), (f"{self._prefix}.embed_tokens.weight",), rows, by_rows)
+        embedding = f"{self._prefix}.embed_tokens.weight"
+        yield WeightSource(("embed_tokens",), (embedding,), rows, by_rows, contracted=-1)
         for number in range(len(self.layers.kinds)):
             yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{number}", number)
         if self.norm is not None:
             yield from self.norm.weights(("norm",), f"{self._prefix}.{self._norm_name}")
         if self.lm_head is not None:
-            yield WeightSource(("lm_head",), ("lm_head.weight",), rows, by_rows)
+            yield WeightSource(("lm_head",), ("lm_head.weight",), rows, by_rows, contracted=-1)
 
     def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
         return self.layers.locate(source, "layers")

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
+from pallas_kernels.quantised import QuantisedMatrix
 
 from . import weights as convert
 from .bank import Bank
@@ -64,7 +65,8 @@ class Experts(nnx.Module):
             ("down", "experts.down_proj", pad, P(None, TENSOR_AXIS, None)),
         ]
         for param, tensor, how, partition in sources:
-            yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer)
+            contracted = None if param == "router" else -2
+            yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer, contracted)
 
 
 def by_expert(
@@ -90,12 +92,14 @@ def rows_of_expert(
 
 def grouped_dot(
     x: Float[Array, "rows inputs"],
-    weight: Float[Array, "experts inputs outputs"] | Bank,
+    weight: Float[Array, "experts inputs outputs"] | QuantisedMatrix | Bank,
     counts: Int[Array, " experts"],
 ) -> Float[Array, "rows outputs"]:
     """Rows, sorted by expert, each times its expert's matrix; the first ``counts[0]`` rows are expert 0's."""
 
-    def product(x: Array, matrices: Array) -> Array:
+    def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
+        if isinstance(matrices, QuantisedMatrix):
+            matrices = matrices.dequantised(x.dtype)
         precision = jax.lax.Precision.HIGHEST if matrices.dtype == jnp.float32 else None
         return jax.lax.ragged_dot(x, matrices, counts.astype(jnp.int32), precision=precision)
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
+from pallas_kernels.quantised import QuantisedMatrix, quantised_dot, quantised_table_dot
 
 from . import weights as convert
 from .bank import Bank
@@ -56,30 +57,44 @@ def zeros_param(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
 
 
 def dot(
-    x: Float[Array, "tokens inputs"], weight: Float[Array, "inputs outputs"] | Bank, out_dtype: jnp.dtype | None = None
+    x: Float[Array, "tokens inputs"],
+    weight: Float[Array, "inputs outputs"] | QuantisedMatrix | Bank,
+    out_dtype: jnp.dtype | None = None,
 ) -> Float[Array, "tokens outputs"]:
     """``x @ weight``, in `out_dtype` or that of `x`."""
     if isinstance(weight, Bank):
         return weight.multiply(partial(dot, out_dtype=out_dtype), x)
+    if isinstance(weight, QuantisedMatrix):
+        return quantised_dot(x, weight, out_dtype)
     # Accelerators multiply float32 in fewer bits unless told not to.
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     return jnp.dot(x, weight, precision=precision, preferred_element_type=out_dtype or x.dtype)
 
 
-def embed(table: Float[Array, "vocab embed"], tokens: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
-    """Rows of the embedding table; ids out of range (padding) read some row, as nobody uses the result."""
+def embed(
+    table: Float[Array, "vocab embed"] | QuantisedMatrix, tokens: Int[Array, " tokens"], dtype: jnp.dtype
+) -> Float[Array, "tokens embed"]:
+    """Rows of the embedding table; ids out of range (padding) read some row, as nobody uses the result.
+
+    Args:
+        dtype: of the rows, where the table is quantised.
+    """
+    if isinstance(table, QuantisedMatrix):
+        return table.rows(tokens).dequantised(dtype)
     return jnp.take(table, tokens, axis=0, mode="clip")
 
 
 def vocab_logits(
     hidden: Float[Array, "seqs embed"],
-    table: Float[Array, "vocab embed"],
+    table: Float[Array, "vocab embed"] | QuantisedMatrix,
     vocab_size: int,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "seqs vocab"]:
     """Float32 logits, times `scale`, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for the vocabulary's padding."""
-    if hidden.shape[0] == 1:
+    if isinstance(table, QuantisedMatrix):
+        logits = quantised_table_dot(hidden, table)
+    elif hidden.shape[0] == 1:
         # As a matrix times a vector: XLA:CPU turns the product of one row into a slow sum along the table's rows.
         logits = dot(table, hidden[0], out_dtype=jnp.float32)[None]
     else:
@@ -194,4 +209,5 @@ class GatedMLP(nnx.Module):
         ]
         for param, tensors, kind, how, partition in sources:
             if getattr(self, param) is not None:
-                yield WeightSource((*path, param), tuple(f"{t}.{kind}" for t in tensors), how, partition, layer)
+                names, contracted = tuple(f"{t}.{kind}" for t in tensors), -2 if kind == "weight" else None
+                yield WeightSource((*path, param), names, how, partition, layer, contracted)

@@ -59,7 +59,8 @@ class FeedForward(nnx.Module):
         ]
         for param, tensor, how, partition in sources:
             if getattr(self, param) is not None:
-                yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer)
+                contracted = -2 if tensor.endswith("weight") else None
+                yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer, contracted)
 
 
 class OPTLayer(nnx.Module):
@@ -159,7 +160,7 @@ class OPT(Decoder):
         hidden = super().embed(tokens, positions)
         if self.project_in is not None:
             hidden = dot(hidden, self.project_in[...])
-        return hidden + embed(self.embed_positions[...], positions + _POSITION_OFFSET)
+        return hidden + embed(self.embed_positions[...], positions + _POSITION_OFFSET, self.dtype)
 
     def logits(self, hidden: Float[Array, "seqs embed"]) -> Float[Array, "seqs vocab"]:
         """The projection to the vocabulary's width happens here, for the few rows that are sampled."""
@@ -169,11 +170,12 @@ class OPT(Decoder):
         whole = P(None, None)
         word_size, size = self.embed_tokens.shape[1], self.embed_positions.shape[1]
         sources = [
-            ("embed_positions", convert.as_stored),
-            ("project_in", convert.linear(word_size, size)),
-            ("project_out", convert.linear(size, word_size)),
+            ("embed_positions", convert.as_stored, None),
+            ("project_in", convert.linear(word_size, size), -2),
+            ("project_out", convert.linear(size, word_size), -2),
         ]
-        for param, how in sources:
+        for param, how, contracted in sources:
             if getattr(self, param) is not None:
-                yield WeightSource((param,), (f"{self._prefix}.{param}.weight",), how, whole)
+                name = f"{self._prefix}.{param}.weight"
+                yield WeightSource((param,), (name,), how, whole, contracted=contracted)
         yield from super().weights()

@@ -146,7 +146,7 @@ class LayerStack(nnx.Module):
             graph, each = rounds[0][0], [params for _, params in rounds]
 
             def banked(carry, number):
-                params = jax.tree.map(lambda *leaves: choose(leaves, number), *each)
+                params = choose(each, number)
                 hidden, cache = carry
                 return repeat(nnx.merge(graph, params), hidden, cache, number), None
 

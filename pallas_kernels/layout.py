@@ -7,13 +7,18 @@ group), 128 lanes because wider minor dimensions made the TPU compiler copy the 
 - head_dim > 64 (padded to a multiple of 128): ``tiles == 2 * ceil(head_dim / 128)``; K's tiles, then V's.
 
 Padding lanes hold zeros.
+
+An int8 view has more rows than tokens: see `pallas_kernels.kv_codes`.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from pallas_kernels.kv_codes import block_rows
 
 LANES = 128
 
@@ -31,10 +36,10 @@ def num_tiles(head_dim: int) -> int:
 
 
 def view_shape(
-    blocks: int, layers: int, kv_heads: int, head_dim: int, block_size: int
+    blocks: int, layers: int, kv_heads: int, head_dim: int, block_size: int, dtype: DTypeLike = jnp.float32
 ) -> tuple[int, int, int, int, int, int]:
     """Shape of a group's view; its product is the group's share of the pool in elements."""
-    return (blocks, layers, kv_heads, num_tiles(head_dim), block_size, LANES)
+    return (blocks, layers, kv_heads, num_tiles(head_dim), block_rows(block_size, dtype), LANES)
 
 
 def check_view(view: jax.Array, kv_heads: int, head_dim: int) -> None:

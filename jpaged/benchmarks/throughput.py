@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from jpaged.benchmarks.machine import gemm_flops, read_bandwidth
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.llm import LLM
 from jpaged.sampling_params import SamplingParams
+from pallas_kernels.quantised import QuantisedMatrix
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,29 @@ def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
         gemm=max(gemm, gemm_flops()),
         single_tokens=single,
         single_seconds=single_seconds,
-        weight_bytes=(layers + head) * llm.dtype.itemsize,
+        weight_bytes=matrix_bytes(llm),
         bandwidth=max(bandwidth, read_bandwidth()),
     )
 
 
 def matrix_parameters(llm: LLM) -> tuple[int, int]:
     """(weights of the layers' matrices, weights of the head): what each computed and each sampled token multiplies."""
+    return _of_matrices(llm, lambda matrix: math.prod(matrix.shape))
+
+
+def matrix_bytes(llm: LLM) -> int:
+    """Bytes of those matrices."""
+    return sum(_of_matrices(llm, lambda matrix: sum(part.nbytes for part in jax.tree.leaves(matrix))))
+
+
+def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
+    """`size` of the layers' matrices, added up, and of the head."""
     layers, vocab = 0, 0
-    for path, leaf in jax.tree_util.tree_flatten_with_path(llm.params)[0]:
+    tree = jax.tree_util.tree_flatten_with_path(llm.params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
+    for path, leaf in tree[0]:
         name: Any = jax.tree_util.keystr(path)
         if "layers" in name and leaf.ndim >= 2:
-            layers += leaf.size
+            layers += size(leaf)
         elif leaf.ndim == 2 and leaf.shape[0] >= llm.vocab_size:
-            vocab = max(vocab, leaf.size)
+            vocab = max(vocab, size(leaf))
     return layers, vocab

@@ -50,7 +50,7 @@ def group_specs(groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.d
     """The model's layer groups in the host's terms: bytes on one device."""
     specs = []
     for group in groups:
-        _, _, heads, tiles, size, lanes = view_shape(1, 1, group.kv_heads // shards, group.head_dim, block_size)
+        _, _, heads, tiles, size, lanes = view_shape(1, 1, group.kv_heads // shards, group.head_dim, block_size, dtype)
         layer_bytes = heads * tiles * size * lanes * jnp.dtype(dtype).itemsize
         specs.append(GroupSpec(group.name, layer_bytes, len(group.layers), block_size, _policy(group)))
     return specs
@@ -73,7 +73,7 @@ def plan_pool(
     specs = group_specs(groups, block_size=block_size, dtype=dtype, shards=shards)
     layout = PoolLayout.plan(specs, pool_bytes)
     views = tuple(
-        view_shape(plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size)
+        view_shape(plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size, dtype)
         for plan, group in zip(layout.groups, groups, strict=True)
     )
     index = {group.name: i for i, group in enumerate(groups)}

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.mesh import platform
+from jpaged.execution.one_byte import kernels_for
 from jpaged.execution.pool import PoolSpec
 from jpaged.model_api import TENSOR_AXIS, UNROLL_LAYERS, LayerRef
 from pallas_kernels.block_copy import block_copy
@@ -59,6 +60,7 @@ def make_step(
             UNROLL_LAYERS.reset(token)
         return pool, hidden[batch.sample_at], hidden
 
+    kernel_impl = kernels_for(spec.dtype, mesh, kernel_impl)
     replicated = jax.sharding.NamedSharding(mesh, PartitionSpec())
     pooled = jax.sharding.NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
     return jax.jit(
@@ -129,6 +131,7 @@ def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = No
 
     Out-of-range ids (padding) copy nothing.
     """
+    kernel_impl = kernels_for(spec.dtype, mesh, kernel_impl)
 
     def copy(pool: Pool, src: Int[Array, "groups copies"], dst: Int[Array, "groups copies"]) -> Pool:
         def on_shard(pool, src, dst):

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
+from jpaged.loading.gguf_codes import split_rows
 from jpaged.loading.gguf_reader import GGUFFile
 
 _OUTER = {
@@ -68,16 +69,27 @@ class GGUFWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._file.tensors[self._gguf_names[name]].shape
 
+    def encoding(self, name: str) -> GGMLQuantizationType:
+        """How a tensor is stored. Raises KeyError like `read`."""
+        return self._file.tensors[self._gguf_names[name]].encoding
+
+    def codes(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """A matrix of an encoding in `CODED` as `split_rows` gives it, in Hugging Face's conventions."""
+        return split_rows(self._stored_rows(self._gguf_names[name]), self.encoding(name))
+
     def read(self, name: str) -> np.ndarray:
         source = self._gguf_names[name]
+        values = self._file.decode(source, self._stored_rows(source))
+        return values - 1 if self._arch == "gemma2" and source.endswith("norm.weight") else values
+
+    def _stored_rows(self, source: str) -> np.ndarray:
         rows = self._file.stored_rows(source)
         if self._arch == "llama" and ".attn_q." in source:
             rows = _unpermute(rows, self._file.metadata["llama.attention.head_count"])
         elif self._arch == "llama" and ".attn_k." in source:
             heads = self._file.metadata["llama.attention.head_count"]
             rows = _unpermute(rows, self._file.metadata.get("llama.attention.head_count_kv", heads))
-        values = self._file.decode(source, rows)
-        return values - 1 if self._arch == "gemma2" and source.endswith("norm.weight") else values
+        return rows
 
 
 def _hugging_face_name(name: str, arch: str) -> str:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jpaged.loading.opened import OpenedModel, open_model
 from jpaged.loading.orbax import OrbaxWeights, restore_params, save_checkpoint
 from jpaged.loading.placement import layers_are_stacked
+from jpaged.loading.quantisation import check_device, check_quantization
 from jpaged.loading.readers import StoredAs, TensorReader
 from jpaged.loading.tokenizer import eos_token_ids, has_tokenizer, load_tokenizer
 from jpaged.loading.weights import load_params
@@ -65,6 +66,7 @@ def load_model(
     mesh: Mesh | None = None,
     tensor_parallel_size: int | None = None,
     stacked: bool | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -74,45 +76,57 @@ def load_model(
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         stacked: stack the layers for a scan; by default as `layers_are_stacked` says.
+        quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
+            checkpoint of ours was saved in.
 
     Raises:
-        ValueError: a name, dtype, size, config or checkpoint that cannot be used; names the value.
+        ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
     """
     mesh = _mesh(mesh, tensor_parallel_size)
     platform = mesh.devices.flat[0].platform
     _check_dtype(dtype)
+    check_quantization(quantization)
+    check_device(quantization, mesh.devices.flat[0])
     opened = open_model(name)
     held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
-    return _load(opened, np.dtype(jnp.dtype(held)), mesh, layers_are_stacked(platform) if stacked is None else stacked)
+    stacked = layers_are_stacked(platform) if stacked is None else stacked
+    return _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization)
 
 
-def convert_checkpoint(source: str | Path, target: str | Path, *, dtype: str = "auto") -> None:
+def convert_checkpoint(
+    source: str | Path, target: str | Path, *, dtype: str = "auto", quantization: str | None = None
+) -> None:
     """Write any model `load_model` accepts as an Orbax checkpoint for one shard; see `save_checkpoint`.
 
     Args:
         dtype: "float32", "bfloat16" or "auto", which loses nothing: bfloat16 stays, all else becomes float32.
+        quantization: as `load_model`.
 
     Raises:
         ValueError: see `load_model`.
         FileExistsError: when the target exists.
     """
     _check_dtype(dtype)
+    check_quantization(quantization)
     if Path(target).exists():
         raise FileExistsError(f"{target} exists; a checkpoint is written to a new folder")
     opened = open_model(source)
     if dtype == "auto":
         dtype = "bfloat16" if opened.reader.stored_dtype == jnp.bfloat16 else "float32"
-    save_checkpoint(target, _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), stacked=False))
+    save_checkpoint(target, _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization))
 
 
-def _load(opened: OpenedModel, dtype: np.dtype, mesh: Mesh, stacked: bool) -> LoadedModel:
+def _load(opened: OpenedModel, dtype: np.dtype, mesh: Mesh, stacked: bool, quantization: str | None) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
     layout: dict[str, Any] = {"dtype": dtype, "mesh": mesh, "stacked": stacked, "tensor_parallel": shards}
-    if isinstance(reader, OrbaxWeights) and reader.tensor_parallel == shards:
+    if isinstance(reader, OrbaxWeights) and reader.forms:
+        _check_saved(reader, shards, quantization)
+        model, graphdef, params = restore_params(family, config, reader, **layout)
+    elif isinstance(reader, OrbaxWeights) and reader.tensor_parallel == shards and quantization is None:
         model, graphdef, params = restore_params(family, config, reader, **layout)
     else:
-        model, graphdef, params = load_params(family, config, reader, **layout)
+        model, graphdef, params = load_params(family, config, reader, quantisation=quantization, **layout)
     return LoadedModel(
         graphdef=graphdef,
         params=params,
@@ -141,6 +155,17 @@ def _mesh(mesh: Mesh | None, tensor_parallel_size: int | None) -> Mesh:
             f"tensor_parallel_size={tensor_parallel_size}, but the mesh has {mesh.shape[TENSOR_AXIS]} shards"
         )
     return mesh
+
+
+def _check_saved(reader: OrbaxWeights, shards: int, quantization: str | None) -> None:
+    """A quantised checkpoint can only be loaded as it was saved."""
+    if quantization is not None:
+        raise ValueError(f"quantization={quantization!r}: {reader.location} is quantised already; leave it None")
+    if reader.tensor_parallel != shards:
+        raise ValueError(
+            f"{reader.location} is quantised for tensor_parallel_size={reader.tensor_parallel}, not {shards}: "
+            "load its source with quantization= instead"
+        )
 
 
 def _check_dtype(dtype: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,31 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jpaged.loading.placement import sharding_of
+from jpaged.loading.quantisation import Forms
+from jpaged.loading.quantised_format import Format
 from jpaged.loading.relayout import unconvert
 from jpaged.loading.source import CHECKPOINT_MARKER
-from jpaged.loading.weights import StatePath, Target, abstract_model, fill, flat_values, store, targets
+from jpaged.loading.weights import (
+    StatePath,
+    Target,
+    Value,
+    abstract_model,
+    abstract_value,
+    fill,
+    flat_values,
+    in_forms,
+    store,
+    targets,
+)
 from jpaged.model_api import CausalLM
+from pallas_kernels.quantised import QuantisedMatrix
 
 if TYPE_CHECKING:
     from jpaged.loading.load import LoadedModel
 
 FORMAT = 1
+QUANTISED_FORMAT = 2
+"""As `FORMAT`, but some parameters are in parts: codes, scales and minimums."""
 _BATCH_BYTES = 512 << 20
 """Parameters restored at a time; those that go into stacks exist twice for that long."""
 
@@ -47,9 +63,13 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists; a checkpoint is written to a new folder")
     values = flat_values(loaded.params)
-    params = {}
+    params: dict[str, Any] = {}
+    forms = {}
     for target in targets(loaded.model):
-        params[_key(target)] = _single(values[target.path], target.index)
+        value = values[target.path]
+        if isinstance(value, QuantisedMatrix):
+            forms[".".join(target.source.path)] = Format.of(value).as_json()
+        params |= _parts(target, jax.tree.map(partial(_single, index=target.index), value))
     # Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False)
     with ocp.Checkpointer(handler) as checkpointer:
@@ -61,7 +81,8 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         eos = {"eos_token_id": list(loaded.eos_token_ids)}
         (path / "generation_config.json").write_text(json.dumps(eos))
         about = {
-            "format": FORMAT,
+            "format": QUANTISED_FORMAT if forms else FORMAT,
+            "forms": forms,
             "dtype": str(loaded.dtype),
             "tensor_parallel": loaded.tensor_parallel_size,
             "tensor_shapes": loaded.tensor_shapes,
@@ -85,8 +106,12 @@ class OrbaxWeights:
         import orbax.checkpoint as ocp
 
         about = json.loads((folder / CHECKPOINT_MARKER).read_text())
-        if about["format"] != FORMAT:
-            raise ValueError(f"{folder} has checkpoint format {about['format']}; this version reads {FORMAT}")
+        if about["format"] not in (FORMAT, QUANTISED_FORMAT):
+            raise ValueError(
+                f"{folder} has checkpoint format {about['format']}; this version reads {FORMAT} and {QUANTISED_FORMAT}"
+            )
+        forms = about.get("forms", {})
+        self.forms: Forms = {tuple(path.split(".")): Format.from_json(said) for path, said in forms.items()}
         self.location = str(folder)
         self.tensor_parallel: int = about["tensor_parallel"]
         self.stored_dtype = np.dtype(jnp.dtype(about["dtype"]))
@@ -167,15 +192,17 @@ def restore_params(
         )
     model = abstract_model(model_cls, config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked)
     graphdef, abstract = nnx.split(model)
-    values: dict[StatePath, jax.Array] = {}
-    for batch in _batches(targets(model)):
-        wanted = {}
+    values: dict[StatePath, Value] = {}
+    for batch in _batches(in_forms(targets(model), reader.forms)):
+        likes = {target.path: abstract_value(target, mesh, stacked=False) for target in batch}
+        wanted: dict[str, Any] = {}
         for target in batch:
-            sharding = sharding_of(mesh, target.source.partition)
-            wanted[_key(target)] = jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=sharding)
+            wanted |= _parts(target, likes[target.path])
         restored = reader.restore(wanted)
         for target in batch:
-            store(values, target, restored.pop(_key(target)), mesh)
+            names = _parts(target, likes[target.path])
+            parts = [restored.pop(name) for name in names]
+            store(values, target, jax.tree.unflatten(jax.tree.structure(likes[target.path]), parts), mesh)
     return model, graphdef, fill(abstract, values)
 
 
@@ -190,6 +217,14 @@ def _key(target: Target) -> str:
     """A parameter's name in a checkpoint: by layer number, so the same stacked or not."""
     layer = target.source.layer
     return ".".join(target.source.path if layer is None else ("layers", str(layer), *target.source.path))
+
+
+def _parts(target: Target, value: Any) -> dict[str, Any]:
+    """A parameter's arrays, or their shapes, by their names in a checkpoint, in the order of the tree's leaves."""
+    if not isinstance(value, QuantisedMatrix):
+        return {_key(target): value}
+    parts = {"codes": value.codes, "scales": value.scales, "minimums": value.minimums}
+    return {f"{_key(target)}.{name}": part for name, part in parts.items() if part is not None}
 
 
 def _batches(places: list[Target]) -> Iterator[list[Target]]:

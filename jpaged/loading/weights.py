@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jpaged.loading.gguf_weights import GGUFWeights
 from jpaged.loading.placement import empty_stack, place, set_layer, sharding_of
+from jpaged.loading.quantisation import Forms, forms_of_gguf, forms_on_load, read_blocks
+from jpaged.loading.quantise import quantise
+from jpaged.loading.quantised_format import Format, partition_of
 from jpaged.loading.readers import TensorReader
-from jpaged.model_api import CausalLM, WeightSource
+from jpaged.model_api import TENSOR_AXIS, CausalLM, WeightSource
+from pallas_kernels.quantised import QuantisedMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +29,16 @@ _IN_FLIGHT = 4
 """Converted tensors that may wait on the host, the one being placed included."""
 
 StatePath = tuple[str | int, ...]
+Value = jax.Array | jax.ShapeDtypeStruct | QuantisedMatrix
+"""Of a parameter; the parts of a quantised one are arrays or shapes."""
 
 
 @dataclass(frozen=True)
 class Target:
     """A place for one weight source: a parameter, or layer `index` of a stack of `layers`.
 
-    `shape` is that of what the source's `convert` returns, without the stack's axis.
+    `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
+    values when the parameter is quantised.
     """
 
     source: WeightSource
@@ -39,6 +47,7 @@ class Target:
     layers: int | None
     shape: tuple[int, ...]
     dtype: np.dtype
+    form: Format | None = None
 
     @property
     def name(self) -> str:
@@ -85,18 +94,38 @@ def targets(model: CausalLM) -> list[Target]:
     return list(found.values())
 
 
-def abstract_params(model: CausalLM, mesh: jax.sharding.Mesh) -> nnx.State:
+def in_forms(places: Sequence[Target], forms: Forms) -> list[Target]:
+    """The targets with the forms of their names."""
+    return [replace(target, form=forms.get(target.source.path)) for target in places]
+
+
+def abstract_params(model: CausalLM, mesh: jax.sharding.Mesh, *, quantisation: str | None = None) -> nnx.State:
     """Shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile without them.
+
+    Args:
+        quantisation: "int8", "int4", "fp8" or None.
 
     Raises:
         ValueError: see `targets`.
     """
-    values: dict[StatePath, jax.ShapeDtypeStruct] = {}
-    for target in targets(model):
-        stack = () if target.layers is None else (target.layers,)
-        sharding = sharding_of(mesh, target.source.partition, stacked=bool(stack))
-        values[target.path] = jax.ShapeDtypeStruct((*stack, *target.shape), target.dtype, sharding=sharding)
-    return fill(nnx.state(model), values)
+    places = targets(model)
+    if quantisation is not None:
+        places = in_forms(places, forms_on_load(quantisation, places, mesh.shape[TENSOR_AXIS]))
+    return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in places})
+
+
+def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = True) -> Value:
+    """Shapes and shardings of what is held at a target's path, or, without `stacked`, of the target alone."""
+    stack = (target.layers,) if stacked and target.layers is not None else ()
+
+    def struct(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
+        sharding = sharding_of(mesh, partition_of(target.source, shape), stacked=bool(stack))
+        return jax.ShapeDtypeStruct((*stack, *shape), dtype, sharding=sharding)
+
+    if target.form is None:
+        return struct(target.shape, target.dtype)
+    assert target.source.contracted is not None
+    return target.form.parts(target.source.contracted, target.shape, struct)
 
 
 def load_params(
@@ -108,6 +137,7 @@ def load_params(
     mesh: jax.sharding.Mesh,
     stacked: bool,
     tensor_parallel: int,
+    quantisation: str | None = None,
 ) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
     """Build a model's parameters from a checkpoint: (abstract model, its graph definition, its parameters).
 
@@ -117,17 +147,23 @@ def load_params(
         dtype: of the parameters, unless the model fixes another for some of them.
         mesh: has the axis `TENSOR_AXIS`, of size `tensor_parallel`.
         stacked: stack the layers for a scan.
+        quantisation: see `EngineConfig`: matrices become `QuantisedMatrix`; None = none.
 
     Raises:
         ValueError: a tensor is missing or of the wrong shape (names parameter, tensor and both shapes), or
-            the config asks for what the model does not implement.
+            the config asks for what the model does not implement, or the source has no such quantisation.
     """
     model = abstract_model(model_cls, config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked)
     graphdef, abstract = nnx.split(model)
     places = targets(model)
-    values: dict[StatePath, jax.Array] = {}
-    for target, array in _converted(places, reader):
-        value = place(array, target.dtype, sharding_of(mesh, target.source.partition))
+    if quantisation == "gguf":
+        places = in_forms(places, forms_of_gguf(reader, places, tensor_parallel))
+    elif quantisation is not None:
+        places = in_forms(places, forms_on_load(quantisation, places, tensor_parallel))
+    values: dict[StatePath, Value] = {}
+    for target, host in _converted(places, reader, quantisation == "gguf"):
+        likes = abstract_value(target, mesh, stacked=False)
+        value = jax.tree.map(lambda part, like: place(part, like.dtype, like.sharding), host, likes)
         store(values, target, value, mesh)
     _warn_of_unread(reader, places)
     return model, graphdef, fill(abstract, values)
@@ -138,7 +174,7 @@ def flat_values(state: nnx.State) -> dict[StatePath, Any]:
     return {_path(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
-def fill(abstract: nnx.State, values: Mapping[StatePath, jax.Array | jax.ShapeDtypeStruct]) -> nnx.State:
+def fill(abstract: nnx.State, values: Mapping[StatePath, Value]) -> nnx.State:
     """The abstract state with each parameter's value put in."""
     flat = nnx.to_flat_state(abstract)
     return nnx.from_flat_state([(path, leaf.replace(values[_path(path)])) for path, leaf in flat])
@@ -149,41 +185,56 @@ def _path(path: Any) -> StatePath:
     return path
 
 
-def store(values: dict[StatePath, jax.Array], target: Target, value: jax.Array, mesh: jax.sharding.Mesh) -> None:
+def store(values: dict[StatePath, Value], target: Target, value: Value, mesh: jax.sharding.Mesh) -> None:
     """Enter a value into `values`: as it is, or in place into its stack, which the first layer allocates."""
     if target.layers is None:
         values[target.path] = value
         return
     if target.path not in values:
-        sharding = sharding_of(mesh, target.source.partition, stacked=True)
-        values[target.path] = empty_stack((target.layers, *target.shape), target.dtype, sharding)
-    values[target.path] = set_layer(values[target.path], value, target.index)
+        likes = abstract_value(target, mesh)
+        values[target.path] = jax.tree.map(lambda like: empty_stack(like.shape, like.dtype, like.sharding), likes)
+    values[target.path] = jax.tree.map(
+        lambda stack, part: set_layer(stack, part, target.index), values[target.path], value
+    )
 
 
-def _converted(places: Iterable[Target], reader: TensorReader) -> Iterator[tuple[Target, np.ndarray]]:
+def _converted(
+    places: Iterable[Target], reader: TensorReader, keeps_blocks: bool
+) -> Iterator[tuple[Target, np.ndarray | QuantisedMatrix]]:
     """Targets with their host arrays, in order, read and converted a few ahead by worker threads."""
     with ThreadPoolExecutor(_READERS, thread_name_prefix="jpaged-weights") as pool:
         waiting: deque[Any] = deque()
         for target in places:
-            waiting.append((target, pool.submit(_convert, target, reader)))
+            waiting.append((target, pool.submit(_convert, target, reader, keeps_blocks)))
             if len(waiting) == _IN_FLIGHT:
                 yield _wait(*waiting.popleft())
         while waiting:
             yield _wait(*waiting.popleft())
 
 
-def _wait(target: Target, future: Future[np.ndarray]) -> tuple[Target, np.ndarray]:
+def _wait(target: Target, future: Future[np.ndarray | QuantisedMatrix]) -> tuple[Target, np.ndarray | QuantisedMatrix]:
     """In a function of its own, so that nothing holds on to the future, which holds on to the array."""
     return target, future.result()
 
 
-def _convert(target: Target, reader: TensorReader) -> np.ndarray:
-    tensors = []
+def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> np.ndarray | QuantisedMatrix:
+    """What is placed at a target; `keeps_blocks`: quantised parameters keep a GGUF file's codes."""
     for name in target.source.sources:
         try:
-            tensors.append(reader.read(name))
+            reader.shape(name)
         except KeyError as error:
             raise ValueError(f"{reader.location} has no tensor {name}, needed for parameter {target.name}") from error
+    if target.form is None:
+        return _read(target, reader)
+    if keeps_blocks:
+        assert isinstance(reader, GGUFWeights)
+        return read_blocks(target.source, target.form, reader)
+    assert target.source.contracted is not None
+    return quantise(_read(target, reader), target.source.contracted, target.form)
+
+
+def _read(target: Target, reader: TensorReader) -> np.ndarray:
+    tensors = [reader.read(name) for name in target.source.sources]
     described = ", ".join(f"{n} {t.shape}" for n, t in zip(target.source.sources, tensors, strict=True))
     try:
         array = target.source.convert(*tensors)

@@ -15,9 +15,11 @@ from flax import nnx
 from jpaged.benchmarks.machine import gemm_flops, read_bandwidth
 from jpaged.config import EngineConfig
 from jpaged.execution.ahead import StepPrograms
+from jpaged.execution.one_byte import resolve_kv_dtype
 from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.placement import layers_are_stacked
+from jpaged.loading.quantisation import check_device
 from jpaged.loading.weights import abstract_model, abstract_params
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
@@ -56,12 +58,13 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
         )
     except ValueError as error:
         return {"refused": str(error)}
-    params = abstract_params(model, mesh)
+    params = abstract_params(model, mesh, quantisation=config.quantization)
     weights = device_bytes(params)
     memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
     found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind, kernels) if compiled else ""}
     graphdef, context = nnx.split(model)[0], resolve_max_model_len(config.max_model_len, model_config)
     try:
+        check_device(config.quantization, mesh.devices.flat[0])
         if kind == "cpu" and weights > request["limit"]:
             raise ValueError(f"weights of {weights:,} bytes are more than the {request['limit']:,} bytes free")
         measure = compile_largest if compiled else estimate_largest
@@ -72,7 +75,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
             params,
             mesh,
             max_model_len=context,
-            dtype=dtype,
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype, mesh),
             memory=memory,
             kernel_impl=kernels,
             measure=measure,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jpaged.execution.ahead import StepPrograms
 from jpaged.execution.sizing import ProgramSize
@@ -17,7 +18,8 @@ sequences of 8192 tokens) the result is within 0.2 GiB of the compilers' figures
 def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     """As `jpaged.memory_plan.compile_largest`, by arithmetic: the widest activations, and float32 logits."""
     widths = [_width(leaf) for leaf in jax.tree.leaves(programs.params)]
-    itemsize = programs.spec.dtype.itemsize
+    floats = [leaf.dtype for leaf in jax.tree.leaves(programs.params) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    itemsize = max(dtype.itemsize for dtype in floats)  # of activations: KV and codes may be narrower
     step = ROWS_HELD * programs.max_num_batched_tokens * max(widths, default=0) * itemsize
     logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
     return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0)

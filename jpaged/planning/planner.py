@@ -56,6 +56,8 @@ def plan(
         RuntimeError: the compiler failed for another reason than memory.
     """
     target = find_device(device)
+    if settings.get("quantization") == "gguf":
+        raise ValueError("quantization='gguf': what a file's blocks take is known when it is loaded; int4 is near Q4_1")
     if memory_bytes is not None and memory_bytes < 1:
         raise ValueError(f"memory_bytes={memory_bytes} must be positive")
     if "tensor_parallel_size" in settings:

@@ -52,7 +52,7 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
             (size / sum(kv), group.sliding_window or group.chunk_size)
             for size, group in zip(kv, spec.groups, strict=True)
         ),
-        reduced_bytes=(2 * config.num_hidden_layers + 1) * config.hidden_size * spec.dtype.itemsize,
+        reduced_bytes=(2 * config.num_hidden_layers + 1) * config.hidden_size * head.dtype.itemsize,
         devices=mesh.size,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import reference, tpu, xla
 from pallas_kernels.layout import check_view
 from pallas_kernels.platform import Impl, resolve_impl
@@ -29,15 +30,16 @@ def kv_write(
     Args:
         view: a layer group's KV memory, laid out as `pallas_kernels.layout` says.
         layer: the layer's index in the view; may be traced.
-        k, v: cast to the view's dtype; padding lanes become zero.
+        k, v: cast to the view's dtype, or as `pallas_kernels.kv_codes` says; padding lanes become zero.
         slots: ``block * block_size + offset``; a slot outside the view drops its token. Distinct otherwise.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
     Raises:
-        ValueError: when the view's shape does not fit K and V.
+        ValueError: when the view's shape does not fit K and V, or `impl` does not take its dtype.
     """
     check_view(view, k.shape[1], k.shape[2])
     chosen = resolve_impl(impl)
+    check_kernel(view.dtype, chosen)
     if chosen == "reference":
         return reference.kv_write(view, layer, k, v, slots)
     if chosen in ("xla", "cpu"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kv_codes import encode, has_scales, scale_places, stored, tokens_of
 from pallas_kernels.layout import pack_kv
 
 
@@ -16,8 +17,13 @@ def kv_write(
     slots: Int[Array, " tokens"],
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
     """See `pallas_kernels.kv_write.kv_write`."""
-    blocks, _, _, _, block_size, _ = view.shape
+    blocks, block_size = view.shape[0], tokens_of(view)
     in_range = (slots >= 0) & (slots < blocks * block_size)
     block = jnp.where(in_range, slots // block_size, blocks)  # JAX wraps negative indices: drop them here
-    rows = pack_kv(k, v).astype(view.dtype)
-    return view.at[block, layer, :, :, slots % block_size, :].set(rows, mode="drop")
+    rows, offset = pack_kv(k, v), slots % block_size
+    if has_scales(view.dtype):
+        rows, scales = encode(rows)
+        row, lanes = scale_places(offset, block_size)
+        scales = jnp.moveaxis(scales, -1, 1)
+        view = view.at[block[:, None], layer, :, :, row, lanes].set(scales, mode="drop")
+    return view.at[block, layer, :, :, offset, :].set(stored(rows, view.dtype), mode="drop")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int8
 
+from pallas_kernels.kv_codes import SCALE_BYTES, encode, has_scales, scale_places, stored, tokens_of
 from pallas_kernels.layout import pack_kv
 
 
@@ -22,11 +23,13 @@ def kv_write(
     slots: Int[Array, " tokens"],
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
     """See `pallas_kernels.kv_write.kv_write`."""
+    if has_scales(view.dtype):
+        return _write_codes(view, layer, k, v, slots)
     blocks, layers, kv_heads, tiles, block_size, lanes = view.shape
     in_range = (slots >= 0) & (slots < blocks * block_size)
     block = jnp.where(in_range, slots // block_size, blocks)
     offset = slots % block_size
-    rows = pack_kv(k, v).astype(view.dtype).reshape(-1, kv_heads * tiles, lanes)
+    rows = stored(pack_kv(k, v), view.dtype).reshape(-1, kv_heads * tiles, lanes)
     # Dimensions of size one would let XLA choose a layout that it then has to copy the pool for.
     heads = (kv_heads * tiles,) if kv_heads * tiles > 1 else ()
     flat = view.reshape(blocks * layers, *heads, block_size, lanes)
@@ -42,3 +45,28 @@ def kv_write(
         count = in_range[0].astype(jnp.int32)
         written = lax.fori_loop(0, count, lambda _, pool: lax.dynamic_update_slice(pool, row, start), flat)
     return written.reshape(view.shape)
+
+
+def _write_codes(
+    view: Int8[Array, "blocks layers kv_heads tiles rows 128"],
+    layer: int | Int[Array, ""],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    slots: Int[Array, " tokens"],
+) -> Int8[Array, "blocks layers kv_heads tiles rows 128"]:
+    """int8 codes and their scales: two scatters, also of a single token, which gets another that is dropped."""
+    blocks, layers, kv_heads, tiles, block_rows, lanes = view.shape
+    block_size = tokens_of(view)
+    if len(slots) == 1:
+        k, v, slots = jnp.tile(k, (2, 1, 1)), jnp.tile(v, (2, 1, 1)), jnp.stack([slots[0], -1])
+    block = jnp.where((slots >= 0) & (slots < blocks * block_size), slots // block_size, blocks)
+    offset = slots % block_size
+    codes, scales = encode(pack_kv(k, v).reshape(-1, kv_heads * tiles, lanes))
+    heads = (kv_heads * tiles,) if kv_heads * tiles > 1 else ()
+    every = (slice(None),) * len(heads)
+    flat = view.reshape(blocks * layers, *heads, block_rows, lanes)
+    at = block * layers + jnp.asarray(layer, jnp.int32)
+    flat = flat.at[(at, *every, offset)].set(codes.reshape(-1, *heads, lanes), mode="drop")
+    row, columns = scale_places(offset, block_size)
+    scales = jnp.moveaxis(scales, -1, 1).reshape(-1, SCALE_BYTES, *heads)
+    return flat.at[(at[:, None], *every, row, columns)].set(scales, mode="drop").reshape(view.shape)

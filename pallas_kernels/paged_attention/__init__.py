@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.layout import check_view
 from pallas_kernels.paged_attention import cpu, reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
@@ -60,13 +61,14 @@ def paged_attention(
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
     Raises:
-        ValueError: when the view's shape does not fit the queries.
+        ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype.
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
     sunk: dict[str, Any] = {} if sinks is None else {"sinks": sinks}
     if sunk and chosen not in ("reference", "xla"):
         chosen = "xla"
+    check_kernel(view.dtype, chosen)
     args = (q, view, layer, block_tables, query_starts, kv_lens)
     run: Callable[..., Array]
     if chosen == "reference":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import unpack_kv
 from pallas_kernels.paged_attention.reach import Reach
 
@@ -28,7 +29,8 @@ def paged_attention(
     del max_query_len
     tokens, _, _, head_dim = q.shape
     seqs, pages = block_tables.shape
-    blocks, _, kv_heads, tiles, block_size, lanes = view.shape
+    blocks, _, kv_heads, tiles, _, lanes = view.shape
+    block_size = tokens_of(view)
 
     token = jnp.arange(tokens)
     seq = jnp.clip(jnp.searchsorted(query_starts[1:], token, side="right"), 0, seqs - 1)
@@ -41,7 +43,7 @@ def paged_attention(
     seen &= (token < query_starts[-1])[:, None]
     seen &= key_pos >= Reach(sliding_window, chunk_size).first_key(query_pos)[:, None]
 
-    rows = view[jnp.where(known, table, 0), layer].astype(jnp.float32)
+    rows = decode(view[jnp.where(known, table, 0), layer])
     rows = jnp.moveaxis(rows, 4, 2).reshape(tokens, pages * block_size, kv_heads, tiles, lanes)
     rows = jnp.where(seen[:, :, None, None, None], rows, 0)  # unseen memory may hold NaN
     k, v = unpack_kv(rows, head_dim)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import LANES, padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
 
@@ -83,7 +84,7 @@ def _decode(
     q, tables = problem.q, problem.tables
     seqs, pages = tables.shape
     _, kv_heads, q_per_kv, width = q.shape
-    block_size = problem.view.shape[4]
+    block_size = tokens_of(problem.view)
     per_unit = max(1, _UNIT // block_size)
     unit = per_unit * block_size
     first_key = problem.reach.first_key(lens - 1)
@@ -151,7 +152,7 @@ def prefill(
     """Causal attention of each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens."""
     tokens, kv_heads, q_per_kv, width = problem.q.shape
     seqs, pages = problem.tables.shape
-    block_size = problem.view.shape[4]
+    block_size = tokens_of(problem.view)
     per_span = max(1, _SPAN // block_size)
     span = per_span * block_size
     tile = min(_TILE, tokens)
@@ -206,17 +207,18 @@ def _gather(
     Out-of-range blocks are not seen.
     """
     view = problem.view
-    num_blocks, layers, kv_heads, tiles, block_size, _ = view.shape
+    num_blocks, layers, kv_heads, tiles, block_rows, _ = view.shape
+    block_size = tokens_of(view)
     units, pages = blocks.shape
     known = (blocks >= 0) & (blocks < num_blocks)
     seen = seen & jnp.repeat(known, block_size, axis=1)
     head = jnp.arange(kv_heads)[:, None]
     rows = (jnp.where(known, blocks, 0)[:, None] * layers + problem.layer) * kv_heads + head
-    flat = view.reshape(num_blocks * layers * kv_heads * tiles, block_size, LANES)
+    flat = view.reshape(num_blocks * layers * kv_heads * tiles, block_rows, LANES)
 
     def read(tile: int, lanes: slice) -> Array:
-        picked = flat.at[rows * tiles + tile].get(mode="promise_in_bounds")[..., lanes]
-        return picked.reshape(units, kv_heads, pages * block_size, -1).astype(jnp.float32)
+        picked = decode(flat.at[rows * tiles + tile].get(mode="promise_in_bounds"))[..., lanes]
+        return picked.reshape(units, kv_heads, pages * block_size, -1)
 
     if tiles == 1:
         half = LANES // 2

@@ -1,0 +1,53 @@
+"""Which devices compute with values of one byte, and which kernels read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jpaged.execution.mesh import platform
+from pallas_kernels.platform import Impl
+
+_DTYPES = {"int8": jnp.int8, "fp8": jnp.uint8}
+"""See `pallas_kernels.kv_codes`."""
+_FP8_CAPABILITY = (8, 9)
+
+
+def check_float8(setting: str, device: jax.Device) -> None:
+    """Raises ValueError naming the setting when the device has no float8."""
+    kind, capability = device.device_kind, getattr(device, "compute_capability", None)
+    if device.platform == "tpu" and "7" not in kind:
+        raise ValueError(f"{setting}: {kind} has no float8; int8 takes the same memory")
+    if capability is not None and tuple(map(int, str(capability).split("."))) < _FP8_CAPABILITY:
+        raise ValueError(
+            f"{setting}: {kind} of compute capability {capability} has no float8, which takes "
+            f"{'.'.join(map(str, _FP8_CAPABILITY))}; int8 takes the same memory"
+        )
+
+
+def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh) -> np.dtype:
+    """The dtype of the pool.
+
+    Args:
+        asked: kv_cache_dtype.
+        dtype: of the model.
+
+    Raises:
+        ValueError: the mesh's devices, or the kernels they run, cannot use it.
+    """
+    if asked == "auto":
+        return np.dtype(dtype)
+    if platform(mesh) == "tpu":
+        raise ValueError(f"kv_cache_dtype={asked!r}: the TPU kernels read bfloat16 and float32 only; leave it 'auto'")
+    if asked == "fp8":
+        check_float8(f"kv_cache_dtype={asked!r}", mesh.devices.flat[0])
+    return np.dtype(_DTYPES[asked])
+
+
+def kernels_for(dtype: np.dtype, mesh: Mesh, impl: Impl | None) -> Impl | None:
+    """`impl`, but XLA's kernels for a pool of one byte a value on GPUs."""
+    return "xla" if platform(mesh) == "gpu" and np.dtype(dtype).itemsize == 1 else impl

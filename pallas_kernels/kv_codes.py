@@ -1,0 +1,84 @@
+"""KV in one byte a value: float8 without scales, int8 with a scale for every 64 lanes of a token's row.
+
+A view of uint8 holds the bits of float8_e4m3fn: XLA:CPU would convert a whole float8 pool to write a row of it.
+
+Scales belong to a token, not to a block: a token that is appended to a block may be larger than all before it, and
+with one scale a block, every token of the block would have to be read, rescaled and written again. They are float16
+and lie in rows of the same block, after its tokens' rows, so that whatever moves a block moves its scales: four bytes
+a row of 128 lanes, a row of scales for 32 rows of codes.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Int8, Shaped
+
+_LANES = 128
+_HALF = 64
+SCALE_BYTES = 4
+"""Of one row: two float16 numbers."""
+
+
+def has_scales(dtype: DTypeLike) -> bool:
+    """Whether a view of this dtype holds rows of scales."""
+    return jnp.dtype(dtype) == jnp.int8
+
+
+def block_rows(block_size: int, dtype: DTypeLike) -> int:
+    """Rows of a block of `block_size` tokens in a view of `dtype`."""
+    return block_size + (-(-block_size * SCALE_BYTES // _LANES) if has_scales(dtype) else 0)
+
+
+def tokens_of(view: Shaped[Array, "*batch rows 128"]) -> int:
+    """Tokens a block of this view, inverse of `block_rows`."""
+    rows = view.shape[-2]
+    return rows - -(-rows // (_LANES // SCALE_BYTES + 1)) if has_scales(view.dtype) else rows
+
+
+def check_kernel(dtype: DTypeLike, impl: str) -> None:
+    """Raises ValueError unless the implementation reads and writes views of this dtype."""
+    if jnp.dtype(dtype).itemsize == 1 and impl not in ("reference", "xla", "cpu"):
+        raise ValueError(f"impl={impl!r} takes no view of {jnp.dtype(dtype)}; 'xla' and 'reference' do")
+
+
+def stored(rows: Float[Array, "*shape"], dtype: DTypeLike) -> Shaped[Array, "*shape"]:
+    """Rows as a view without scales holds them; float8 saturates."""
+    if jnp.dtype(dtype) != jnp.uint8:
+        return rows.astype(dtype)
+    largest = float(jnp.finfo(jnp.float8_e4m3fn).max)
+    return jax.lax.bitcast_convert_type(jnp.clip(rows, -largest, largest).astype(jnp.float8_e4m3fn), jnp.uint8)
+
+
+def encode(
+    rows: Float[Array, "*batch 128"],
+) -> tuple[Int8[Array, "*batch 128"], Int8[Array, "*batch 4"]]:
+    """Rows as int8 codes, and the bytes of their two scales."""
+    halves = rows.astype(jnp.float32).reshape(*rows.shape[:-1], 2, _HALF)
+    scales = (jnp.abs(halves).max(axis=-1, keepdims=True) / 127).astype(jnp.float16)
+    wide = scales.astype(jnp.float32)
+    codes = jnp.clip(jnp.rint(halves / jnp.where(wide == 0, 1, wide)), -127, 127)
+    packed = jax.lax.bitcast_convert_type(scales[..., 0], jnp.int8)
+    return codes.astype(jnp.int8).reshape(rows.shape), packed.reshape(*rows.shape[:-1], SCALE_BYTES)
+
+
+def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch block_size 128"]:
+    """Blocks as they lie in a view -> the float32 rows of their tokens."""
+    if blocks.dtype == jnp.uint8:
+        return jax.lax.bitcast_convert_type(blocks, jnp.float8_e4m3fn).astype(jnp.float32)
+    if not has_scales(blocks.dtype):
+        return blocks.astype(jnp.float32)
+    size, batch = tokens_of(blocks), blocks.shape[:-2]
+    pairs = blocks[..., size:, :].reshape(*batch, -1, 2)[..., : 2 * size, :]
+    scales = jax.lax.bitcast_convert_type(pairs, jnp.float16).astype(jnp.float32).reshape(*batch, size, 2, 1)
+    codes = blocks[..., :size, :].astype(jnp.float32).reshape(*batch, size, 2, _HALF)
+    return (codes * scales).reshape(*batch, size, _LANES)
+
+
+def scale_places(
+    offset: Int[Array, " tokens"], block_size: int
+) -> tuple[Int[Array, "tokens 1"], Int[Array, "tokens 4"]]:
+    """(row, lanes) of the scales of the token at `offset` in its block."""
+    first = offset * SCALE_BYTES
+    return (block_size + first // _LANES)[:, None], (first % _LANES)[:, None] + jnp.arange(SCALE_BYTES)

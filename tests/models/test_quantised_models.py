@@ -1,0 +1,34 @@
+"""Every family computes with quantised matrices what it computes with their values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+from dense_model import run_dense
+from flax import nnx
+
+from jpaged.loading import load_model
+from pallas_kernels.quantised import QuantisedMatrix
+
+TOKENS = np.random.default_rng(0).integers(3, 211, 20)
+
+
+def is_quantised(leaf):
+    return isinstance(leaf, QuantisedMatrix)
+
+
+def dequantised(params):
+    return jax.tree.map(lambda x: x.dequantised(jnp.float32) if is_quantised(x) else x, params, is_leaf=is_quantised)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4"])
+@pytest.mark.parametrize(("quantization", "stacked"), [("int8", False), ("int4", True)])
+def test_quantised_products_are_those_of_the_values(name, quantization, stacked, tmp_path):
+    make_checkpoint(name, tmp_path)
+    loaded = load_model(tmp_path, dtype="float32", quantization=quantization, stacked=stacked)
+    assert any(map(is_quantised, jax.tree.leaves(loaded.params, is_leaf=is_quantised)))
+    found = run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)
+    want = run_dense(nnx.merge(loaded.graphdef, dequantised(loaded.params)), TOKENS)
+    known = slice(loaded.model.vocab_size)
+    np.testing.assert_allclose(found[:, known], want[:, known], atol=2e-5 * np.abs(want[:, known]).max())

@@ -46,10 +46,9 @@ def test_no_matrix_of_a_layer_is_copied(programs, name):
 
 
 def test_copying_blocks_needs_little_beside_the_pool(programs):
-    """XLA's block copy on GPUs does not: it copies the pool, see README's limits."""
     sizes = programs["block copy"]
     assert sizes["alias"] >= sizes["pool"]
-    assert sizes["temp"] < 0.05 * sizes["pool"] or programs["kernels"] == "xla"
+    assert sizes["temp"] < 0.05 * sizes["pool"]
 
 
 def test_logits_and_draw_need_less_than_the_steps_themselves_may(programs):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jpaged.async_llm import AsyncLLM
     from jpaged.beam_search_params import BeamSearchParams
-    from jpaged.errors import EngineBusy, EngineStopped
+    from jpaged.errors import EngineBusy, EngineStopped, ProcessLost
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -23,6 +23,7 @@ _HOMES = {
     "BeamSearchParams": "jpaged.beam_search_params",
     "EngineBusy": "jpaged.errors",
     "EngineStopped": "jpaged.errors",
+    "ProcessLost": "jpaged.errors",
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.structured_outputs",
     "RequestOutput": "jpaged.outputs",
@@ -39,6 +40,7 @@ __all__ = [
     "EngineBusy",
     "EngineStopped",
     "MemoryReport",
+    "ProcessLost",
     "RequestOutput",
     "SamplingParams",
     "StreamDelta",

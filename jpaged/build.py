@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from jpaged.config import EngineConfig
+from jpaged.distributed import Follower, Leader, join
 from jpaged.engine import Engine
-from jpaged.execution import Runner, enable_compilation_cache, make_mesh, platform
+from jpaged.execution import Runner, enable_compilation_cache, make_mesh, plan_pool, platform
 from jpaged.execution.one_byte import resolve_kv_dtype
 from jpaged.loading import load_model
 from jpaged.loading.placement import layers_are_stacked
@@ -39,10 +40,25 @@ class _Shapes(TypedDict):
 def build_engine(config: EngineConfig) -> Built:
     """Load the model, size the pool and put the engine together.
 
+    In a run of several processes this returns in process 0; the others do what it says until it ends.
+
     Raises:
         ValueError: see `jpaged.LLM`.
+        SystemExit: process 0 ended.
+        ProcessLost: a process is gone.
     """
     enable_compilation_cache()
+    part = join(config)
+    if part is None:
+        return _build(config, None)
+    try:
+        return _build(config, part)
+    except Exception as error:
+        part.fail(error)
+        raise
+
+
+def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
     mesh = make_mesh(config.tensor_parallel_size)
     loaded = load_model(
         config.model,
@@ -63,6 +79,11 @@ def build_engine(config: EngineConfig) -> Built:
         max_model_len=max_model_len,
         dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh),
     ).spec
+    if part is not None:
+        agreed = part.smallest(spec.device_bytes)
+        spec = plan_pool(
+            spec.groups, block_size=config.block_size, dtype=spec.dtype, shards=spec.shards, pool_bytes=agreed
+        )
     runner = Runner(
         loaded.graphdef,
         loaded.params,
@@ -74,6 +95,10 @@ def build_engine(config: EngineConfig) -> Built:
         deterministic=config.deterministic,
         **shapes,
     )
+    if isinstance(part, Follower):
+        part.follow(runner)
+    if isinstance(part, Leader):
+        part.lead(runner)
     memory = MemoryManager(
         spec.layout,
         watermark=config.watermark,

@@ -7,3 +7,7 @@ class EngineBusy(RuntimeError):
 
 class EngineStopped(RuntimeError):
     """The engine was shut down or failed; its cause is the exception that ended it."""
+
+
+class ProcessLost(RuntimeError):
+    """A process of a run over several hosts is gone, and the run with it."""

@@ -32,11 +32,16 @@ class LLM:
     >>> llm = LLM("smollm2-135m")                                            # doctest: +SKIP
     >>> llm.generate(["The capital of France is"])[0].outputs[0].text        # doctest: +SKIP
 
+    Over several hosts the same script runs on each: ``jax.distributed.initialize()``, then ``LLM(...)``, which returns
+    on process 0 only. The other processes serve it from there and exit when it does; they never get to what follows.
+
     Args:
         model: alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
         settings: see `EngineConfig`.
 
     Raises:
+        ProcessLost: a process of several is gone. Generating raises it too. The process then ends by itself within
+            seconds, as the devices may wait for the lost one for ever.
         ValueError: a setting is out of its range, or the model or its pool does not fit; the message names the
             value and the limit.
     """
@@ -185,7 +190,7 @@ class LLM:
         with warmup_progress(runner.num_warmup, use_tqdm) as advance:
             for name in runner.warmup():
                 advance(name)
-        return runner.num_compiled
+        return runner.worker.num_compiled
 
     @property
     def max_model_len(self) -> int:
@@ -205,12 +210,12 @@ class LLM:
     @property
     def num_recompiles(self) -> int:
         """Shapes compiled after `warmup`."""
-        return self._engine.runner.num_recompiles
+        return self._engine.runner.worker.num_recompiles
 
     @property
     def params(self) -> Any:
         """The weights: a pytree of sharded arrays."""
-        return self._engine.runner.params
+        return self._engine.runner.worker.params
 
     def update_params(self, new: Any) -> None:
         """Swap the weights in place, as an RL loop does after each optimiser step.
@@ -220,11 +225,12 @@ class LLM:
 
         Raises:
             ValueError: naming the first leaf that differs; the old weights stay.
-            RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights.
+            RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights; or the
+                weights lie on several hosts, of which only this one has the new.
         """
         if self._engine.has_work or self._engine.pins.seq_ids:
             raise RuntimeError("update_params() while requests run or prefixes are pinned")
-        self._engine.runner.update_params(new)
+        self._engine.runner.worker.update_params(new)
         self._engine.memory.reset_prefix_cache()  # cached KV belongs to the old weights
 
     def reset_prefix_cache(self) -> bool:

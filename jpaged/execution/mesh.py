@@ -12,14 +12,22 @@ from jpaged.model_api import TENSOR_AXIS
 def make_mesh(tensor_parallel_size: int) -> Mesh:
     """A mesh of the first `tensor_parallel_size` devices over the tensor axis.
 
+    Where `jax.distributed` joined several processes, it spans the devices of all of them.
+
     Raises:
-        ValueError: there are fewer devices.
+        ValueError: there are fewer devices, or the processes have more.
     """
-    devices = jax.devices()
+    devices, processes = jax.devices(), jax.process_count()
     if tensor_parallel_size > len(devices):
+        owner = "this process" if processes == 1 else f"{processes} processes"
         raise ValueError(
             f"tensor_parallel_size={tensor_parallel_size} is above the {len(devices)} "
-            f"{devices[0].platform} device(s) of this process"
+            f"{devices[0].platform} device(s) of {owner}"
+        )
+    if processes > 1 and tensor_parallel_size != len(devices):
+        raise ValueError(
+            f"tensor_parallel_size={tensor_parallel_size} leaves some of the {len(devices)} devices of {processes} "
+            f"processes idle; a run of several processes takes them all"
         )
     return Mesh(np.array(devices[:tensor_parallel_size]), (TENSOR_AXIS,))
 
@@ -27,6 +35,19 @@ def make_mesh(tensor_parallel_size: int) -> Mesh:
 def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
     """A sharding over `mesh`; no axes = replicated."""
     return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def is_local(mesh: Mesh) -> bool:
+    """Whether all its devices belong to this process."""
+    return sharding(mesh).is_fully_addressable
+
+
+def replicate(array: np.ndarray, mesh: Mesh) -> jax.Array:
+    """An array on every device; where processes share the mesh, each brings the same one."""
+    if is_local(mesh):
+        return jax.device_put(array, sharding(mesh))
+    # device_put would compare the processes' arrays, which takes a collective and waits for it.
+    return jax.make_array_from_callback(array.shape, sharding(mesh), lambda index: array[index])
 
 
 def platform(mesh: Mesh) -> str:

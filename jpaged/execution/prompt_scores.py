@@ -5,6 +5,7 @@ The logits of a whole chunk, ``[tokens, vocab]``, never exist.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,16 +89,17 @@ def slices(rows: ScoreRows) -> list[tuple[Int[np.ndarray, " rows"], Int[np.ndarr
 
 @dataclass(frozen=True)
 class PromptScores:
-    """Scores on their way from the device."""
+    """Scores on their way from the device, `fetch`ed as `Worker` says."""
 
     scores: list[PromptScore]
     outputs: list[ScoreOutput]
+    fetch: Callable[[Any], Any]
 
     def wait(self) -> list[tuple[PromptScore, float, TokenRanking]]:
         """Each scored token with its log-probability and ranking; blocks until the device is done."""
         if not self.scores:
             return []
-        logprobs, *top = (np.concatenate(parts) for parts in zip(*jax.device_get(self.outputs), strict=True))
+        logprobs, *top = (np.concatenate(parts) for parts in zip(*self.fetch(self.outputs), strict=True))
         rankings = TopTokens(*top)
         return [
             (score, float(logprobs[i]), rankings.row(i, score.request.params.prompt_logprobs or 0))

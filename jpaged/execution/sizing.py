@@ -86,7 +86,7 @@ def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
     """Memory of a mesh's first device as it is now, with the weights in it."""
     if platform(mesh) == "cpu":
         return DeviceMemory(host_memory_available(), is_host=True)
-    stats = mesh.devices.flat[0].memory_stats()
+    stats = mesh.local_devices[0].memory_stats()
     return DeviceMemory(stats["bytes_limit"], max(stats["bytes_in_use"], device_bytes(params)))
 
 

@@ -39,7 +39,7 @@ class HostStore:
     def __init__(self, spec: PoolSpec, mesh: Mesh, on_compile: Callable[[Hashable], None]) -> None:
         self._spec = spec
         self._on_device = sharding(mesh, TENSOR_AXIS)
-        kinds = {memory.kind for memory in mesh.devices.flat[0].addressable_memories()}
+        kinds = {memory.kind for memory in mesh.local_devices[0].addressable_memories()}
         self._pinned = self._on_device.with_memory_kind(PINNED) if PINNED in kinds else None
 
         def programs(make: Callable[..., jax.stages.Wrapped], name: str) -> list[Program]:

@@ -77,7 +77,7 @@ def test_the_number_of_compiled_shapes_is_known_before_the_warmup(warm):
 def test_after_the_warmup_nothing_is_compiled(llm, warm):
     generate(llm, [ids(p) for p in PROMPTS], [GREEDY, DRAWN, replace(GREEDY, max_tokens=3), GREEDY, DRAWN])
     assert llm.num_recompiles == 0
-    assert llm._engine.runner.num_compiled == warm.known
+    assert llm._engine.runner.worker.num_compiled == warm.known
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm):

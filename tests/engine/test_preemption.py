@@ -46,7 +46,7 @@ def test_greedy_and_seeded_tokens_do_not_depend_on_preemption(model, mode, cachi
     assert preemptions > 0 and swaps == (preemptions if mode == "swap" else 0)
     assert llm._engine.scheduler.preemption.num_swaps == swaps
     assert tokens == model.tokens
-    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner._host) == 0
+    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner.worker.host) == 0
     llm._engine.memory.check_invariants()
 
 
@@ -71,7 +71,7 @@ def test_four_outputs_do_not_depend_on_preemption(model, four_outputs, mode):
     preemptions, swaps = sum(m.num_preemptions for m in metrics), sum(m.num_swaps for m in metrics)
     assert preemptions > 0 and swaps == (0 if mode == "recompute" else preemptions)
     assert tokens == expected and len({tuple(t) for request in tokens for t in request}) == 8
-    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner._host) == 0
+    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner.worker.host) == 0
 
 
 def test_after_the_warm_up_swapping_compiles_nothing(model):

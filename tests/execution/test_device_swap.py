@@ -18,12 +18,12 @@ def runner():
     """A runner whose pool holds random numbers."""
     runner = tiny_runner(num_pages=90)
     values = jax.random.normal(jax.random.key(0), runner.spec.shape, jnp.float32)
-    runner._pool = jax.device_put(values, runner._pool.sharding)
+    runner.worker.pool = jax.device_put(values, runner.worker.pool.sharding)
     return runner
 
 
 def blocks(runner) -> np.ndarray:
-    return np.array(runner._pool).reshape(runner.spec.views[0])
+    return np.array(runner.worker.pool).reshape(runner.spec.views[0])
 
 
 def moves(device, host) -> list[SwapCopy]:
@@ -38,17 +38,17 @@ def test_blocks_come_back_to_other_places_and_nothing_else_changes(runner, numbe
     want = blocks(runner)
     want[target] = want[source]
     runner.dispatch(ScheduledStep(swap_out=moves(source, host)))
-    assert len(runner._host) == number
+    assert len(runner.worker.host) == number
     order = rng.permutation(number)
     runner.dispatch(ScheduledStep(swap_in=moves(target[order], host[order])))
     assert (blocks(runner) == want).all()
-    assert len(runner._host) == 0
+    assert len(runner.worker.host) == 0
 
 
 def test_what_was_swapped_out_is_what_was_there_then(runner):
     before = blocks(runner)
     runner.dispatch(ScheduledStep(swap_out=moves(range(6), range(6))))
-    runner._pool = runner._pool * 0
+    runner.worker.pool = runner.worker.pool * 0
     runner.dispatch(ScheduledStep(swap_in=moves(range(10, 16), range(6))))
     after = blocks(runner)
     assert (after[10:16] == before[:6]).all() and not after[:10].any() and not after[16:].any()
@@ -66,7 +66,7 @@ def test_dropped_blocks_are_forgotten_and_the_others_of_their_launch_still_come_
     want = blocks(runner)
     runner.dispatch(ScheduledStep(swap_out=moves(range(4), range(4))))
     runner.dispatch(ScheduledStep(dropped=[HostBlock(0, 0), HostBlock(0, 2)]))
-    assert len(runner._host) == 2
+    assert len(runner.worker.host) == 2
     runner.dispatch(ScheduledStep(swap_in=moves([20, 21], [1, 3])))
     want[[20, 21]] = want[[1, 3]]
     assert (blocks(runner) == want).all()
@@ -74,14 +74,14 @@ def test_dropped_blocks_are_forgotten_and_the_others_of_their_launch_still_come_
 
 def test_host_memory_holds_no_padding(runner):
     runner.dispatch(ScheduledStep(swap_out=moves(range(23), range(23))))
-    arrays = {id(batch): batch for batch, _ in runner._host._place.values()}.values()
+    arrays = {id(batch): batch for batch, _ in runner.worker.host._place.values()}.values()
     assert sum(array.nbytes for array in arrays) == 23 * runner.spec.layout.groups[0].block_bytes
 
 
 def test_blocks_lie_in_pinned_memory_where_there_is_any(runner):
     kinds = {memory.kind for memory in jax.devices()[0].addressable_memories()}
     runner.dispatch(ScheduledStep(swap_out=moves([0], [0])))
-    batch, _ = runner._host._place[HostBlock(0, 0)]
+    batch, _ = runner.worker.host._place[HostBlock(0, 0)]
     if "pinned_host" in kinds:
         assert batch.sharding.memory_kind == "pinned_host"
     else:
@@ -90,9 +90,9 @@ def test_blocks_lie_in_pinned_memory_where_there_is_any(runner):
 
 def test_without_pinned_memory_blocks_lie_in_numpy_arrays(runner):
     want = blocks(runner)
-    runner._host._pinned = None
+    runner.worker.host._pinned = None
     runner.dispatch(ScheduledStep(swap_out=moves(range(5), range(5))))
-    assert isinstance(runner._host._place[HostBlock(0, 0)][0], np.ndarray)
+    assert isinstance(runner.worker.host._place[HostBlock(0, 0)][0], np.ndarray)
     runner.dispatch(ScheduledStep(swap_in=moves(range(30, 35), range(5))))
     want[30:35] = want[:5]
     assert (blocks(runner) == want).all()
@@ -110,9 +110,9 @@ def test_a_block_out_of_range_is_an_error(runner, bad):
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_are_written_in_place(runner, size):
     ids = np.arange(size, dtype=np.int32)
-    batch = jax.eval_shape(make_gather(runner.spec, runner.mesh, 0), runner._pool, ids)
+    batch = jax.eval_shape(make_gather(runner.spec, runner.mesh, 0), runner.worker.pool, ids)
     scatter = make_scatter(runner.spec, runner.mesh, 0)
-    memory = scatter.lower(runner._pool, batch, ids).compile().memory_analysis()
+    memory = scatter.lower(runner.worker.pool, batch, ids).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= runner.spec.device_bytes
     assert memory.temp_size_in_bytes <= size * runner.spec.layout.groups[0].block_bytes + 4096, "at most a batch"
 
@@ -120,8 +120,8 @@ def test_blocks_are_written_in_place(runner, size):
 def test_warm_up_compiles_the_shapes_and_changes_nothing():
     runner = tiny_runner(num_pages=90, can_swap=True, max_num_seqs=2, budget=4)
     before = blocks(runner)
-    assert len(list(runner.warmup())) == runner.num_warmup == runner.num_compiled
+    assert len(list(runner.warmup())) == runner.num_warmup == runner.worker.num_compiled
     assert (blocks(runner) == before).all()
     runner.dispatch(ScheduledStep(swap_out=moves(range(85), range(85))))
     runner.dispatch(ScheduledStep(swap_in=moves(range(85), range(85))))
-    assert runner.num_recompiles == 0
+    assert runner.worker.num_recompiles == 0

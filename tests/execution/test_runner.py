@@ -78,23 +78,23 @@ def with_block_numbers(runner) -> np.ndarray:
     blocks = runner.spec.views[0][0]
     numbers = jnp.arange(blocks, dtype=jnp.float32)[:, None, None, None, None, None]
     filled = jnp.broadcast_to(numbers, runner.spec.views[0]).reshape(runner.spec.shape)
-    runner._pool = jax.device_put(filled, runner._pool.sharding)
+    runner.worker.pool = jax.device_put(filled, runner.worker.pool.sharding)
     return np.arange(blocks)
 
 
 def test_block_copies_copy_whole_blocks_and_nothing_else():
     runner = tiny_runner()
     want = with_block_numbers(runner)
-    runner._dispatch_copies(copies(BlockCopy(0, 3, 20), BlockCopy(0, 3, 0), BlockCopy(0, 7, 1)))
+    runner._copy_blocks(copies(BlockCopy(0, 3, 20), BlockCopy(0, 3, 0), BlockCopy(0, 7, 1)))
     want[[20, 0, 1]] = 3, 3, 7
-    view = np.asarray(runner._pool).reshape(runner.spec.views[0])
+    view = np.asarray(runner.worker.pool).reshape(runner.spec.views[0])
     assert (view == want.reshape(-1, 1, 1, 1, 1, 1)).all()
 
 
 @pytest.mark.parametrize("bad", [BlockCopy(0, -1, 2), BlockCopy(0, 2, 24), BlockCopy(0, 99, 1)])
 def test_a_block_copy_out_of_range_is_an_error(shared, bad):
     with pytest.raises(RuntimeError, match=r"is outside \[0, 24\)"):
-        shared._dispatch_copies(copies(bad))
+        shared._copy_blocks(copies(bad))
 
 
 def one_token_step() -> ScheduledStep:
@@ -109,19 +109,19 @@ def test_warm_up_compiles_every_shape_once_and_touches_no_block(caplog):
     runner = tiny_runner(max_num_seqs=2, budget=4)
     want = with_block_numbers(runner)
     messages = list(runner.warmup())
-    assert len(messages) == len(set(messages)) == runner.num_warmup == runner.num_compiled
-    view = np.asarray(runner._pool).reshape(runner.spec.views[0])
+    assert len(messages) == len(set(messages)) == runner.num_warmup == runner.worker.num_compiled
+    view = np.asarray(runner.worker.pool).reshape(runner.spec.views[0])
     assert (view == want.reshape(-1, 1, 1, 1, 1, 1)).all()
 
     for _ in range(3):
         runner.dispatch(one_token_step()).wait()
-    runner._dispatch_copies(copies(BlockCopy(0, 3, 20)))
-    assert runner.num_recompiles == 0 and runner.num_compiled == runner.num_warmup
+    runner._copy_blocks(copies(BlockCopy(0, 3, 20)))
+    assert runner.worker.num_recompiles == 0 and runner.worker.num_compiled == runner.num_warmup
 
     with caplog.at_level(logging.WARNING):
-        runner._dispatch_copies(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
-        runner._dispatch_copies(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
-    assert runner.num_recompiles == 1
+        runner._copy_blocks(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
+        runner._copy_blocks(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
+    assert runner.worker.num_recompiles == 1
     assert "after warm-up (number 1)" in caplog.text
 
 
@@ -132,26 +132,26 @@ def test_results_are_one_a_sample_and_log_probabilities_are_finite(shared):
 
 
 def test_new_weights_take_effect_and_old_ones_come_back(shared):
-    old = shared.params
+    old = shared.worker.params
     before = shared.dispatch(one_token_step()).wait()
-    shared.update_params(jax.tree.map(lambda leaf: leaf * 0, old))
+    shared.worker.update_params(jax.tree.map(lambda leaf: leaf * 0, old))
     tokens, logprobs, _ = shared.dispatch(one_token_step()).wait()
     assert tokens == [0] and logprobs == pytest.approx([-np.log(VOCAB)], abs=1e-5)
-    shared.update_params(old)
+    shared.worker.update_params(old)
     assert shared.dispatch(one_token_step()).wait() == before
 
 
 def test_weights_of_another_shape_dtype_or_structure_are_refused_and_the_old_stay(shared):
-    old = shared.params
+    old = shared.worker.params
     leaves, structure = jax.tree.flatten(old)
 
     def changed(change):
         return jax.tree.unflatten(structure, [change(leaves[0]), *leaves[1:]])
 
     with pytest.raises(ValueError, match=r"params.* is float32\[.*\], the engine's is float32\["):
-        shared.update_params(changed(lambda leaf: jnp.zeros((*leaf.shape, 2))))
+        shared.worker.update_params(changed(lambda leaf: jnp.zeros((*leaf.shape, 2))))
     with pytest.raises(ValueError, match=r"is bfloat16\[.*the engine's is float32\["):
-        shared.update_params(changed(lambda leaf: leaf.astype(jnp.bfloat16)))
+        shared.worker.update_params(changed(lambda leaf: leaf.astype(jnp.bfloat16)))
     with pytest.raises(ValueError, match="another structure"):
-        shared.update_params({"w": leaves[0]})
-    assert shared.params is old
+        shared.worker.update_params({"w": leaves[0]})
+    assert shared.worker.params is old

@@ -1,0 +1,88 @@
+"""How a run ends that has lost a process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+
+from jpaged.errors import ProcessLost
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 15.0
+"""Between the loss of a process and the end of this one, for whoever wants to save something."""
+
+
+class Watch:
+    """Knows whether the run is still whole.
+
+    A collective that waits for a dead process never returns, and nothing can call it off. So this process is told by
+    `ProcessLost` where its main thread can be told, and ended with exit status 1 after `GRACE_SECONDS` where not.
+    """
+
+    def __init__(self) -> None:
+        self._loss: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._wanted: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        atexit.register(self._leave)  # runs before jax's own, which would wait for the dead
+        threading.Thread(target=self._wait_for_devices, name="jpaged-fetch", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether `lose` was called."""
+        return self._loss.done()
+
+    def lose(self, message: str) -> None:
+        """End the run; the first message counts."""
+        with self._lock:
+            if self._loss.done():
+                return
+            logger.critical("%s; this process ends in %.0f seconds at most", message, GRACE_SECONDS)
+            timer = threading.Timer(GRACE_SECONDS, self._leave)
+            timer.daemon = True
+            timer.start()
+            self._loss.set_exception(ProcessLost(message))
+
+    def check(self) -> None:
+        """
+        Raises:
+            ProcessLost: the run is over.
+        """
+        if self._loss.done():
+            self._loss.result()
+
+    def fetch(self, arrays: Any) -> Any:
+        """`jax.device_get` that ends when a process is lost.
+
+        Raises:
+            ProcessLost: it was.
+        """
+        fetched: Future[Any] = Future()
+        self._wanted.put((lambda: jax.device_get(arrays), fetched))
+        wait((fetched, self._loss), return_when=FIRST_COMPLETED)
+        self.check()
+        return fetched.result()
+
+    def _wait_for_devices(self) -> None:
+        while True:
+            function, future = self._wanted.get()
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _leave(self) -> None:
+        if not self.lost:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)

@@ -14,7 +14,7 @@ from jpaged import LLM, BeamSearchParams, SamplingParams
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 SMALL_POOL = {"kv_cache_memory_bytes": 12 * 12288, "preemption_mode": "swap"}
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -25,11 +25,6 @@ def prompts() -> list[list[int]]:
 
 def asked() -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": ids} for ids in prompts()]
-
-
-def greedy(make: Callable[..., LLM]) -> Any:
-    outputs = make().generate(asked(), GREEDY, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 def everything(make: Callable[..., LLM]) -> Any:

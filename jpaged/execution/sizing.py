@@ -83,7 +83,7 @@ def pool_bytes(
 
 
 def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
-    """Memory of a mesh's first device as it is now, with the weights in it."""
+    """Memory of the mesh's first device in this process as it is now, with the weights in it."""
     if platform(mesh) == "cpu":
         return DeviceMemory(host_memory_available(), is_host=True)
     stats = mesh.local_devices[0].memory_stats()

@@ -13,7 +13,7 @@ from generate import NUM_TOKENS, prompts
 from greedy_reference import torch_greedy
 from processes import finish, start
 
-PATIENCE = 300
+PATIENCE = 600
 """Seconds a run may take on a busy machine."""
 LIMIT = 60
 """Seconds after a death in which a run has to end."""

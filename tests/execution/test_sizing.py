@@ -35,7 +35,7 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(sizing, "platform", lambda mesh: "gpu")
     stats = {"bytes_limit": 16 * GIB, "bytes_in_use": 3 * GIB}
     device = SimpleNamespace(memory_stats=lambda: stats)
-    return SimpleNamespace(devices=SimpleNamespace(flat=[device]))
+    return SimpleNamespace(local_devices=[device])
 
 
 def test_what_was_requested_is_taken_as_it_is(cpu):

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from jpaged.config import EngineConfig
 from jpaged.distributed import Follower, Leader, join
 from jpaged.engine import Engine
-from jpaged.execution import Runner, enable_compilation_cache, make_mesh, plan_pool, platform
+from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_mesh, plan_pool, platform
 from jpaged.execution.one_byte import resolve_kv_dtype
 from jpaged.loading import load_model
 from jpaged.loading.placement import layers_are_stacked
@@ -59,7 +59,7 @@ def build_engine(config: EngineConfig) -> Built:
 
 
 def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
-    mesh = make_mesh(config.tensor_parallel_size)
+    mesh = make_mesh(config.tensor_parallel_size, config.data_parallel_size)
     loaded = load_model(
         config.model,
         dtype=config.dtype,
@@ -99,22 +99,8 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         part.follow(runner)
     if isinstance(part, Leader):
         part.lead(runner)
-    memory = MemoryManager(
-        spec.layout,
-        watermark=config.watermark,
-        prefix_caching=config.enable_prefix_caching,
-        prefix_eviction=config.prefix_eviction,
-        max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
-        swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
-    )
     engine = Engine(
-        Scheduler(
-            memory,
-            policy=config.scheduling_policy,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            preemption_mode=config.preemption_mode,
-            **shapes,
-        ),
+        [_scheduler(config, spec, max_model_len) for _ in range(config.data_parallel_size)],
         runner,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
@@ -124,6 +110,26 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         seed=config.seed,
     )
     return Built(engine, loaded.config, loaded.tokenizer, loaded.dtype)
+
+
+def _scheduler(config: EngineConfig, spec: PoolSpec, max_model_len: int) -> Scheduler:
+    """A replica's, with the memory of its pool."""
+    memory = MemoryManager(
+        spec.layout,
+        watermark=config.watermark,
+        prefix_caching=config.enable_prefix_caching,
+        prefix_eviction=config.prefix_eviction,
+        max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
+        swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
+    )
+    return Scheduler(
+        memory,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        policy=config.scheduling_policy,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        preemption_mode=config.preemption_mode,
+    )
 
 
 def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:

@@ -34,6 +34,8 @@ class EngineConfig:
         kv_cache_memory_bytes: size of the pool on each device; None = from memory_utilization.
         memory_utilization: share of a device's memory that weights, temporaries and pool may take.
         tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
+        data_parallel_size: replicas of the model, each with a pool and a batch of its own on tensor_parallel_size
+            devices; one program runs them all. Limits, like max_num_seqs, are of each replica.
         preemption_mode: how a preempted request comes back: "recompute"; "swap", by host memory; or "auto", which
             swaps requests of several sequences. Where the swap space is full a request is recomputed.
         swap_space_bytes: host memory for swapped blocks, for each device; at most the pool; None = as large as the
@@ -62,6 +64,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
     swap_space_bytes: int | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -81,7 +84,8 @@ class EngineConfig:
         _one_of("prefix_eviction", self.prefix_eviction, PREFIX_EVICTIONS)
         _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+        sizes = "block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "data_parallel_size"
+        for name in sizes:
             _positive(name, getattr(self, name))
         if self.preemption_mode == "recompute" and self.swap_space_bytes is not None:
             raise ValueError(f"swap_space_bytes={self.swap_space_bytes!r} needs preemption_mode='swap' or 'auto'")
@@ -96,6 +100,11 @@ class EngineConfig:
         for name in ("memory_utilization", "watermark"):
             if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a number")
+        if self.data_parallel_size > 1:
+            if self.preemption_mode != "recompute":
+                raise ValueError(f"preemption_mode={self.preemption_mode!r} needs data_parallel_size=1")
+            if self.deterministic:
+                raise ValueError("deterministic=True needs data_parallel_size=1")
         if not 0 < self.memory_utilization <= 1:
             raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
         if not 0 <= self.watermark < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from jpaged.beam_search_params import BeamSearchParams
 from jpaged.detokenizer import Detokenizer
-from jpaged.execution import InFlight, Runner
+from jpaged.execution import Runner
 from jpaged.grammar import GrammarCompiler
-from jpaged.memory import MemoryManager, MemoryReport, Pins
+from jpaged.memory import MemoryManager, Pins
+from jpaged.replica import Replica
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Scheduler, Sequence
 from jpaged.token_rules import allowed_mask, bad_word_tokens, check_token_ids
@@ -24,11 +26,9 @@ class EngineStats:
 
     Attributes:
         num_steps, num_tokens: dispatched.
-        peak_blocks: blocks in use, over all groups, when `Engine.peak_report` was made.
     """
 
     num_steps: int = 0
-    peak_blocks: int = 0
     num_tokens: int = 0
 
 
@@ -36,6 +36,7 @@ class Engine:
     """Requests in, finished requests out; everything about text and files is left to its caller.
 
     Args:
+        schedulers: one a replica; each request goes to the one with the fewest unfinished sequences.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         tokenizer: for text that is needed token by token: stop strings, streams.
         max_logprobs: most that a request's `logprobs` may ask for.
@@ -44,7 +45,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        schedulers: Iterable[Scheduler],
         runner: Runner,
         *,
         max_model_len: int,
@@ -54,7 +55,7 @@ class Engine:
         max_logprobs: int = 20,
         seed: int = 0,
     ) -> None:
-        self.scheduler = scheduler
+        self.replicas = [Replica(scheduler, max_model_len) for scheduler in schedulers]
         self.runner = runner
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -66,14 +67,23 @@ class Engine:
         self._seeds = np.random.default_rng(seed)
         self._request_ids = itertools.count()
         self._seq_ids = itertools.count()
-        self.peak_report: MemoryReport | None = None
-        self._in_flight: InFlight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
-        self.pins = Pins(scheduler.memory, max_model_len)
+        self._homes: dict[int, Replica] = {}
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The first replica's, and mostly the only one."""
+        return self.replicas[0].scheduler
 
     @property
     def memory(self) -> MemoryManager:
-        return self.scheduler.memory
+        """The first replica's, and mostly the only one."""
+        return self.replicas[0].memory
+
+    @property
+    def pins(self) -> Pins:
+        """The first replica's; nothing is pinned where there are others."""
+        return self.replicas[0].pins
 
     def make_request(
         self,
@@ -106,6 +116,10 @@ class Engine:
         check_token_ids((min(prompt_token_ids), max(prompt_token_ids)), self.vocab_size)
         for named in (params.stop_token_ids, params.allowed_token_ids or (), params.logit_bias or ()):
             check_token_ids(named, self.vocab_size)
+        if params.prompt_logprobs is not None and len(self.replicas) > 1:
+            raise ValueError(
+                f"prompt_logprobs={params.prompt_logprobs} needs data_parallel_size=1, not {len(self.replicas)}"
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > self._max_logprobs:
                 raise ValueError(
@@ -167,47 +181,47 @@ class Engine:
         Raises:
             ValueError: it could never fit the pool.
         """
-        self.scheduler.add(request)
+        replica = min(self.replicas, key=lambda replica: replica.load)
+        replica.add(request)
+        self._homes[request.request_id] = replica
         if request.needs_text and self._tokenizer is not None:
             for seq in request.sequences:
                 self._detokenizers[seq.seq_id] = Detokenizer(self._tokenizer, request.params)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._in_flight is not None
+        return any(replica.has_work for replica in self.replicas)
 
     def step(self) -> list[Request]:
-        """Dispatch the next step, then take in the one before; returns the requests that finished."""
-        scheduled = self.scheduler.schedule()
-        dispatched = self.runner.dispatch(scheduled)
-        if dispatched is not None:
-            self.stats.num_steps += 1
-            self.stats.num_tokens += scheduled.num_tokens
-            self._watch_memory()
-        finished = self._read_back() if self._in_flight is not None else []
-        self._in_flight = dispatched
+        """Dispatch the next step of all replicas, then take in the one before; returns the requests that finished."""
+        scheduled = [replica.scheduler.schedule() for replica in self.replicas]
+        dispatched = self.runner.dispatch_all(scheduled)
+        self.stats.num_steps += any(step.chunks for step in scheduled)
+        self.stats.num_tokens += sum(step.num_tokens for step in scheduled)
+        finished = []
+        for replica, step, in_flight in zip(self.replicas, scheduled, dispatched, strict=True):
+            replica.watch_memory(step)
+            finished += self._read_back(replica)
+            replica.in_flight = in_flight
         return finished
 
     def reset_peak(self) -> None:
-        """Forget the busiest step."""
-        self.stats.peak_blocks, self.peak_report = 0, None
+        """Forget the busiest step of each replica."""
+        for replica in self.replicas:
+            replica.reset_peak()
 
-    def _watch_memory(self) -> None:
-        """Keep a report of the busiest step, to within 5 % (a report walks all tables)."""
-        used = self.memory.num_used_blocks
-        if used > 1.05 * self.stats.peak_blocks:
-            self.stats.peak_blocks = used
-            self.peak_report = self.memory.report()
-
-    def _read_back(self) -> list[Request]:
-        assert self._in_flight is not None
-        step = self._in_flight.step
-        if self._in_flight.scores is not None:
-            for (request, position), logprob, ranking in self._in_flight.scores.wait():
+    def _read_back(self, replica: Replica) -> list[Request]:
+        if replica.in_flight is None:
+            return []
+        step, scores = replica.in_flight.step, replica.in_flight.scores
+        if scores is not None:
+            for (request, position), logprob, ranking in scores.wait():
                 request.prompt_logprobs[position] = logprob, ranking
-        finished = self.scheduler.update(step, *self._in_flight.wait())
+        finished = replica.scheduler.update(step, *replica.in_flight.wait())
         if self._detokenizers:
             finished += [request for request, seq, _ in step.samples if self._extend_text(request, seq)]
+        for request in finished:
+            self._homes.pop(request.request_id).let_go(request)
         return finished
 
     def _extend_text(self, request: Request, seq: Sequence) -> bool:
@@ -218,7 +232,9 @@ class Engine:
         found = detokenizer.push(request.text_tokens(seq, detokenizer.num_tokens))
         if found is None and seq.finish_reason is not None:
             found = detokenizer.finish()
-        ended = found is not None and seq.finish_reason is None and self.scheduler.finish(request, seq, "stop", found)
+        ended = False
+        if found is not None and seq.finish_reason is None:
+            ended = self._homes[request.request_id].scheduler.finish(request, seq, "stop", found)
         if found is not None:
             seq.finish_reason, seq.stop_reason = "stop", found
         seq.text, seq.num_settled = detokenizer.text, detokenizer.num_settled
@@ -230,9 +246,11 @@ class Engine:
         """Keep the KV of a prefix, computed if need be, in the pool; (id for `Pins.unpin`, tokens that are kept).
 
         Raises:
-            ValueError: as `Pins.pin` or `make_request`.
+            ValueError: as `Pins.pin` or `make_request`, or there are several replicas.
             RuntimeError: requests are running, which were promised the memory.
         """
+        if len(self.replicas) > 1:
+            raise ValueError(f"pin_prefix() needs data_parallel_size=1, not {len(self.replicas)}")
         if self.has_work:
             raise RuntimeError("pin_prefix() while requests run")
         length, seq_id = self.pins.length(len(token_ids)), next(self._seq_ids)
@@ -250,10 +268,13 @@ class Engine:
         """Drop a request; its blocks are free at once."""
         for seq in request.sequences:
             self._detokenizers.pop(seq.seq_id, None)
-        self.scheduler.abort(request)
+        home = self._homes.pop(request.request_id, None)
+        if home is not None:
+            home.scheduler.abort(request)
+            home.let_go(request)
 
     def drain(self) -> None:
         """Wait for the step in flight and take it in."""
-        if self._in_flight is not None:
-            self._read_back()
-            self._in_flight = None
+        for replica in self.replicas:
+            self._read_back(replica)
+            replica.in_flight = None

@@ -228,14 +228,16 @@ class LLM:
             RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights; or the
                 weights lie on several hosts, of which only this one has the new.
         """
-        if self._engine.has_work or self._engine.pins.seq_ids:
+        if self._engine.has_work or any(replica.pins.seq_ids for replica in self._engine.replicas):
             raise RuntimeError("update_params() while requests run or prefixes are pinned")
         self._engine.runner.worker.update_params(new)
-        self._engine.memory.reset_prefix_cache()  # cached KV belongs to the old weights
+        self.reset_prefix_cache()  # cached KV belongs to the old weights
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV; False, with nothing done, while requests run or prefixes are pinned."""
-        return self._engine.memory.reset_prefix_cache()
+        if self._engine.has_work:
+            return False
+        return all(replica.memory.reset_prefix_cache() for replica in self._engine.replicas)
 
     def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
         """Keep the KV of a prompt's whole blocks in the pool until `unpin`, computing it if need be, for prompts that
@@ -261,13 +263,20 @@ class LLM:
             raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
         self._engine.pins.unpin(pinned.seq_id)
 
-    def memory_report(self, *, peak: bool = False) -> MemoryReport:
+    def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
         """Who holds the pool's blocks; `str()` of it is a table.
 
         Args:
             peak: as it was in the busiest step so far (to within 5 % of its blocks) instead of now.
+            replica: whose pool, of data_parallel_size.
+
+        Raises:
+            ValueError: there is no such replica.
         """
-        return (self._engine.peak_report if peak else None) or self._engine.memory.report()
+        if not 0 <= replica < len(self._engine.replicas):
+            raise ValueError(f"replica={replica} is not one of the {len(self._engine.replicas)} replicas")
+        one = self._engine.replicas[replica]
+        return (one.peak_report if peak else None) or one.memory.report()
 
     def reset_peak(self) -> None:
         """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
-from jpaged.execution.mesh import sharding
-from jpaged.execution.pool import PoolSpec
+from jpaged.execution.pool import PoolSpec, abstract_pool
+from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sample_step import make_sample_step
 from jpaged.execution.sampling_batch import RANKED, greedy_rows
 from jpaged.execution.step import make_step
-from jpaged.model_api import TENSOR_AXIS
 from pallas_kernels.platform import Impl
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,8 @@ class StepPrograms:
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
         """Logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
         _, hidden, _ = self.mixed().out_info
-        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
-        rows = greedy_rows(self.max_num_seqs, self.vocab_size)
+        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
+        rows = self._of_all(greedy_rows(self.max_num_seqs, self.vocab_size))
         draw = make_sample_step(self.graphdef, self.mesh)
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 
@@ -62,11 +63,16 @@ class StepPrograms:
 
     @property
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self.max_num_seqs,), jnp.int32, sharding=sharding(self.mesh))
+        zeros = self._of_all(np.zeros(self.max_num_seqs, np.int32))
+        return jax.ShapeDtypeStruct(zeros.shape, zeros.dtype, sharding=own_sharding(self.mesh))
+
+    def _of_all(self, of_one: T) -> T:
+        return stack(self.mesh, [of_one] * num_replicas(self.mesh))
 
     def _step(self, bucket: Bucket) -> jax.stages.Lowered:
         spec = self.spec
-        pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(self.mesh, TENSOR_AXIS))
+        pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec.layout, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
+        batch = self._of_all(batch)
         step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl)
         return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -55,6 +56,14 @@ class Buckets:
     def smallest_sample(self, rows: int) -> int:
         """The fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
         return next(size for size in self.sample_rows if size >= rows)
+
+    def common(self, sizes: Iterable[tuple[int, int]]) -> Bucket:
+        """The smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
+        each = [self.smallest(tokens=tokens, seqs=seqs) for tokens, seqs in sizes]
+        if all(bucket.decode_only for bucket in each):
+            return max(each)
+        tokens = max(bucket.tokens for bucket in each)
+        return next(bucket for bucket in self.mixed if bucket.tokens >= tokens)
 
     def smallest(self, *, tokens: int, seqs: int) -> Bucket:
         """The smallest bucket for `tokens` tokens of `seqs` sequences.

@@ -17,6 +17,7 @@ NO_ROW = np.int32(2**31 - 1)
 BANS = 256
 TOKENS = 1024
 """Pairs that arrays hold at least; longer ones go by factors of four, and compile a sampler more each."""
+_PAIRS = ("token_row", "token_id", "token_bias", "token_count", "token_seen", "ban_row", "ban_id", "ban_after")
 
 
 def no_edits(width: int, vocab_size: int) -> LogitEdits:
@@ -115,6 +116,25 @@ def _bans(request: Request, seq: Sequence, position: int) -> Iterator[tuple[int,
         known = seq.token_ids[start:position]
         if known == before[: len(known)]:
             yield last, before[-1] if len(known) < len(before) else -1
+
+
+def pad_alike(each: list[LogitEdits]) -> list[LogitEdits]:
+    """Edits whose pairs are as many as those of the largest, padded with rows out of range."""
+    sizes = [max(len(column) for column in columns) for columns in zip(*map(_pairs, each), strict=True)]
+    nothing = no_edits(1, 1)
+    return [
+        edits._replace(
+            **{
+                name: np.pad(column, (0, size - len(column)), constant_values=getattr(nothing, name)[0])
+                for name, column, size in zip(_PAIRS, _pairs(edits), sizes, strict=True)
+            }
+        )
+        for edits in each
+    ]
+
+
+def _pairs(edits: LogitEdits) -> list[np.ndarray]:
+    return [np.asarray(getattr(edits, name)) for name in _PAIRS]
 
 
 def _padded(edits: LogitEdits, least: int, **columns: np.ndarray) -> LogitEdits:

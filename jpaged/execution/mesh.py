@@ -6,30 +6,37 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jpaged.execution.replicas import DATA_AXIS, own_sharding
 from jpaged.model_api import TENSOR_AXIS
 
 
-def make_mesh(tensor_parallel_size: int) -> Mesh:
-    """A mesh of the first `tensor_parallel_size` devices over the tensor axis.
+def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:
+    """A mesh of the first devices over the tensor axis; with several replicas, over the data and the tensor axis.
 
     Where `jax.distributed` joined several processes, it spans the devices of all of them.
 
     Raises:
-        ValueError: there are fewer devices, or the processes have more.
+        ValueError: there are fewer devices, or the processes have more; or replicas over several processes.
     """
     devices, processes = jax.devices(), jax.process_count()
-    if tensor_parallel_size > len(devices):
+    if data_parallel_size > 1 and processes > 1:
+        raise ValueError(f"data_parallel_size={data_parallel_size} needs one process, and there are {processes}")
+    size = tensor_parallel_size * data_parallel_size
+    if size > len(devices):
+        asked = f"tensor_parallel_size={tensor_parallel_size}"
+        if data_parallel_size > 1:
+            asked = f"data_parallel_size={data_parallel_size} times {asked}"
         owner = "this process" if processes == 1 else f"{processes} processes"
-        raise ValueError(
-            f"tensor_parallel_size={tensor_parallel_size} is above the {len(devices)} "
-            f"{devices[0].platform} device(s) of {owner}"
-        )
+        raise ValueError(f"{asked} is above the {len(devices)} {devices[0].platform} device(s) of {owner}")
     if processes > 1 and tensor_parallel_size != len(devices):
         raise ValueError(
             f"tensor_parallel_size={tensor_parallel_size} leaves some of the {len(devices)} devices of {processes} "
             f"processes idle; a run of several processes takes them all"
         )
-    return Mesh(np.array(devices[:tensor_parallel_size]), (TENSOR_AXIS,))
+    if data_parallel_size > 1:
+        grid = np.array(devices[:size]).reshape(data_parallel_size, tensor_parallel_size)
+        return Mesh(grid, (DATA_AXIS, TENSOR_AXIS))
+    return Mesh(np.array(devices[:size]), (TENSOR_AXIS,))
 
 
 def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
@@ -43,11 +50,11 @@ def is_local(mesh: Mesh) -> bool:
 
 
 def replicate(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """An array on every device; where processes share the mesh, each brings the same one."""
+    """An array on every device of each replica; where processes share the mesh, each brings the same one."""
     if is_local(mesh):
-        return jax.device_put(array, sharding(mesh))
+        return jax.device_put(array, own_sharding(mesh))
     # device_put would compare the processes' arrays, which takes a collective and waits for it.
-    return jax.make_array_from_callback(array.shape, sharding(mesh), lambda index: array[index])
+    return jax.make_array_from_callback(array.shape, own_sharding(mesh), lambda index: array[index])
 
 
 def platform(mesh: Mesh) -> str:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Shaped
 
-from jpaged.execution.mesh import sharding
+from jpaged.execution.replicas import num_replicas, pool_sharding
 from jpaged.memory.layout import GroupSpec, PoolLayout
 from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow
-from jpaged.model_api import TENSOR_AXIS, LayerGroup
+from jpaged.model_api import LayerGroup
 from pallas_kernels.layout import LANES, view_shape
 
 
@@ -80,7 +80,14 @@ def plan_pool(
     return PoolSpec(layout, jnp.dtype(dtype), shards, views, groups, index)
 
 
+def abstract_pool(spec: PoolSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Shape and place of the pools of all replicas: ``[replicas * tensor_shards, large_pages, rows, 128]``."""
+    shards, *rest = spec.shape
+    shape = (num_replicas(mesh) * shards, *rest)
+    return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=pool_sharding(mesh))
+
+
 def make_pool(spec: PoolSpec, mesh: Mesh) -> Shaped[Array, "shards pages rows 128"]:
-    """A zeroed pool on the mesh's devices."""
-    placed = sharding(mesh, TENSOR_AXIS)
-    return jax.jit(lambda: jnp.zeros(spec.shape, spec.dtype), out_shardings=placed)()
+    """Zeroed pools on the mesh's devices."""
+    like = abstract_pool(spec, mesh)
+    return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()

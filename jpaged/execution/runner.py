@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,10 +19,38 @@ from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Buckets
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.prompt_scores import PromptScores, score_rows, slices
+from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sample_step import StepOutput
-from jpaged.execution.sampling_batch import RANKED, all_plain, greedy_rows, sampling_arrays, top_size
+from jpaged.execution.sampling_batch import (
+    RANKED,
+    all_plain,
+    greedy_rows,
+    of_one_shape,
+    sampling_arrays,
+    top_size,
+)
 from jpaged.execution.worker import Worker
 from jpaged.scheduling.step import ScheduledStep, TopTokens
+
+T = TypeVar("T")
+
+
+class Draw:
+    """What the sampler gives all replicas, on its way from the device.
+
+    Args:
+        fetch: see `Worker`.
+        ranked: somebody asked for the most likely tokens.
+    """
+
+    def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
+        self._wanted = tuple(output) if ranked else (output.tokens, output.logprobs)
+        self._fetch = fetch
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """On the host: fields of `StepOutput`, the first two or all; blocks until the device is done."""
+        return self._fetch(self._wanted)
 
 
 @dataclass(frozen=True)
@@ -29,28 +58,27 @@ class InFlight:
     """A dispatched step whose results may not exist yet.
 
     Attributes:
-        fetch: see `Worker`.
+        replica: whose step it is; None where there is one.
         scores: of prompt tokens, where a request asked for them.
     """
 
     step: ScheduledStep
-    output: StepOutput
-    fetch: Callable[[Any], Any]
+    draw: Draw
+    replica: int | None = None
     scores: PromptScores | None = None
 
     def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
         """Sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled sample;
         blocks until the device is done."""
-        count = len(self.step.samples)
-        if not self.step.num_top:
-            tokens, logprobs = self.fetch((self.output.tokens, self.output.logprobs))
-            return tokens[:count].tolist(), logprobs[:count].tolist(), None
-        tokens, logprobs, *top = (x[:count] for x in self.fetch(self.output))
-        return tokens.tolist(), logprobs.tolist(), TopTokens(*top)
+        arrays = self.draw.arrays if self.replica is None else [x[self.replica] for x in self.draw.arrays]
+        tokens, logprobs, *top = (x[: len(self.step.samples)] for x in arrays)
+        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if self.step.num_top else None
 
 
 class Runner:
     """Gives a worker the arrays of each step, padded to buckets that are known beforehand.
+
+    On a data-parallel mesh each iteration has a step of every replica, and one bucket that holds them all.
 
     Args:
         can_swap: blocks may be swapped to the host: `warmup` compiles for it.
@@ -87,7 +115,11 @@ class Runner:
         self._deterministic = deterministic
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._builder = BatchBuilder(spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self.num_replicas = num_replicas(mesh)
+        self._builders = [
+            BatchBuilder(spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+            for _ in range(self.num_replicas)
+        ]
         self._can_swap = can_swap
 
     @property
@@ -97,20 +129,29 @@ class Runner:
 
     def dispatch(self, step: ScheduledStep) -> InFlight | None:
         """Start a step; returns at once (JAX dispatches asynchronously), None when there is nothing to compute."""
-        if step.dropped or step.swap_out or step.swap_in:
-            self.worker.swap(step.dropped, step.swap_out, step.swap_in)
-        if step.copies:
-            self._copy_blocks(step)
-        if not step.chunks:
-            return None
+        (in_flight,) = self.dispatch_all([step])
+        return in_flight
+
+    def dispatch_all(self, steps: Sequence[ScheduledStep]) -> list[InFlight | None]:
+        """`dispatch` for a step of each replica."""
+        first = steps[0]
+        if first.dropped or first.swap_out or first.swap_in:  # replicas do not swap
+            self.worker.swap(first.dropped, first.swap_out, first.swap_in)
+        if any(step.copies for step in steps):
+            self._copy_blocks(*steps)
+        if not any(step.chunks for step in steps):
+            return [None] * len(steps)
         if self._deterministic:
-            bucket = fixed_rows.padded_bucket(step.num_tokens, self.max_num_seqs)
+            bucket = fixed_rows.padded_bucket(first.num_tokens, self.max_num_seqs)
         else:
-            bucket = self.buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks))
-        batch = self._builder.build(step, bucket)
-        self.worker.compute(batch, bucket, len(step.samples))
-        scores = self._score_prompts(step, batch) if step.scored else None
-        return InFlight(step, self._draw(step), self.worker.fetch, scores)
+            bucket = self.buckets.common((step.num_tokens, len(step.chunks)) for step in steps)
+        batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
+        self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
+        scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
+        draw = self._draw(steps)
+        if len(steps) == 1:
+            return [InFlight(first, draw, scores=scores)]
+        return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
 
     def _score_prompts(self, step: ScheduledStep, batch: StepBatch) -> PromptScores:
         top = top_size(max(request.params.prompt_logprobs or 0 for request, _ in step.scored))
@@ -118,16 +159,25 @@ class Runner:
         outputs = [self.worker.score(part, targets, top) for part, targets in slices(rows)]
         return PromptScores(rows.scores, outputs, self.worker.fetch)
 
-    def _draw(self, step: ScheduledStep) -> StepOutput:
-        args = sampling_arrays(step.samples, self.buckets.smallest_sample(len(step.samples)), self._vocab_size)
+    def _draw(self, steps: Sequence[ScheduledStep]) -> Draw:
+        rows = self.buckets.smallest_sample(max(len(step.samples) for step in steps))
+        each = [sampling_arrays(step.samples, rows, self._vocab_size) for step in steps]
         # The plain variant may add up in another order.
-        plain = all_plain(args) and not self._deterministic
-        return self.worker.draw(args, 0 if plain else top_size(step.num_top))
+        plain = all(map(all_plain, each)) and not self._deterministic
+        num_top = max(step.num_top for step in steps)
+        output = self.worker.draw(stack(self.mesh, of_one_shape(each)), 0 if plain else top_size(num_top))
+        return Draw(output, self.worker.fetch, ranked=num_top > 0)
 
-    def _copy_blocks(self, step: ScheduledStep) -> None:
-        per_group = [[copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))]
-        most = max(len(copies) for copies in per_group)
+    def _copy_blocks(self, *steps: ScheduledStep) -> None:
+        groups = range(len(self.spec.views))
+        most = max(sum(copy.group == group for copy in step.copies) for step in steps for group in groups)
         size = next((s for s in self.copy_sizes if s >= most), 1 << (most - 1).bit_length())
+        src, dst = stack(self.mesh, [self._copy_pairs(step, size) for step in steps])
+        self.worker.copy_blocks(src, dst)
+
+    def _copy_pairs(self, step: ScheduledStep, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and destination blocks, ``[groups, size]`` each."""
+        per_group = [[copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))]
         pairs = np.full((2, len(per_group), size), -1, np.int32)
         for group, copies in enumerate(per_group):
             for i, copy in enumerate(copies):
@@ -135,7 +185,7 @@ class Runner:
                 if not (0 <= copy.src < limit and 0 <= copy.dst < limit):
                     raise RuntimeError(f"block copy {copy} is outside [0, {limit})")
                 pairs[:, group, i] = copy.src, copy.dst
-        self.worker.copy_blocks(pairs[0], pairs[1])
+        return pairs[0], pairs[1]
 
     # ------------------------------------------------------------------ warm-up
 
@@ -159,7 +209,7 @@ class Runner:
     def _shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What `warmup` compiles: names and the compilations of traced programs."""
         for size in self.copy_sizes:
-            ids = np.full((len(self.spec.views), size), -1, np.int32)
+            ids = self._of_all(np.full((len(self.spec.views), size), -1, np.int32))
             yield f"block copy x{size}", self.worker.prepare_copy(ids, ids)
         if self._can_swap:
             yield from self.worker.prepare_swaps()
@@ -168,11 +218,14 @@ class Runner:
             batch = empty_batch(
                 bucket, self.spec.layout, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len
             )
-            yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
+            yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(self._of_all(batch), bucket)
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
-                args = greedy_rows(rows, self._vocab_size)
+                args = self._of_all(greedy_rows(rows, self._vocab_size))
                 yield f"{kind} sampler, {rows} rows", self.worker.prepare_draw(args, top)
+
+    def _of_all(self, of_one: T) -> T:
+        return stack(self.mesh, [of_one] * self.num_replicas)
 
     @property
     def _samplers(self) -> tuple[tuple[int, str], ...]:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.ranking import rank
+from jpaged.execution.replicas import Kind, each_replica, own_sharding
 from jpaged.execution.sampler import SamplingArrays, most_likely, sample
 
 
@@ -52,7 +53,6 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         hidden: Float[Array, "max_seqs embed"],
         args: SamplingArrays,
         last_tokens: Int[Array, " max_seqs"],
-        *,
         top: int,
     ) -> StepOutput:
         rows = args.temperature.shape[0]
@@ -62,8 +62,11 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         ranked = rank(logits, tokens, top, asked)
         return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))
 
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(sample_step, static_argnames=("top",), out_shardings=replicated)
+    def sample_steps(params: Any, hidden: Array, args: SamplingArrays, last_tokens: Array, *, top: int) -> StepOutput:
+        takes: tuple[Kind, ...] = ("shared", "own", "own", "own")
+        return each_replica(partial(sample_step, top=top), mesh, takes, "own")(params, hidden, args, last_tokens)
+
+    return jax.jit(sample_steps, static_argnames=("top",), out_shardings=own_sharding(mesh))
 
 
 def _pad_rows(rows: int, x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jpaged.execution.logit_edits_batch import NO_ROW, logit_edits, no_edits
+from jpaged.execution.logit_edits_batch import NO_ROW, logit_edits, no_edits, pad_alike
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.scheduling.step import Sample
 
@@ -32,6 +32,14 @@ def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> Sampl
     if any(request.edits_logits for request, _, _ in samples):
         return arrays._replace(edits=logit_edits(samples, width, vocab_size))
     return arrays
+
+
+def of_one_shape(each: list[SamplingArrays]) -> list[SamplingArrays]:
+    """The arrays of several replicas, whose lists of tokens and bans are as long as the longest."""
+    if len(each) == 1:
+        return each
+    edits = pad_alike([arrays.edits for arrays in each])
+    return [arrays._replace(edits=edit) for arrays, edit in zip(each, edits, strict=True)]
 
 
 def all_plain(arrays: SamplingArrays) -> bool:

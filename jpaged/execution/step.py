@@ -19,6 +19,7 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.mesh import platform
 from jpaged.execution.one_byte import kernels_for
 from jpaged.execution.pool import PoolSpec
+from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding
 from jpaged.model_api import TENSOR_AXIS, UNROLL_LAYERS, LayerRef
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.kv_write import kv_write
@@ -47,7 +48,7 @@ def make_step(
     """
 
     def step(
-        params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
+        params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], decode_only: bool
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
@@ -61,13 +62,19 @@ def make_step(
         return pool, hidden[batch.sample_at], hidden
 
     kernel_impl = kernels_for(spec.dtype, mesh, kernel_impl)
-    replicated = jax.sharding.NamedSharding(mesh, PartitionSpec())
-    pooled = jax.sharding.NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+
+    def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
+        takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
+        gives: tuple[Kind, ...] = ("split", "own", "own")
+        return each_replica(partial(step, decode_only=decode_only), mesh, takes, gives)(
+            params, pool, batch, last_tokens
+        )
+
     return jax.jit(
-        step,
+        steps,
         donate_argnames=("pool",),
         static_argnames=("decode_only",),
-        out_shardings=(pooled, replicated, replicated),
+        out_shardings=(pool_sharding(mesh), own_sharding(mesh), own_sharding(mesh)),
     )
 
 
@@ -113,12 +120,11 @@ def _attend(
         return view.reshape(pool.shape), out
 
     heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()
-    sharded = jax.shard_map(
+    sharded = over_tensor(
         on_shard,
-        mesh=mesh,
+        mesh,
         in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, PartitionSpec(TENSOR_AXIS), *(whole,) * 4),
         out_specs=(PartitionSpec(TENSOR_AXIS), heads),
-        check_vma=False,
     )
     index = jnp.asarray(layer.index, jnp.int32)
     kv = () if k is None else (k, v)
@@ -141,13 +147,12 @@ def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = No
                 pool = block_copy(blocks, src[group], dst[group], impl=kernel_impl).reshape(shape)
             return pool
 
-        sharded = jax.shard_map(
+        sharded = over_tensor(
             on_shard,
-            mesh=mesh,
+            mesh,
             in_specs=(PartitionSpec(TENSOR_AXIS), PartitionSpec(), PartitionSpec()),
             out_specs=PartitionSpec(TENSOR_AXIS),
-            check_vma=False,
         )
         return sharded(pool, src, dst)
 
-    return jax.jit(copy, donate_argnums=0)
+    return jax.jit(each_replica(copy, mesh, ("split", "own", "own"), "split"), donate_argnums=0)

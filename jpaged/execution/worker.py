@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +19,22 @@ from jpaged.execution import fixed_rows
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.logit_edits import LogitEdits
-from jpaged.execution.mesh import is_local, replicate, sharding
+from jpaged.execution.mesh import is_local, replicate
 from jpaged.execution.params import check_like
-from jpaged.execution.pool import PoolSpec, make_pool
+from jpaged.execution.pool import PoolSpec, abstract_pool, make_pool
 from jpaged.execution.program import Program
 from jpaged.execution.prompt_scores import ScoreOutput, make_score
+from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampler import SamplingArrays
 from jpaged.execution.step import make_block_copy, make_step
 from jpaged.execution.swap import HostStore
 from jpaged.memory.copies import HostBlock, SwapCopy
-from jpaged.model_api import TENSOR_AXIS
 
 logger = logging.getLogger(__name__)
 
 Compile = Callable[[], None]
+BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,7 +55,8 @@ class Worker:
     """Owns the device state: the weights, the pool (donated to every step) and the last step's tokens.
 
     Its device calls take host values only and start programs in the order they come in. So several processes that
-    hold parts of one mesh stay together when each makes the same calls.
+    hold parts of one mesh stay together when each makes the same calls. On a data-parallel mesh arguments are stacked,
+    and results too; see `replicas`.
 
     Args:
         deterministic: steps run as `fixed_rows` says.
@@ -98,7 +100,7 @@ class Worker:
         self._open_masks: dict[int, jax.Array] = {}
         self._sampled: jax.Array | None = None
         self._hidden: list[jax.Array] = []
-        self._last_tokens = replicate(np.zeros(max_num_seqs, np.int32), mesh)
+        self._last_tokens = replicate(stack(mesh, [np.zeros(max_num_seqs, np.int32)] * num_replicas(mesh)), mesh)
 
     @property
     def pool(self) -> jax.Array:
@@ -126,9 +128,9 @@ class Worker:
         self.pool = self.host.swap_in(self.pool, back)
 
     @device_call
-    def copy_blocks(self, src: Int[np.ndarray, "groups copies"], dst: Int[np.ndarray, "groups copies"]) -> None:
+    def copy_blocks(self, src: BlockIds, dst: BlockIds) -> None:
         """Copy whole blocks of the pool; -1 is padding."""
-        self.pool = self._copy(("copy", src.shape[1]), self.pool, src, dst)
+        self.pool = self._copy(("copy", src.shape[-1]), self.pool, src, dst)
 
     @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
@@ -172,7 +174,7 @@ class Worker:
         """The step's token masks on the device; where no row has one, an array that is there already."""
         if edits.masked.any():
             return replicate(np.asarray(edits.mask), self.mesh)
-        rows = len(edits.masked)
+        rows = edits.masked.shape[-1]
         if rows not in self._open_masks:
             self._open_masks[rows] = replicate(np.asarray(edits.mask), self.mesh)
         return self._open_masks[rows]
@@ -181,17 +183,17 @@ class Worker:
 
     def prepare_copy(self, src: np.ndarray, dst: np.ndarray) -> Compile:
         """Trace `copy_blocks` for these shapes; what is returned compiles it, in any thread. So do the next."""
-        return self._copy.prepare(("copy", src.shape[1]), self._abstract_pool, src, dst)
+        return self._copy.prepare(("copy", src.shape[-1]), abstract_pool(self.spec, self.mesh), src, dst)
 
     def prepare_swaps(self) -> Iterator[tuple[str, Compile]]:
         """Names and compilations of every launch of `swap`."""
-        return self.host.shapes(self._abstract_pool)
+        return self.host.shapes(abstract_pool(self.spec, self.mesh))
 
     def prepare_compute(self, batch: StepBatch, bucket: Bucket) -> Compile:
         return self._step.prepare(
             ("step", bucket),
             self.params,
-            self._abstract_pool,
+            abstract_pool(self.spec, self.mesh),
             batch,
             self._last_tokens,
             decode_only=bucket.decode_only,
@@ -200,13 +202,9 @@ class Worker:
     def prepare_draw(self, args: SamplingArrays, top: int) -> Compile:
         """After a `prepare_compute`, which knows the hidden states."""
         _, hidden, _ = self._step.out_info
-        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=sharding(self.mesh))
+        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
         args = self._placed(args)
         return self._sample.prepare(_sample_key(args, top), self.params, hidden, args, self._last_tokens, top=top)
-
-    @property
-    def _abstract_pool(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.spec.shape, self.spec.dtype, sharding=sharding(self.mesh, TENSOR_AXIS))
 
     def _count(self, shape: Hashable) -> None:
         self._compiled.add(shape)
@@ -234,4 +232,5 @@ def _tell_nobody(name: str, args: tuple[Any, ...]) -> None:
 
 
 def _sample_key(args: SamplingArrays, top: int) -> Hashable:
-    return "sample", len(args.temperature), len(args.edits.token_row), len(args.edits.ban_row), top
+    sizes = args.temperature, args.edits.token_row, args.edits.ban_row
+    return "sample", *(array.shape[-1] for array in sizes), top

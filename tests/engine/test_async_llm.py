@@ -47,13 +47,13 @@ def llm(warm):
 @pytest.fixture
 def slow(llm, monkeypatch):
     """The engine, at 10 ms a step at least, so that nothing ends before its time."""
-    dispatch = llm._engine.runner.dispatch
+    dispatch = llm._engine.runner.dispatch_all
 
-    def late(step):
+    def late(steps):
         time.sleep(0.01)
-        return dispatch(step)
+        return dispatch(steps)
 
-    monkeypatch.setattr(llm._engine.runner, "dispatch", late)
+    monkeypatch.setattr(llm._engine.runner, "dispatch_all", late)
     return llm
 
 
@@ -359,14 +359,14 @@ def test_a_failure_of_the_loop_reaches_every_client_and_later_callers(folder):
     async def main():
         engine = AsyncLLM(folder, kv_cache_memory_bytes=1 << 20, **SETTINGS)
         runner = engine._engine.runner
-        dispatch, steps = runner.dispatch, itertools.count()
+        dispatch, count = runner.dispatch_all, itertools.count()
 
-        def failing(step):
-            if next(steps) == 5:
+        def failing(steps):
+            if next(count) == 5:
                 raise MemoryError("the device is full")
-            return dispatch(step)
+            return dispatch(steps)
 
-        runner.dispatch = failing
+        runner.dispatch_all = failing
         tasks = [asyncio.create_task(outputs_of(engine, f"r{i}", params=LONG)) for i in range(6)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [EngineStopped] * 6

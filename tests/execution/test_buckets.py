@@ -55,3 +55,10 @@ def test_a_step_above_the_limits_is_refused():
         buckets.smallest(tokens=65, seqs=2)
     with pytest.raises(ValueError, match="5 sequences"):
         buckets.smallest(tokens=5, seqs=5)
+
+
+def test_steps_of_several_replicas_run_in_a_bucket_that_holds_each():
+    buckets = Buckets(max_num_seqs=8, max_num_batched_tokens=256)
+    assert buckets.common([(3, 3), (0, 0), (5, 5)]) == Bucket(8, 8, True)
+    assert buckets.common([(5, 5), (5, 3)]) == Bucket(64, 8, False), "a prompt among them: nobody is decode-only"
+    assert buckets.common([(70, 2), (8, 8)]) == Bucket(128, 8, False)

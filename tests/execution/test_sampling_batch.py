@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jpaged.execution.logit_edits_batch import BANS, NO_ROW
-from jpaged.execution.sampling_batch import all_plain, greedy_rows, sampling_arrays
+from jpaged.execution.sampling_batch import all_plain, greedy_rows, of_one_shape, sampling_arrays
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
 
@@ -91,3 +91,13 @@ def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned_or_asked_for(p
     args = sampling_of(request(sequence([1], 0), temperature=0.0), request(sequence([1, 2], 1, 1), **settings))
     assert all_plain(args) == plain
     assert all_plain(greedy_rows(3, VOCAB))
+
+
+def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_count_for_no_row():
+    long = sampling_of(request(sequence([1], 0), logit_bias=dict.fromkeys(range(40), 1.0), bad_words=[]))
+    wide = long._replace(edits=long.edits._replace(ban_row=np.zeros(BANS * 4, np.int32)))
+    short = greedy_rows(4, VOCAB)
+    first, second = of_one_shape([short, wide])
+    assert first.edits.ban_row.shape == second.edits.ban_row.shape == (BANS * 4,)
+    assert (first.edits.ban_row == NO_ROW).all() and (second.edits.ban_row == 0).all()
+    assert of_one_shape([short])[0] is short

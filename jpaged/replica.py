@@ -1,0 +1,62 @@
+"""One replica of a data-parallel engine: its own scheduler, memory and step in flight. Most engines have one."""
+
+from __future__ import annotations
+
+from jpaged.execution import InFlight
+from jpaged.memory import MemoryManager, MemoryReport, Pins
+from jpaged.scheduling import Request, ScheduledStep, Scheduler
+
+
+class Replica:
+    """What an engine keeps for each of its pools.
+
+    Args:
+        max_model_len: most tokens of a sequence.
+
+    Attributes:
+        in_flight: its part of the step that was dispatched last.
+        load: sequences it was given and has not finished.
+        pins: prefixes that stay in its pool.
+        peak_blocks: blocks in use, over all groups, when `peak_report` was made.
+        peak_report: of the busiest step so far, to within 5 % (a report walks all tables).
+    """
+
+    def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
+        self.scheduler = scheduler
+        self.in_flight: InFlight | None = None
+        self.load = 0
+        self.pins = Pins(scheduler.memory, max_model_len)
+        self.peak_blocks = 0
+        self.peak_report: MemoryReport | None = None
+
+    @property
+    def memory(self) -> MemoryManager:
+        return self.scheduler.memory
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self.in_flight is not None
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it could never fit the pool.
+        """
+        self.scheduler.add(request)
+        self.load += len(request.sequences)
+
+    def let_go(self, request: Request) -> None:
+        """It finished or was aborted."""
+        self.load -= len(request.sequences)
+
+    def watch_memory(self, step: ScheduledStep) -> None:
+        """Look at the memory with which a step was dispatched."""
+        used = self.memory.num_used_blocks
+        if step.chunks and used > 1.05 * self.peak_blocks:
+            self.peak_blocks = used
+            self.peak_report = self.memory.report()
+
+    def reset_peak(self) -> None:
+        """Forget the busiest step."""
+        self.peak_blocks, self.peak_report = 0, None

@@ -1,0 +1,73 @@
+"""Two replicas in one program generate what one does, in fewer steps, whatever is asked of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+
+from jpaged import LLM
+
+HERE = Path(__file__).parent
+FOUR_DEVICES = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    make_checkpoint("llama", folder)
+    command = [sys.executable, str(HERE / "tokens_of_replicas.py"), str(folder)]
+    done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_batches_samples_beams_streams_and_clients_get_the_tokens_of_one_replica(found):
+    assert found["two"] == found["one"]
+    assert found["two"]["streamed"] == found["two"]["served"] == [t[0] for t in found["two"]["tokens"][0]]
+
+
+def test_the_replicas_share_the_work_and_nothing_is_left(found):
+    two, one = found["steps"]
+    assert two < 0.75 * one
+    assert min(found["busiest"]) > 0 and found["left"] == [[0, 0], [0, 0]] and found["emptied"] is True
+
+
+def test_after_the_warm_up_nothing_is_compiled(found):
+    assert found["recompiles"] == 0
+
+
+def test_each_replica_serves_prefixes_from_its_own_cache(found):
+    """The last prompt, of 16 tokens or more, was asked of both replicas before or while this batch runs."""
+    assert max(found["cached"]) > 0
+    assert len({tuple(tokens) for tokens in found["again"]}) == 2
+
+
+def test_what_replicas_cannot_do_is_refused(found):
+    assert found["refused"] == [
+        "prompt 0: prompt_logprobs=1 needs data_parallel_size=1, not 2",
+        "pin_prefix() needs data_parallel_size=1, not 2",
+        "replica=2 is not one of the 2 replicas",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preemption_mode": "swap"}, "preemption_mode='swap' needs data_parallel_size=1"),
+        ({"deterministic": True}, "deterministic=True needs data_parallel_size=1"),
+        ({"tensor_parallel_size": 1000}, "data_parallel_size=2 times tensor_parallel_size=1000 is above the"),
+    ],
+)
+def test_settings_that_replicas_cannot_have_are_refused(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        LLM(str(tmp_path), data_parallel_size=2, **settings)

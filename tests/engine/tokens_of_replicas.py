@@ -1,0 +1,90 @@
+"""Run with a checkpoint's folder on a process of 4 devices: what one replica and two replicas generate, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from greedy_reference import random_prompts
+
+from jpaged import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+PROMPTS = [{"prompt_token_ids": ids} for ids in random_prompts(lengths=(1, 5, 9, 16, 23, 30))]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(n=2, seed=3, max_tokens=8, logprobs=2, presence_penalty=0.5)
+MANY_BIASES = SamplingParams(temperature=0, max_tokens=3, logit_bias=dict.fromkeys(range(200), 1.0), logprobs=1)
+
+
+async def served(llm: LLM) -> list[list[int]]:
+    async def one(number: int) -> list[int]:
+        async for output in engine.generate(PROMPTS[number], GREEDY, str(number)):
+            last = output
+        return last.outputs[0].token_ids
+
+    async with AsyncLLM.from_llm(llm) as engine:
+        return await asyncio.gather(*map(one, range(len(PROMPTS))))
+
+
+def answers(llm: LLM) -> dict:
+    mixed = [SAMPLED, GREEDY, MANY_BIASES, GREEDY, SAMPLED, MANY_BIASES]
+    batches = [
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False),
+        llm.generate(PROMPTS, mixed, use_tqdm=False),
+        llm.beam_search(PROMPTS[:3], BeamSearchParams(3, 5), use_tqdm=False),
+    ]
+    streamed = [[] for _ in PROMPTS]
+    for delta in llm.stream(PROMPTS, GREEDY):
+        streamed[delta.prompt_index] += delta.token_ids
+    return {
+        "tokens": [[[seq.token_ids for seq in output.outputs] for output in outputs] for outputs in batches],
+        "streamed": streamed,
+        "served": asyncio.run(served(llm)),
+    }
+
+
+def refusals(llm: LLM) -> list[str]:
+    """What two replicas cannot do."""
+    found = []
+    for attempt in (
+        lambda: llm.generate(PROMPTS[0], SamplingParams(prompt_logprobs=1), use_tqdm=False),
+        lambda: llm.pin_prefix(PROMPTS[-1]),
+        lambda: llm.memory_report(replica=2),
+    ):
+        try:
+            attempt()
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def main(folder: str) -> None:
+    one = LLM(folder, tensor_parallel_size=2, **SETTINGS)
+    two = LLM(folder, tensor_parallel_size=2, data_parallel_size=2, **SETTINGS)
+    two.warmup(use_tqdm=False)
+    found = {"one": answers(one), "two": answers(two)}
+    engine = two._engine
+    before = engine.stats.num_steps
+    again = two.generate([PROMPTS[0]] * 2 + [PROMPTS[-1]] * 4, GREEDY, use_tqdm=False)
+    for replica in engine.replicas:
+        replica.memory.check_invariants()
+    print(
+        json.dumps(
+            found
+            | {
+                "recompiles": two.num_recompiles,
+                "steps": [before, one._engine.stats.num_steps],
+                "cached": [output.num_cached_tokens for output in again],
+                "again": [output.outputs[0].token_ids for output in again],
+                "busiest": [max(g.used for g in two.memory_report(peak=True, replica=i).groups) for i in range(2)],
+                "left": [[replica.memory.num_used_blocks, replica.load] for replica in engine.replicas],
+                "refused": refusals(two),
+                "emptied": two.reset_prefix_cache(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -94,7 +94,7 @@ def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned_or_asked_for(p
 
 
 def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_count_for_no_row():
-    long = sampling_of(request(sequence([1], 0), logit_bias=dict.fromkeys(range(40), 1.0), bad_words=[]))
+    long = sampling_of(request(sequence([1], 0), logit_bias=dict.fromkeys(range(40), 1.0)))
     wide = long._replace(edits=long.edits._replace(ban_row=np.zeros(BANS * 4, np.int32)))
     short = greedy_rows(4, VOCAB)
     first, second = of_one_shape([short, wide])

@@ -99,7 +99,7 @@ def _engine(loaded: LoadedModel, system: str, pool_bytes: int, max_model_len: in
     )
     memory = MemoryManager(spec.layout, max_step_tokens=BUDGET)
     scheduler = Scheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
-    return Engine(scheduler, runner, max_model_len=max_model_len, vocab_size=vocab, eos_token_ids=())
+    return Engine([scheduler], runner, max_model_len=max_model_len, vocab_size=vocab, eos_token_ids=())
 
 
 def _keeping_all(spec: PoolSpec) -> PoolSpec:

@@ -69,7 +69,8 @@ def disagreeing(make: Callable[..., LLM]) -> Any:
 
 def main(address: str, count: str, number: str, task: str, folder: str) -> None:
     if int(count) > 1:
-        jax.distributed.initialize(address, int(count), int(number))
+        # The engine must notice a death by itself, and a machine may be suspended for minutes.
+        jax.distributed.initialize(address, int(count), int(number), heartbeat_timeout_seconds=900)
     size = len(jax.devices())
     print(json.dumps(globals()[task](lambda **more: LLM(folder, tensor_parallel_size=size, **SETTINGS | more))))
 

@@ -38,7 +38,7 @@ def everything(make: Callable[..., LLM]) -> Any:
         llm.generate(asked(), masked, use_tqdm=False),
         llm.beam_search(asked()[:2], BeamSearchParams(3, 5), use_tqdm=False),
     ]
-    deltas = llm.stream(asked()[1], SamplingParams(temperature=0, max_tokens=5))
+    deltas = llm.stream(asked()[1], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     return {
         "tokens": [[[seq.token_ids for seq in output.outputs] for output in outputs] for outputs in batches],
         "prompt_logprobs": [len(output.prompt_logprobs) for output in batches[0]],

@@ -17,7 +17,6 @@ from jpaged.prompts import (
     Prompt,
     chat_prompt,
     check_salt,
-    make_request,
     one_each,
     parse_prompt,
     priorities,
@@ -137,15 +136,7 @@ class LLM:
         """
         batch = several(prompts)
         params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
-        requests = []
-        for i, (prompt, param, rank) in enumerate(zip(batch, params, priorities(priority, len(batch)), strict=True)):
-            try:
-                requests.append(make_request(self._engine, self.tokenizer, prompt, param, rank, streamed=True))
-            except ValueError as error:
-                raise ValueError(f"prompt {i}: {error}") from error
-            if param.prompt_logprobs is not None:
-                raise ValueError(f"prompt {i}: prompt_logprobs={param.prompt_logprobs}: deltas have no place for them")
-        return offline.deltas(self._engine, self.tokenizer, requests)
+        return offline.stream(self._engine, self.tokenizer, batch, params, priorities(priority, len(batch)))
 
     def chat(
         self,

@@ -50,8 +50,27 @@ def answer(
     return [request_output(e, tokenizer) if isinstance(e, Request) else e for e in entries]
 
 
-def deltas(engine: Engine, tokenizer: Any, requests: list[Request]) -> Generator[StreamDelta, None, None]:
-    """What is new of the requests as it comes; closing the generator aborts what still runs, see `LLM.stream`."""
+def stream(
+    engine: Engine,
+    tokenizer: Any,
+    batch: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    ranks: Sequence[int | None],
+) -> Generator[StreamDelta, None, None]:
+    """Check a batch, then give what is new as it comes, see `LLM.stream`."""
+    requests = []
+    for i, (prompt, param, rank) in enumerate(zip(batch, params, ranks, strict=True)):
+        try:
+            requests.append(make_request(engine, tokenizer, prompt, param, rank, streamed=True))
+        except ValueError as error:
+            raise ValueError(f"prompt {i}: {error}") from error
+        if param.prompt_logprobs is not None:
+            raise ValueError(f"prompt {i}: prompt_logprobs={param.prompt_logprobs}: deltas have no place for them")
+    return _deltas(engine, tokenizer, requests)
+
+
+def _deltas(engine: Engine, tokenizer: Any, requests: list[Request]) -> Generator[StreamDelta, None, None]:
+    """What is new of the requests; closing the generator aborts what still runs."""
     queued: list[Request] = []
     try:
         for request in requests:

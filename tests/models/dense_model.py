@@ -95,13 +95,14 @@ def empty_cache(model: CausalLM, tokens: int, dtype: jnp.dtype) -> dict[str, dic
 def run_dense(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
     """Float32 logits of every position, [tokens, padded vocab], from one jitted call on the split model."""
     graph, params = nnx.split(model)
+    dtype = next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
 
     @functools.partial(jax.jit, static_argnums=0)
     def forward(graph, params, tokens):
         model = nnx.merge(graph, params)
         positions = jnp.arange(tokens.shape[0])
         attend = dense_attend(model.layer_groups, positions)
-        cache = empty_cache(model, len(positions), jax.tree.leaves(params)[0].dtype)
+        cache = empty_cache(model, len(positions), dtype)
         hidden, cache = model(tokens, positions, cache, attend)
         return model.logits(hidden), {name: group["writes"] for name, group in cache.items()}
 

@@ -16,8 +16,8 @@ make_venv
 install_jpaged test
 export JPAGED_AOT_ENVS=${JPAGED_AOT_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/jpaged/aot-envs}
 for target in tpu cuda; do
-    if ! PYTHON=$PWD/$venv bash scripts/aot_env.sh "$target" "$JPAGED_AOT_ENVS/$target"; then
-        echo "the $target compiler could not be installed in $JPAGED_AOT_ENVS/$target: its tests will be skipped" >&2
-    fi
+    PYTHON=$PWD/$venv bash scripts/aot_env.sh "$target" "$JPAGED_AOT_ENVS/$target" ||
+        echo "the $target compiler could not be installed in $JPAGED_AOT_ENVS/$target: its tests will be skipped" >&2 &
 done
+wait
 exec "$venv" -m pytest "$@"

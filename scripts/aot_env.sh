@@ -21,7 +21,8 @@ case $target in
     tpu) packages=("jax[tpu]==$jax") ;;
     cuda)
         packages=("jax==$jax" "jax-cuda13-plugin==$jax" "jax-cuda13-pjrt==$jax")
-        packages+=("jax-triton>=0.3,<0.5" "triton>=3.6,<4") # the wheel of triton has ptxas and the interpreter
+        # The wheel of Triton has ptxas and the interpreter. One version: what a kernel takes of a GPU varies with it.
+        packages+=("jax-triton>=0.3,<0.5" "triton==3.9.0")
         ;;
     *)
         echo "unknown target $target: tpu or cuda" >&2

@@ -45,7 +45,7 @@ class Compiler:
         compiled = triton.compile(
             source,
             target=GPUTarget("cuda", self.capability, 32),
-            options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
+            options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True},
         )
         name = launch.kernel.__name__
         self.kernels[name] = {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"])

@@ -56,11 +56,12 @@ CHIPS = {
 
 
 class Heads(NamedTuple):
-    """Attention heads of one device."""
+    """Attention heads of one device; `sinks`: each query head has one."""
 
     kv: int
     q_per_kv: int
     dim: int
+    sinks: bool = False
 
 
 SHAPES = {
@@ -69,6 +70,7 @@ SHAPES = {
     "llama-3.3-70b x8": Heads(1, 8, 128),
     "gemma-3-27b": Heads(16, 2, 128),
     "qwen3-0.6b": Heads(8, 2, 128),
+    "gpt-oss-20b": Heads(8, 8, 64, sinks=True),
 }
 SEQS, CONTEXT, MIXED_TOKENS, LAYERS, BLOCKS = 64, 4096, 1024, 2, 8192
 
@@ -181,10 +183,14 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
 
     array, tokens, _ = shapes_of(chip, batch)
 
-    def run(*arguments):
-        return paged_attention(*arguments, scale=1.0, max_query_len=1 if batch == "decode" else None, impl="tpu")
+    def run(*arguments, sinks=None):
+        longest = 1 if batch == "decode" else None
+        return paged_attention(*arguments, scale=1.0, max_query_len=longest, sinks=sinks, impl="tpu")
 
-    return run, (
+    def run_with_sinks(sinks, *arguments):
+        return run(*arguments, sinks=sinks)
+
+    arguments = (
         array((tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
         array(view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size), jnp.bfloat16),
         array(()),
@@ -192,6 +198,9 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
         array((SEQS + 1,)),
         array((SEQS,)),
     )
+    if heads.sinks:
+        return run_with_sinks, (array((heads.kv, heads.q_per_kv), jnp.bfloat16), *arguments)
+    return run, arguments
 
 
 def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):

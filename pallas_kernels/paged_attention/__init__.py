@@ -56,7 +56,7 @@ def paged_attention(
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS). With them
-            the XLA version runs where a faster one would.
+            the XLA version runs on CPUs and GPUs.
         max_query_len: static promise on the longest query run; 1 = decode only.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
@@ -66,7 +66,7 @@ def paged_attention(
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
     sunk: dict[str, Any] = {} if sinks is None else {"sinks": sinks}
-    if sunk and chosen not in ("reference", "xla"):
+    if sunk and chosen in ("cpu", "gpu"):
         chosen = "xla"
     check_kernel(view.dtype, chosen)
     args = (q, view, layer, block_tables, query_starts, kv_lens)

@@ -19,6 +19,7 @@ from pallas_kernels.layout import LANES, padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
 from pallas_kernels.paged_attention.tpu_ring import CURSOR
+from pallas_kernels.paged_attention.tpu_softmax import MASKED
 from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units, unit_of_token
 
 MAX_ROWS = 128
@@ -49,6 +50,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -97,6 +99,12 @@ def paged_attention(
         return jnp.minimum(u, jnp.maximum(num_units[0] - 1, 0)), h, 0, 0
 
     unit_spec = pl.BlockSpec((1, heads, rows, lanes), block_of_unit)
+    in_specs = [unit_spec, pl.BlockSpec(memory_space=pltpu.HBM)]
+    inputs = [queries, view.reshape(blocks * layers, *view.shape[2:])]
+    if sinks is not None:
+        of_rows = jnp.repeat(jnp.maximum(sinks.astype(jnp.float32), MASKED), tile, axis=1)
+        in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
+        inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
@@ -111,7 +119,7 @@ def paged_attention(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(plan) + 1,
             grid=(kv_heads // heads, units),
-            in_specs=[unit_spec, pl.BlockSpec(memory_space=pltpu.HBM)],
+            in_specs=in_specs,
             out_specs=unit_spec,
             scratch_shapes=[
                 pltpu.VMEM((RING, step_pages, heads, tiles, block_size, LANES), view.dtype),
@@ -127,7 +135,7 @@ def paged_attention(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), disable_bounds_checks=True),
         interpret=interpret,
         name="paged_attention",
-    )(*plan, tables, queries, view.reshape(blocks * layers, *view.shape[2:]))
+    )(*plan, tables, *inputs)
 
     start_of_v = lanes - padded_head_dim(head_dim)  # a packed row's product carries K's lanes too
     out = out.reshape(units, kv_heads, group, tile, lanes)[..., start_of_v : start_of_v + head_dim]

@@ -34,17 +34,18 @@ def attend_to_unit(
     """One unit's queries against its keys, for one chunk of heads.
 
     `refs`: in SMEM the fields of `Units` and the tables; in VMEM q [1, heads, rows, lanes] with row = group member *
-    tile + query; in HBM the view; in VMEM out, like q. Then scratch: see `Ring` and `OnlineSoftmax`, and penalty
-    [1, step keys]. `span_pages`: pages whose keys are multiplied at once.
+    tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, and out, like q. Then
+    scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`: pages whose keys are multiplied
+    at once.
     """
     units = Units(*refs[: len(Units._fields)])
-    tables, q, view, out, buffers, top, total, acc, penalty, cursor, sems = refs[len(units) :]
+    tables, q, view, *sinks, out, buffers, top, total, acc, penalty, cursor, sems = refs[len(units) :]
     _, heads, rows, _ = q.shape
     _, step_pages, _, tiles, block_size, _ = buffers.shape
     span, spans = span_pages * block_size, step_pages // span_pages
     unit = pl.program_id(1)
     ring = Ring(units, tables, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
-    softmax = OnlineSoftmax(q, top, total, acc, scale, soft_cap, compute_dtype)
+    softmax = OnlineSoftmax(q, top, total, acc, scale, soft_cap, compute_dtype, *sinks)
     key_tiles, value_tiles = range(max(1, tiles // 2)), range(tiles // 2, tiles)  # a packed row is both
 
     def load(at, i, tiles_of):

@@ -32,6 +32,7 @@ class OnlineSoftmax:
         scale: multiplies the scores.
         soft_cap: see `pallas_kernels.paged_attention.paged_attention`.
         compute_dtype: of the operands of matrix products.
+        sinks: VMEM float32 [heads, rows, 128], a logit a row that gives nothing, the same in all lanes; None = none.
     """
 
     q: Any
@@ -41,10 +42,17 @@ class OnlineSoftmax:
     scale: float
     soft_cap: float | None
     compute_dtype: Any
+    sinks: Any = None
 
     def reset(self) -> None:
-        self.top[...] = jnp.full_like(self.top, MASKED)
-        self.total[...] = jnp.zeros_like(self.total)
+        """Begin with the sinks only, whose weight of one is counted in the first lane."""
+        if self.sinks is None:
+            self.top[...] = jnp.full_like(self.top, MASKED)
+            self.total[...] = jnp.zeros_like(self.total)
+        else:
+            self.top[...] = self.sinks[...]
+            lane = lax.broadcasted_iota(jnp.int32, self.total.shape, 2)
+            self.total[...] = jnp.where(lane == 0, 1.0, 0.0)
         self.acc[...] = jnp.zeros_like(self.acc)
 
     def add(self, keys, values, spans: int, seen=None) -> None:

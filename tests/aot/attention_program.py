@@ -27,7 +27,7 @@ def main(names: list[str]) -> None:
         target, shape, batch = name.split("/")
         function, arguments = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZE)
         memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
-        view = arguments[1]
+        view = max(arguments, key=lambda array: array.size)
         sizes = {"view": view.size * view.dtype.itemsize, "temp": memory.temp_size_in_bytes}
         print(json.dumps({"name": name} | sizes), flush=True)
 

@@ -26,6 +26,7 @@ ATTENTION = [
     "v5p/llama-3.3-70b x8/mixed",
     "v6e/gemma-3-27b/decode",
     "tpu7x/qwen3-0.6b/mixed",
+    "v5e/gpt-oss-20b/mixed",
 ]
 """Every target and shape once; `scripts/tpu_schedule.py` compiles all of their combinations."""
 

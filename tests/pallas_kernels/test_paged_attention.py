@@ -1,5 +1,6 @@
 """Paged attention: the reference against dense float64 attention, every implementation against the reference."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -95,6 +96,22 @@ def test_a_missing_block_is_masked_as_in_the_reference(impl, case):
 
 
 @pytest.mark.parametrize("impl", ["reference", *IMPLS])
+def test_a_sink_of_minus_infinity_takes_nothing_and_any_gives_nothing_to_a_query_that_sees_nothing(impl):
+    case = Case(kv_heads=1, sinks=True)
+    batch = make_batch(case, [1, 2], [30, 0])
+    tables = batch.block_tables.copy()
+    tables[1, 0] = NOWHERE
+    q, view, layer, _, starts, kv_lens = batch.arrays
+    sinks = np.array([[-np.inf, 2.0]], np.float32)
+    attend = jax.jit(partial(paged_attention, impl=impl, scale=case.head_dim**-0.5))
+    got = np.asarray(attend(q, view, layer, tables, starts, kv_lens, sinks=sinks))
+    without = np.asarray(compiled("reference", replace(case, sinks=False))(q, view, layer, tables, starts, kv_lens))
+    assert_close(got[:, :, 0], without[:, :, 0], case.dtype)
+    assert np.abs(got[0, :, 1]).max() < np.abs(without[0, :, 1]).max()
+    assert not got[1:3].any()
+
+
+@pytest.mark.parametrize("impl", ["reference", *IMPLS])
 def test_an_empty_batch_gives_zeros(impl):
     case = CASES["llama heads"]
     batch = make_batch(case, [], [])
@@ -134,6 +151,7 @@ RACE_CASES = {
         [300, 0, 20, 200],
     ),
     "many short sequences": (Case(tokens=12, seqs=12, pages=2, kv_heads=1), [1] * 12, list(range(12))),
+    "sinks, two chunks of queries": (Case(q_per_kv=8, tokens=40, sinks=True), [30, 1], [110, 150]),
     "nothing": (Case(), [], []),
 }
 

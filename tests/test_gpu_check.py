@@ -31,7 +31,7 @@ def test_without_a_gpu_it_says_so_in_one_line():
 
 
 def test_right_kernels_pass_every_check():
-    heads = gpu_correctness.Heads(kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30)
+    heads = gpu_correctness.Heads(kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30, sinks=True)
     lines = list(gpu_correctness.checks(1, impl="xla", context=100, cases=(heads,)))
     assert len(lines) == 4
     assert [line for line in lines if not line["error"] <= line["limit"]] == []

@@ -32,6 +32,7 @@ class Heads:
     soft_cap: float | None = None
     sliding_window: int | None = None
     chunk_size: int | None = None
+    sinks: bool = False
 
 
 CASES = (
@@ -42,6 +43,7 @@ CASES = (
     Heads(head_dim=256, kv_heads=2, group=2, soft_cap=50.0, sliding_window=300),
     Heads(kv_heads=1, group=8, block_size=128, chunk_size=500),
     Heads(kv_heads=1, group=5, block_size=24),
+    Heads(head_dim=64, group=8, sliding_window=128, sinks=True),
 )
 
 
@@ -83,6 +85,7 @@ def _attention_error(random: np.random.Generator, heads: Heads, context: int, de
         "sliding_window": heads.sliding_window,
         "chunk_size": heads.chunk_size,
         "max_query_len": 1 if decode else None,
+        "sinks": sink_logits(heads) if heads.sinks else None,
     }
     attend = jax.jit(partial(paged_attention, impl=impl, **options))
     got = np.asarray(attend(q, view, 1, tables, starts, np.asarray(kv_lens, np.int32)), np.float64)
@@ -111,8 +114,15 @@ def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: Heads) -
     scores = np.einsum("qhgd,khd->hgqk", q, k) * heads.head_dim**-0.5
     if heads.soft_cap is not None:
         scores = heads.soft_cap * np.tanh(scores / heads.soft_cap)
-    weights = np.where(seen, np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf)), 0)
-    return np.einsum("hgqk,khd->qhgd", weights / weights.sum(-1, keepdims=True), v)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.where(seen, np.exp(scores - top), 0)
+    sink = np.exp(sink_logits(heads)[:, :, None, None] - top) if heads.sinks else 0
+    return np.einsum("hgqk,khd->qhgd", weights / (weights.sum(-1, keepdims=True) + sink), v)
+
+
+def sink_logits(heads: Heads) -> np.ndarray:
+    """[kv_heads, group] float32: from hardly any share of the softmax to nearly all of it."""
+    return np.linspace(-3, 6, heads.kv_heads * heads.group, dtype=np.float32).reshape(heads.kv_heads, -1)
 
 
 def _write_error(random: np.random.Generator, heads: Heads, impl: Impl | None) -> float:

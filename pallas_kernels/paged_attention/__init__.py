@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -55,8 +54,7 @@ def paged_attention(
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
-        sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS). With them
-            the XLA version runs on CPUs and GPUs.
+        sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
@@ -65,9 +63,6 @@ def paged_attention(
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
-    sunk: dict[str, Any] = {} if sinks is None else {"sinks": sinks}
-    if sunk and chosen in ("cpu", "gpu"):
-        chosen = "xla"
     check_kernel(view.dtype, chosen)
     args = (q, view, layer, block_tables, query_starts, kv_lens)
     run: Callable[..., Array]
@@ -89,6 +84,6 @@ def paged_attention(
         soft_cap=soft_cap,
         sliding_window=sliding_window,
         chunk_size=chunk_size,
+        sinks=sinks,
         max_query_len=max_query_len,
-        **sunk,
     )

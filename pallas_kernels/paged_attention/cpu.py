@@ -31,12 +31,14 @@ def paged_attention(
     soft_cap: float | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`; the view is float32."""
     from pallas_kernels.paged_attention.cpu_kernel import target  # needs Numba
+    from pallas_kernels.paged_attention.cpu_math import NEVER
 
-    tokens, _, q_per_kv, head_dim = q.shape
+    tokens, kv_heads, q_per_kv, head_dim = q.shape
     width = padded_head_dim(head_dim)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
     layer = jnp.asarray(layer, jnp.int32)
@@ -50,9 +52,10 @@ def paged_attention(
     stop = jnp.where(live & ~by_products[seq], position + 1, 0)
     call = jax.ffi.ffi_call(target(q_per_kv, view.shape[3], soft_cap), jax.ShapeDtypeStruct(queries.shape, jnp.float32))
     rows = [x.astype(jnp.int32) for x in (seq, reach.first_key(position), stop)]
-    out = call(queries, view, layer[None], block_tables, *rows)
+    shares = jnp.full((kv_heads, q_per_kv), NEVER) if sinks is None else sinks.astype(jnp.float32)
+    out = call(queries, view, layer[None], block_tables, *rows, shares)
     if max_query_len != 1:
-        problem = Problem(queries, view, layer, block_tables, kv_lens, soft_cap, reach, sinks=None)
+        problem = Problem(queries, view, layer, block_tables, kv_lens, soft_cap, reach, sinks)
         products = prefill(problem, query_starts, jnp.where(by_products, lengths, 0))
         out = jnp.where((live & by_products[seq])[:, None, None, None], products, out)
     return out[..., :head_dim].astype(q.dtype)

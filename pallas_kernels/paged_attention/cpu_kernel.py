@@ -17,7 +17,7 @@ from pallas_kernels import ffi
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi import dimension as size
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.cpu_math import FAST, NEVER, exp, f32, tanh
+from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32, tanh
 
 
 @cache
@@ -25,7 +25,8 @@ def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
     """Name of the custom call for heads of this shape, compiled and registered when first asked for.
 
     Arguments of the call: q ``[rows, kv_heads, q_per_kv, padded_dim]``, scaled; view; layer ``[1]``; tables
-    ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence ``seq[r]``.
+    ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence ``seq[r]``;
+    sinks ``[kv_heads, q_per_kv]``, `NEVER` where there is none.
     Result: like q. An item of work is one KV head of a row.
     """
     name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
@@ -35,7 +36,7 @@ def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
 
 @njit
 def _arrays(frame):
-    """(q, view, layer, tables, seq, first, stop, out) of a call."""
+    """(q, view, layer, tables, seq, first, stop, sinks, out) of a call."""
     q, view, tables = ffi.argument(frame, 0), ffi.argument(frame, 1), ffi.argument(frame, 3)
     rows = size(q, 0)
     q_shape = (rows, size(q, 1), size(q, 2), size(q, 3))
@@ -48,6 +49,7 @@ def _arrays(frame):
         carray(at(ffi.argument(frame, 4)), (rows,), np.int32),
         carray(at(ffi.argument(frame, 5)), (rows,), np.int32),
         carray(at(ffi.argument(frame, 6)), (rows,), np.int32),
+        carray(at(ffi.argument(frame, 7)), q_shape[1:3], np.float32),
         carray(at(ffi.result(frame, 0)), q_shape, np.float32),
     )
 
@@ -61,7 +63,7 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
 
     @cfunc(ffi.RUN, fastmath=FAST, error_model="numpy", cache=True)
     def attend(frame, begin_item, end_item):
-        q, view, layer, tables, seq, first, stop, out = _arrays(frame)
+        q, view, layer, tables, seq, first, stop, sinks, out = _arrays(frame)
         num_blocks, block_size = view.shape[0], view.shape[4]
         scores = np.empty((group, block_size), np.float32)
         values = np.empty((group, width), np.float32)
@@ -70,8 +72,8 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
         for item in range(begin_item, end_item):
             row, head = item // q.shape[1], item % q.shape[1]
             queries = q[row, head]
-            top[:] = NEVER
-            total[:] = f32(0.0)
+            top[:] = sinks[head]  # a key without a value, the first thing seen
+            total[:] = f32(1.0)
             values[:] = f32(0.0)
             for page in range(first[row] // block_size, (stop[row] + block_size - 1) // block_size):
                 block = tables[seq[row], page]
@@ -114,7 +116,7 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
                             for lane in range(lanes):
                                 mine[part * lanes + lane] += weight * v[value_lane + lane]
             for g in range(group):
-                share = f32(1.0) / total[g] if total[g] > 0 else f32(0.0)
+                share = f32(1.0) / total[g]
                 for lane in range(width):
                     out[row, head, g, lane] = values[g, lane] * share
 

@@ -31,6 +31,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
     launch: Launcher = triton_call,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -62,12 +63,14 @@ def paged_attention(
     }
     at = jnp.asarray(layer, jnp.int32)[None]
     arrays = (q, view, at, *(x.astype(jnp.int32) for x in (block_tables, query_starts, kv_lens)))
-    out = _decode(arrays, constants, launch)
+    # A sink of -inf takes no share.
+    shares = jnp.full((kv_heads, group), -jnp.inf, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+    out = _decode(arrays, shares, constants, launch)
     longest = min(tokens, max_query_len or tokens)
-    return out if longest == 1 else _prefill(out, arrays, constants, longest, launch)
+    return out if longest == 1 else _prefill(out, arrays, shares, constants, longest, launch)
 
 
-def _decode(arrays: tuple[Array, ...], constants: dict[str, Any], launch: Launcher) -> Array:
+def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], launch: Launcher) -> Array:
     """The rows of the sequences that have one query token, and zeros in the rows of no sequence."""
     q, view, _, tables, query_starts, kv_lens = arrays
     tokens, kv_heads, group, _ = q.shape
@@ -98,11 +101,13 @@ def _decode(arrays: tuple[Array, ...], constants: dict[str, Any], launch: Launch
         | {"UNIT": unit, "JOINED": shapes.JOINED},
         num_warps=4,
     )
-    (out,) = launch(join, *parts, query_starts, kv_lens)
+    (out,) = launch(join, *parts, query_starts, kv_lens, sinks)
     return out
 
 
-def _prefill(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], longest: int, launch: Launcher) -> Array:
+def _prefill(
+    out: Array, arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], longest: int, launch: Launcher
+) -> Array:
     """`out` with the rows of the sequences that have several query tokens."""
     q, view, *_ = arrays
     tokens, kv_heads, group, _ = q.shape
@@ -113,10 +118,10 @@ def _prefill(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], l
         attend_to_tiles,
         grid=(tokens // tile + min(constants["SEQS"], tokens // 2), kv_heads),
         out=(like(out),),
-        aliases={6: 0},
+        aliases={7: 0},
         constants=constants | {"TILE": tile, "ROWS": tiles.rows, "KEYS": tiles.keys},
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    (out,) = launch(prefill, *arrays, out)
+    (out,) = launch(prefill, *arrays, sinks, out)
     return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.paged_attention.gpu_softmax import attend, common_dtype, first_key
+from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, common_dtype, first_key
 
 
 @triton.jit
@@ -119,6 +119,7 @@ def join_units(
     values_of,
     query_starts,
     kv_lens,
+    sinks,
     out,
     SEQS: tl.constexpr,
     SEQ_LANES: tl.constexpr,
@@ -149,8 +150,9 @@ def join_units(
         owner = tl.arange(0, SEQ_LANES)
         first = tl.sum(tl.where(owner < seq, counts, 0), 0)
         last = tl.sum(tl.where(owner <= seq, counts, 0), 0)
-        top = tl.full([1], float("-inf"), tl.float32)
-        total = tl.zeros([1], tl.float32)
+        # The sink, a key without a value, is the first thing seen.
+        top = tl.load(sinks + head + tl.arange(0, 1)) * LOG2E
+        total = tl.full([1], 1.0, tl.float32)
         values = tl.zeros([WIDTH], tl.float32)
         for start in range(first, last, JOINED):
             unit = start + tl.arange(0, JOINED)

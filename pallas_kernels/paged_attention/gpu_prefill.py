@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.paged_attention.gpu_softmax import attend, common_dtype, first_key
+from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, common_dtype, first_key
 
 
 @triton.jit
@@ -16,6 +16,7 @@ def attend_to_tiles(
     tables,
     query_starts,
     kv_lens,
+    sinks,
     out,
     out_again,
     SEQS: tl.constexpr,
@@ -67,8 +68,9 @@ def attend_to_tiles(
         head_rows = view + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_SIZE)
         table = tables + seq * PAGES
 
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        # The sink, a key without a value, is the first thing seen.
+        top = tl.load(sinks + head * GROUP + row % GROUP) * LOG2E
+        total = tl.full([ROWS], 1.0, tl.float32)
         values = tl.zeros([ROWS, WIDTH], tl.float32)
         begin = kv_len - length + offset
         stop = tl.minimum(begin + TILE, tl.minimum(kv_len, PAGES * BLOCK_SIZE))

@@ -41,6 +41,8 @@ CASES = {
         head_dim=256, dtype="bfloat16", soft_cap=5.0, sliding_window=40
     ),
     "window shorter than a block, odd group": Case(q_per_kv=3, sliding_window=5),
+    "sinks and a window, odd group": Case(q_per_kv=3, sliding_window=40, sinks=True),
+    "decode only, sinks": Case(**LONG, q_per_kv=3, head_dim=64, sinks=True),
     "blocks of 8": Case(block_size=8, pages=24, sliding_window=70),
     "blocks of 24": Case(block_size=24, pages=12),
     "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),

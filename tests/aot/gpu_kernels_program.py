@@ -41,6 +41,7 @@ SHAPES = {
     "Gemma-2-9B": Shape(8, 2, 256, 21, limits={"sliding_window": 4096, "soft_cap": 50.0}),
     "OPT-125m, float32": Shape(12, 1, 64, 12, dtype=jnp.float32),
     "Llama-4-Scout": Shape(8, 5, 128, 36, block_size=32, limits={"chunk_size": 8192}),
+    "GPT-OSS-20B": Shape(8, 8, 64, 12, limits={"sliding_window": 128}),
     "Llama heads, float32": Shape(8, 4, 128, 32, dtype=jnp.float32),
 }
 TARGETS = {

@@ -36,6 +36,8 @@ def kernels():
         "one query head a KV head, packed rows",
         "padded rows",
         "window shorter than a block, odd group",
+        "sinks and a window, odd group",
+        "decode only, sinks",
         "blocks of 8",
         "blocks of 24",
         "chunks shorter than a block",

@@ -81,9 +81,12 @@ def test_agrees_with_dense_attention(impl, case):
     check()
 
 
-@pytest.mark.parametrize("case", [CASES["llama heads"], CASES["window shorter than a block, odd group"]])
+@pytest.mark.parametrize(
+    "name", ["llama heads", "window shorter than a block, odd group", "sinks and a window, odd group"]
+)
 @pytest.mark.parametrize("impl", IMPLS)
-def test_a_missing_block_is_masked_as_in_the_reference(impl, case):
+def test_a_missing_block_is_masked_as_in_the_reference(impl, name):
+    case = CASES[name]
     batch = make_batch(case, [5, 1, 3], [140, 200, 0])
     tables = batch.block_tables.copy()
     tables[0, [0, 8, 9]] = -1, case.blocks, NOWHERE  # the last ones are where the queries themselves are
@@ -93,6 +96,14 @@ def test_a_missing_block_is_masked_as_in_the_reference(impl, case):
     want = compiled("reference", case)(q, view, layer, tables, starts, kv_lens)
     assert_close(got, want, case.dtype)
     assert not np.asarray(got)[6:9].any()
+
+
+def test_sinks_leave_the_choice_of_kernel_alone(monkeypatch):
+    taken = []
+    monkeypatch.setattr(cpu, "paged_attention", lambda *args, **options: taken.append(options["sinks"]))
+    case = CASES["decode only, sinks"]
+    paged_attention(*make_batch(case, [1], [3]).arrays, **case.options, impl="cpu")
+    np.testing.assert_array_equal(taken, [case.sink_logits])
 
 
 @pytest.mark.parametrize("impl", ["reference", *IMPLS])

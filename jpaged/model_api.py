@@ -21,6 +21,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pallas_kernels.platform import Impl
+
 if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import PartitionSpec
@@ -32,6 +34,10 @@ TENSOR_AXIS = "tensor"
 UNROLL_LAYERS: ContextVar[bool] = ContextVar("unroll_layers", default=False)
 """Whether a model that is traced runs layers that are not stacked one after the other, without a loop. The engine
 sets it for GPUs: XLA:GPU copies a layer's weights out of a stack at every step, and waits for the host at branches."""
+
+PRODUCT_IMPL: ContextVar[Impl] = ContextVar("product_impl", default="xla")
+"""Which version of `pallas_kernels.matmul` multiplies in a model that is traced. The engine asks for another than XLA's
+where one device holds all weights."""
 
 
 @dataclass(frozen=True)

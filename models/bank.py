@@ -24,7 +24,7 @@ class Bank:
     It stands where a matrix would in a layer's parameters, and only products understand it (`multiply`).
     """
 
-    def __init__(self, matrices: Sequence[Array | QuantisedMatrix], index: Int[Array, ""]):
+    def __init__(self, matrices: Sequence[Array | QuantisedMatrix], index: int | Int[Array, ""]):
         self.matrices = tuple(matrices)
         self.index = index
 
@@ -43,10 +43,12 @@ class Bank:
 
     def multiply(self, product: Callable[[Array, Any], Array], x: Array) -> Array:
         """``product(x, matrix)`` with the chosen matrix."""
+        if len(self.matrices) == 1:
+            return product(x, self.matrices[0])
         return jax.lax.switch(self.index, [lambda x, m=m: product(x, m) for m in self.matrices], x)
 
 
-def choose(layers: Sequence[Any], index: Int[Array, ""]) -> Any:
+def choose(layers: Sequence[Any], index: int | Int[Array, ""]) -> Any:
     """A layer's parameters out of all layers', trees: matrices as banks, vectors gathered (they are small)."""
 
     def pick(*leaves: Array | QuantisedMatrix) -> Bank | Array:

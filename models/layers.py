@@ -19,7 +19,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
+from jpaged.model_api import PRODUCT_IMPL, TENSOR_AXIS, WeightSource, padded
+from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.quantised import QuantisedMatrix, quantised_dot, quantised_table_dot
 
 from . import weights as convert
@@ -62,13 +63,10 @@ def dot(
     out_dtype: jnp.dtype | None = None,
 ) -> Float[Array, "tokens outputs"]:
     """``x @ weight``, in `out_dtype` or that of `x`."""
-    if isinstance(weight, Bank):
-        return weight.multiply(partial(dot, out_dtype=out_dtype), x)
-    if isinstance(weight, QuantisedMatrix):
-        return quantised_dot(x, weight, out_dtype)
-    # Accelerators multiply float32 in fewer bits unless told not to.
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    return jnp.dot(x, weight, precision=precision, preferred_element_type=out_dtype or x.dtype)
+    bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
+    if isinstance(bank.matrices[0], QuantisedMatrix):
+        return bank.multiply(partial(quantised_dot, out_dtype=out_dtype), x)
+    return matmul(x, bank.matrices, bank.index, out_dtype=out_dtype, impl=PRODUCT_IMPL.get())
 
 
 def embed(
@@ -94,11 +92,8 @@ def vocab_logits(
     """Float32 logits, times `scale`, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for the vocabulary's padding."""
     if isinstance(table, QuantisedMatrix):
         logits = quantised_table_dot(hidden, table)
-    elif hidden.shape[0] == 1:
-        # As a matrix times a vector: XLA:CPU turns the product of one row into a slow sum along the table's rows.
-        logits = dot(table, hidden[0], out_dtype=jnp.float32)[None]
     else:
-        logits = dot(hidden, table.T, out_dtype=jnp.float32)
+        logits = matmul_table(hidden, table, impl=PRODUCT_IMPL.get())
     if scale is not None:
         logits = scale * logits
     if soft_cap is not None:

@@ -73,9 +73,15 @@ def dimension(buffer, axis):
 
 
 @njit
+def address(buffer):
+    """Where a buffer's elements are."""
+    return load(buffer + _DATA)
+
+
+@njit
 def data(buffer):
-    """Where a buffer's elements are, for `numba.carray`."""
-    return pointer(load(buffer + _DATA))
+    """`address`, for `numba.carray`."""
+    return pointer(address(buffer))
 
 
 @njit
@@ -131,7 +137,7 @@ def _task(job):
 binding.add_symbol("jpaged_ffi_task", _task.address)
 
 
-def register(name: str, run: Any, *, item_axes: int) -> None:
+def register(name: str, run: Any, *, item_axes: tuple[int, ...], argument_of_items: int = 0, portion: int = 1) -> None:
     """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
 
     A call returns when its items are computed. Its job outlives it where a thread of the pool comes late, and is
@@ -139,7 +145,7 @@ def register(name: str, run: Any, *, item_axes: int) -> None:
 
     Args:
         run: ``cfunc(RUN)`` of a frame and a range of items, which it computes; called on several threads at once.
-        item_axes: the items of a call are those of the first so many axes of its first argument.
+        item_axes: the items of a call are those of these axes of one of its arguments, `portion` of them at a time.
     """
     symbol = f"{name}_run"
     binding.add_symbol(symbol, run.address)
@@ -149,8 +155,9 @@ def register(name: str, run: Any, *, item_axes: int) -> None:
         if _answered(frame):
             return 0
         items = 1
-        for axis in range(item_axes):
-            items *= dimension(argument(frame, 0), axis)
+        for axis in item_axes:
+            items *= dimension(argument(frame, argument_of_items), axis)
+        items = (items + portion - 1) // portion
         job = allocate(_JOB_BYTES)
         threads = max(1, min(_num_threads(frame, job), items))
         store(job + _DONE, 0)

@@ -80,6 +80,20 @@ def free(typingctx, address):
 
 
 @intrinsic
+def prefetch(typingctx, address):
+    """Bring the cache line of an address, which may be any, into the cache while other work goes on."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, *[ir.IntType(32)] * 3])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, near, data = (ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(args[0], _BYTES), read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+@intrinsic
 def call_with(typingctx, function, argument):
     """Call a C function of one word that returns one."""
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.ranking import rank
+from jpaged.execution.tracing import traced_for
 from jpaged.scheduling.step import PromptScore, ScheduledStep, TokenRanking, TopTokens
 
 ROWS = 64
@@ -45,7 +46,8 @@ def make_score(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         *,
         top: int,
     ) -> ScoreOutput:
-        logits = nnx.merge(graphdef, params).logits(hidden[rows])
+        with traced_for(mesh):
+            logits = nnx.merge(graphdef, params).logits(hidden[rows])
         tokens = jnp.asarray(targets)
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
         return ScoreOutput(chosen - jax.nn.logsumexp(logits, axis=1), *rank(logits, tokens, top, True))

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from jpaged.execution.ranking import rank
 from jpaged.execution.replicas import Kind, each_replica, own_sharding
 from jpaged.execution.sampler import SamplingArrays, most_likely, sample
+from jpaged.execution.tracing import traced_for
 
 
 class StepOutput(NamedTuple):
@@ -56,7 +57,8 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         top: int,
     ) -> StepOutput:
         rows = args.temperature.shape[0]
-        logits = nnx.merge(graphdef, params).logits(hidden[:rows])
+        with traced_for(mesh):
+            logits = nnx.merge(graphdef, params).logits(hidden[:rows])
         tokens, logprobs = sample(logits, args, last_tokens) if top else most_likely(logits)
         asked = jnp.any(args.ranked) if top else False
         ranked = rank(logits, tokens, top, asked)

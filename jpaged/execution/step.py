@@ -16,11 +16,11 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.mesh import platform
 from jpaged.execution.one_byte import kernels_for
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding
-from jpaged.model_api import TENSOR_AXIS, UNROLL_LAYERS, LayerRef
+from jpaged.execution.tracing import traced_for
+from jpaged.model_api import TENSOR_AXIS, LayerRef
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.paged_attention import paged_attention
@@ -54,11 +54,8 @@ def make_step(
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         attend = partial(_attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
-        token = UNROLL_LAYERS.set(platform(mesh) == "gpu")
-        try:
+        with traced_for(mesh, kernel_impl):
             hidden, pool = model(tokens, batch.positions, pool, attend)
-        finally:
-            UNROLL_LAYERS.reset(token)
         return pool, hidden[batch.sample_at], hidden
 
     kernel_impl = kernels_for(spec.dtype, mesh, kernel_impl)

@@ -16,8 +16,13 @@ from numba import carray, cfunc, njit
 from pallas_kernels import ffi
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi import dimension as size
+from pallas_kernels.ffi_primitives import prefetch
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32, tanh
+
+LINE_BYTES = 64
+LINES = LANES * 4 // LINE_BYTES
+"""Cache lines of a token's row in a tile."""
 
 
 @cache
@@ -30,7 +35,7 @@ def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
     Result: like q. An item of work is one KV head of a row.
     """
     name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
-    ffi.register(name, _attend(q_per_kv, tiles, soft_cap or 0.0), item_axes=2)
+    ffi.register(name, _attend(q_per_kv, tiles, soft_cap or 0.0), item_axes=(0, 1))
     return name
 
 
@@ -54,6 +59,13 @@ def _arrays(frame):
     )
 
 
+@njit
+def _rows_at(view, layer, block, head):
+    """Address of a block's rows; what lies there is not to be read where the block or the head does not exist."""
+    _, layers, heads, tiles, block_size, lanes = view.shape
+    return view.ctypes.data + (((block * layers + layer) * heads + head) * tiles * block_size * lanes) * 4
+
+
 def _attend(group: int, tiles: int, cap: float) -> Any:
     """The loops for a static shape; `cap` 0 = none. Closes over plain values only, so that Numba can cache it."""
     lanes = LANES // 2 if tiles == 1 else LANES
@@ -75,14 +87,21 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
             top[:] = sinks[head]  # a key without a value, the first thing seen
             total[:] = f32(1.0)
             values[:] = f32(0.0)
-            for page in range(first[row] // block_size, (stop[row] + block_size - 1) // block_size):
+            pages = range(first[row] // block_size, (stop[row] + block_size - 1) // block_size)
+            for page in pages:
                 block = tables[seq[row], page]
                 if block < 0 or block >= num_blocks:
                     continue
                 kv = view[block, layer, head]
+                is_last = page + 1 == pages.stop  # then the next head is to come
+                coming = _rows_at(
+                    view, layer, tables[seq[row], pages.start if is_last else page + 1], head + is_last
+                )
                 begin = max(0, first[row] - page * block_size)
                 end = min(block_size, stop[row] - page * block_size)
                 for key in range(begin, end):
+                    for line in range(tiles * LINES):
+                        prefetch(coming + (key * tiles * LINES + line) * LINE_BYTES)
                     for g in range(group):
                         score = f32(0.0)
                         for part in range(parts):

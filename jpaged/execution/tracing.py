@@ -1,0 +1,29 @@
+"""What a model is told, while it is traced, of the devices it will run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jax.sharding import Mesh
+
+from jpaged.execution.mesh import platform
+from jpaged.model_api import PRODUCT_IMPL, UNROLL_LAYERS
+from pallas_kernels.platform import Impl, resolve_impl
+
+
+@contextmanager
+def traced_for(mesh: Mesh, kernel_impl: Impl | None = None) -> Iterator[None]:
+    """Sets `UNROLL_LAYERS` and `PRODUCT_IMPL`.
+
+    Args:
+        kernel_impl: see `make_step`.
+    """
+    alone_on_cpu = platform(mesh) == "cpu" and mesh.size == 1
+    products = resolve_impl(kernel_impl) if alone_on_cpu else "xla"
+    unrolled, chosen = UNROLL_LAYERS.set(platform(mesh) == "gpu"), PRODUCT_IMPL.set(products)
+    try:
+        yield
+    finally:
+        PRODUCT_IMPL.reset(chosen)
+        UNROLL_LAYERS.reset(unrolled)

@@ -1,0 +1,201 @@
+"""Products of small tiles with every sum in a register, as LLVM instructions for the machine they run on.
+
+Sizes are chosen so that the sums of a tile, the vectors of a turn and one more fill the vector registers: 32 with
+AVX-512 and on ARM, 16 with AVX. Every sum is one chain of fused multiply-adds over ascending positions, whatever the
+tile: a row's bits do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_FEATURES = binding.get_host_cpu_features()
+
+LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
+"""float32 of a vector register."""
+ROWS = 4 if LANES == 8 else 8
+"""Rows of x in a tile."""
+VECTORS = 3
+"""Vectors of columns in a tile."""
+DOT_ROWS, TABLE_ROWS = 1 if LANES == 8 else 2, 8
+"""Rows of x and of a table in a tile of dot products."""
+
+_WORD, _FLOAT, _INDEX = ir.IntType(64), ir.FloatType(), ir.IntType(32)
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
+_BYTES = LANES * 4
+
+
+class _Code:
+    """Appends instructions; addresses are words, strides and offsets bytes."""
+
+    def __init__(self, builder: ir.IRBuilder):
+        self.builder = builder
+
+    def at(self, base: ir.Value, offset: ir.Value | int) -> ir.Value:
+        return self.builder.add(base, ir.Constant(_WORD, offset) if isinstance(offset, int) else offset)
+
+    def rows(self, base: ir.Value, stride: ir.Value, number: int) -> list[ir.Value]:
+        """Addresses of so many rows."""
+        return [self.at(base, self.builder.mul(stride, ir.Constant(_WORD, row))) for row in range(number)]
+
+    def load(self, address: ir.Value, kind: ir.Type = _VECTOR) -> ir.Value:
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+    def put(self, value: ir.Value, address: ir.Value, more: ir.Value) -> None:
+        """Store; where `more` is not 0, add to what is there."""
+        both = self.builder.fadd(self.load(address, value.type), value)
+        further = self.builder.icmp_signed("!=", more, ir.Constant(_WORD, 0))
+        self.store(self.builder.select(further, both, value), address)
+
+    def spread(self, number: ir.Value) -> ir.Value:
+        """A vector of one number."""
+        none = ir.Constant(_VECTOR, ir.Undefined)
+        first = self.builder.insert_element(none, number, ir.Constant(_INDEX, 0))
+        return self.builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES))
+
+    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        return self.builder.call(self._function(f"llvm.fma.v{LANES}f32", _VECTOR, [_VECTOR] * 3), [a, b, c])
+
+    def totals(self, vectors: list[ir.Value]) -> ir.Value:
+        """Sums over each of the vectors, as one vector; a power of two of them, no more than they have lanes."""
+        segment, sums = LANES, list(vectors)
+        while segment > LANES // len(vectors):
+            sums = [self._folded(segment, a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+            segment //= 2
+        (out,) = sums
+        while segment > 1:
+            out = self._folded(segment, out)
+            segment //= 2
+        return out
+
+    def _folded(self, segment: int, *vectors: ir.Value) -> ir.Value:
+        """Each segment's lower half added to its upper half; halves of the first vector, then of the second."""
+        lanes = vectors[0].type.count
+        lower = [lane for lane in range(len(vectors) * lanes) if lane % segment < segment // 2]
+        halves = []
+        for shift in (0, segment // 2):
+            mask = ir.Constant(ir.VectorType(_INDEX, len(lower)), [lane + shift for lane in lower])
+            halves.append(self.builder.shuffle_vector(vectors[0], vectors[-1], mask))
+        return self.builder.fadd(*halves)
+
+    def _function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+        return cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(result, arguments), name)
+
+    def sums(self, turns: ir.Value, number: int, turn: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]) -> list:
+        """Repeat ``turn(counter, sums) -> sums`` at least once, from zeros."""
+        builder, before = self.builder, self.builder.block
+        loop, after = builder.append_basic_block("turn"), builder.append_basic_block("after")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        counter = builder.phi(_WORD)
+        sums = [builder.phi(_VECTOR) for _ in range(number)]
+        added = turn(counter, sums)
+        following = self.at(counter, 1)
+        counter.add_incoming(ir.Constant(_WORD, 0), before)
+        counter.add_incoming(following, loop)
+        for phi, later in zip(sums, added, strict=True):
+            phi.add_incoming(_ZEROS, before)
+            phi.add_incoming(later, loop)
+        builder.cbranch(builder.icmp_signed("<", following, turns), loop, after)
+        builder.position_at_end(after)
+        return added
+
+
+def tile(rows: int, vectors: int, *, pack: bool = False) -> Any:
+    """``f(x, x_stride, w, w_stride, depth, out, out_stride, more, packed)``, called from compiled loops.
+
+    out [rows, vectors * LANES] gets, or with `more` is added to, the product of x [rows, depth] and w [depth, the same].
+    With `pack`, w is also copied to `packed`, its rows one after the other. Addresses and strides in bytes.
+    """
+
+    @intrinsic
+    def product(typingctx, x, x_stride, w, w_stride, depth, out, out_stride, more, packed):
+        def generate(context, builder, signature, args):
+            x, x_stride, w, w_stride, depth, out, out_stride, more, packed = args
+            code = _Code(builder)
+            x_rows = code.rows(x, x_stride, rows)
+
+            def turn(position, sums):
+                row = code.at(w, builder.mul(position, w_stride))
+                columns = [code.load(code.at(row, n * _BYTES)) for n in range(vectors)]
+                if pack:
+                    target = code.at(packed, builder.mul(position, ir.Constant(_WORD, vectors * _BYTES)))
+                    for n, vector in enumerate(columns):
+                        code.store(vector, code.at(target, n * _BYTES))
+                offset = builder.mul(position, ir.Constant(_WORD, 4))
+                added = []
+                for m, x_row in enumerate(x_rows):
+                    number = code.spread(code.load(code.at(x_row, offset), _FLOAT))
+                    added += [code.fma(number, vector, sums[vectors * m + n]) for n, vector in enumerate(columns)]
+                return added
+
+            sums = code.sums(depth, rows * vectors, turn)
+            for m, out_row in enumerate(code.rows(out, out_stride, rows)):
+                for n in range(vectors):
+                    code.put(sums[vectors * m + n], code.at(out_row, n * _BYTES), more)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 9), generate
+
+    return product
+
+
+def dots(rows: int, table_rows: int) -> Any:
+    """``f(x, x_stride, table, table_stride, length, out, out_stride, more)``, called from compiled loops.
+
+    out [rows, table_rows] gets, or with `more` is added to, the product of x [rows, length] and the transpose of table
+    [table_rows, length]. Length is a multiple of `LANES`; addresses and strides are in bytes.
+    """
+
+    @intrinsic
+    def product(typingctx, x, x_stride, table, table_stride, length, out, out_stride, more):
+        def generate(context, builder, signature, args):
+            x, x_stride, table, table_stride, length, out, out_stride, more = args
+            code = _Code(builder)
+            x_rows, t_rows = code.rows(x, x_stride, rows), code.rows(table, table_stride, table_rows)
+
+            def turn(counter, sums):
+                offset = builder.mul(counter, ir.Constant(_WORD, _BYTES))
+                ours = [code.load(code.at(row, offset)) for row in x_rows]
+                added = list(sums)
+                for t, row in enumerate(t_rows):
+                    vector = code.load(code.at(row, offset))
+                    for m, mine in enumerate(ours):
+                        added[m * table_rows + t] = code.fma(mine, vector, sums[m * table_rows + t])
+                return added
+
+            turns = builder.sdiv(length, ir.Constant(_WORD, LANES))
+            sums = code.sums(turns, rows * table_rows, turn)
+            for m, out_row in enumerate(code.rows(out, out_stride, rows)):
+                mine = sums[m * table_rows : (m + 1) * table_rows]
+                parts = [code.totals(mine[start : start + LANES]) for start in range(0, table_rows, LANES)]
+                for n, part in enumerate(parts):
+                    code.put(part, code.at(out_row, n * _BYTES), more)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8), generate
+
+    return product
+
+
+@intrinsic(prefer_literal=True)
+def stack_memory(typingctx, size):
+    """Address of so many bytes (a literal) that last until the function returns."""
+    length = size.literal_value
+
+    def generate(context, builder, signature, args):
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.IntType(8), ir.Constant(_WORD, length))
+        return builder.ptrtoint(memory, _WORD)
+
+    return types.intp(size), generate

@@ -1,0 +1,43 @@
+"""Products of float32 rows and matrices for CPUs, by loops that Numba compiles and XLA calls on its own threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+TABLE_ROWS_OF_X = 2, 64
+"""How many rows of x a table is multiplied with here: XLA is faster with one row and with many."""
+
+
+def takes(x: jax.Array, matrix: jax.Array, out_dtype: jnp.dtype) -> bool:
+    """Whether `matmul` does this product: float32, columns in whole vectors."""
+    from pallas_kernels.cpu_tiles import LANES  # needs Numba
+
+    return x.dtype == matrix.dtype == out_dtype == jnp.float32 and matrix.shape[1] % LANES == 0
+
+
+def takes_table(x: jax.Array, table: jax.Array) -> bool:
+    """Whether `matmul_table` does this product: float32, rows in whole vectors, `TABLE_ROWS_OF_X`."""
+    least, most = TABLE_ROWS_OF_X
+    return least <= x.shape[0] <= most and takes(x, table, jnp.dtype(jnp.float32))
+
+
+def matmul(
+    x: Float[Array, "rows inputs"], matrices: Sequence[Float[Array, "inputs outputs"]], index: int | Int[Array, ""]
+) -> Float[Array, "rows outputs"]:
+    """See `pallas_kernels.matmul.matmul`."""
+    from pallas_kernels.matmul.cpu_kernel import matrices_target
+
+    shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].shape[1]), jnp.float32)
+    return jax.ffi.ffi_call(matrices_target(), shape)(x, jnp.asarray(index, jnp.int32)[None], *matrices)
+
+
+def matmul_table(x: Float[Array, "rows inputs"], table: Float[Array, "outputs inputs"]) -> Float[Array, "rows outputs"]:
+    """See `pallas_kernels.matmul.matmul_table`."""
+    from pallas_kernels.matmul.cpu_kernel import table_target
+
+    shape = jax.ShapeDtypeStruct((x.shape[0], table.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(table_target(), shape)(x, table)

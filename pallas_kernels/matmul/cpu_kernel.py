@@ -1,0 +1,130 @@
+"""The loops of `pallas_kernels.matmul.cpu`, compiled by Numba: panels of columns, each an item of work.
+
+The first rows of x that meet a panel copy it out of the matrix, where its rows are far apart, into memory that stays
+in the cache for the other rows (Goto and van de Geijn, 2008).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, njit
+
+from pallas_kernels import ffi
+from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.cpu_tiles import DOT_ROWS, LANES, ROWS, TABLE_ROWS, VECTORS, dots, stack_memory, tile
+
+FLOAT = 4
+PANEL = VECTORS * LANES
+"""Columns of a matrix that are an item of work."""
+DEPTH = 768
+"""Rows of a panel at once: 144 KiB with AVX-512, for the second cache and for the stack of any thread."""
+PACKED = DEPTH * PANEL * FLOAT
+"""Bytes of a panel."""
+PORTION = 8 * TABLE_ROWS
+"""Rows of a table that are an item of work."""
+
+
+@cache
+def matrices_target() -> str:
+    """The custom call ``(x [rows, inputs], index [1], matrices [inputs, outputs]...) -> x @ matrices[index]``."""
+    name = "jpaged_matmul"
+    ffi.register(name, _multiply, item_axes=(1,), argument_of_items=2, portion=PANEL)
+    return name
+
+
+@cache
+def table_target() -> str:
+    """The custom call ``(x [rows, inputs], table [outputs, inputs]) -> x @ table.T``."""
+    name = "jpaged_matmul_table"
+    ffi.register(name, _multiply_by_table, item_axes=(0,), argument_of_items=1, portion=PORTION)
+    return name
+
+
+def _panel_product(vectors: int) -> Any:
+    """Product of all rows of x and a panel of so many vectors of columns."""
+    first = tile(ROWS, vectors, pack=True)
+    full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
+    packed_stride = vectors * LANES * FLOAT
+
+    @njit
+    def product(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed):
+        row = 0
+        if rows > ROWS:
+            first(x, x_stride, panel, stride, depth, out, out_stride, more, packed)
+            panel, stride, row = packed, packed_stride, ROWS
+        while rows - row >= ROWS:
+            full(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            row += ROWS
+        while rows - row >= 4:
+            four(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            row += 4
+        while rows - row >= 2:
+            two(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            row += 2
+        if rows - row == 1:
+            one(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+
+    return product
+
+
+_three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
+
+
+@cfunc(ffi.RUN, error_model="numpy", cache=True)
+def _multiply(frame, begin, end):
+    index = carray(data(argument(frame, 1)), (1,), np.int32)[0]
+    first, matrix = argument(frame, 0), argument(frame, 2 + index)
+    rows, inputs, outputs = dimension(first, 0), dimension(matrix, 0), dimension(matrix, 1)
+    x, x_stride, stride = address(first), inputs * FLOAT, outputs * FLOAT
+    packed = stack_memory(PACKED)
+    for item in range(begin, end):
+        column = item * PANEL
+        panel, out = address(matrix) + column * FLOAT, address(result(frame, 0)) + column * FLOAT
+        vectors = min(VECTORS, (outputs - column) // LANES)
+        for at in range(0, inputs, DEPTH):
+            depth = min(DEPTH, inputs - at)
+            mine, theirs = x + at * FLOAT, panel + at * stride
+            if vectors == 3:
+                _three(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed)
+            elif vectors == 2:
+                _two(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed)
+            else:
+                _one(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed)
+
+
+def _dot_products(table_rows: int) -> Any:
+    """Product of all rows of x and so many rows of a table."""
+    several, one = dots(DOT_ROWS, table_rows), dots(1, table_rows)
+
+    @njit
+    def product(x, stride, rows, table, inputs, out, out_stride):
+        row = 0
+        while rows - row >= DOT_ROWS:
+            several(x + row * stride, stride, table, stride, inputs, out + row * out_stride, out_stride, 0)
+            row += DOT_ROWS
+        while row < rows:
+            one(x + row * stride, stride, table, stride, inputs, out + row * out_stride, out_stride, 0)
+            row += 1
+
+    return product
+
+
+_several_dots, _single_dots = _dot_products(TABLE_ROWS), _dot_products(1)
+
+
+@cfunc(ffi.RUN, error_model="numpy", cache=True)
+def _multiply_by_table(frame, begin, end):
+    first, second = argument(frame, 0), argument(frame, 1)
+    rows, outputs, inputs = dimension(first, 0), dimension(second, 0), dimension(second, 1)
+    x, table, out = address(first), address(second), address(result(frame, 0))
+    stride, out_stride = inputs * FLOAT, outputs * FLOAT
+    at, stop = begin * PORTION, min(end * PORTION, outputs)
+    while stop - at >= TABLE_ROWS:
+        _several_dots(x, stride, rows, table + at * stride, inputs, out + at * FLOAT, out_stride)
+        at += TABLE_ROWS
+    while at < stop:
+        _single_dots(x, stride, rows, table + at * stride, inputs, out + at * FLOAT, out_stride)
+        at += 1

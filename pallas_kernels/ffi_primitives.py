@@ -86,7 +86,7 @@ def prefetch(typingctx, address):
     def generate(context, builder, signature, args):
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, *[ir.IntType(32)] * 3])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, near, data = (ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))
+        read, near, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
         builder.call(function, [builder.inttoptr(args[0], _BYTES), read, near, data])
         return context.get_dummy_value()
 

@@ -13,8 +13,8 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from pallas_kernels import ffi
-from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.cpu_tiles import DOT_ROWS, LANES, ROWS, TABLE_ROWS, VECTORS, dots, stack_memory, tile
+from pallas_kernels.ffi import address, argument, data, dimension, result
 
 FLOAT = 4
 PANEL = VECTORS * LANES

@@ -16,13 +16,12 @@ from numba import carray, cfunc, njit
 from pallas_kernels import ffi
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi import dimension as size
-from pallas_kernels.ffi_primitives import prefetch
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32, tanh
+from pallas_kernels.paged_attention.cpu_block import FLOAT, ROW_BYTES, add_values, scores
+from pallas_kernels.paged_attention.cpu_math import FAST, NEVER, cap_all, exponentials, f32
 
-LINE_BYTES = 64
-LINES = LANES * 4 // LINE_BYTES
-"""Cache lines of a token's row in a tile."""
+SPAN = 64
+"""Keys whose softmax is taken at once, a whole number of blocks: enough to fill vectors."""
 
 
 @cache
@@ -77,63 +76,44 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
     def attend(frame, begin_item, end_item):
         q, view, layer, tables, seq, first, stop, sinks, out = _arrays(frame)
         num_blocks, block_size = view.shape[0], view.shape[4]
-        scores = np.empty((group, block_size), np.float32)
+        span = max(1, SPAN // block_size)
+        weights = np.empty((group, span * block_size), np.float32)
         values = np.empty((group, width), np.float32)
         top = np.empty(group, np.float32)
         total = np.empty(group, np.float32)
         for item in range(begin_item, end_item):
             row, head = item // q.shape[1], item % q.shape[1]
-            queries = q[row, head]
+            pages = range(first[row] // block_size, (stop[row] + block_size - 1) // block_size)
             top[:] = sinks[head]  # a key without a value, the first thing seen
             total[:] = f32(1.0)
             values[:] = f32(0.0)
-            pages = range(first[row] // block_size, (stop[row] + block_size - 1) // block_size)
-            for page in pages:
-                block = tables[seq[row], page]
-                if block < 0 or block >= num_blocks:
-                    continue
-                kv = view[block, layer, head]
-                is_last = page + 1 == pages.stop  # then the next head is to come
-                coming = _rows_at(
-                    view, layer, tables[seq[row], pages.start if is_last else page + 1], head + is_last
-                )
-                begin = max(0, first[row] - page * block_size)
-                end = min(block_size, stop[row] - page * block_size)
-                for key in range(begin, end):
-                    for line in range(tiles * LINES):
-                        prefetch(coming + (key * tiles * LINES + line) * LINE_BYTES)
-                    for g in range(group):
-                        score = f32(0.0)
+            for page_0 in range(pages.start // span * span, pages.stop, span):
+                here = range(max(pages.start, page_0), min(pages.stop, page_0 + span))
+                for page in here:
+                    block, at_key = tables[seq[row], page], (page - page_0) * block_size
+                    mine = weights[:, at_key : at_key + block_size]
+                    if 0 <= block < num_blocks:
+                        is_last = page + 1 == pages.stop  # then the next head is to come
+                        next_block = tables[seq[row], pages.start if is_last else page + 1]
+                        coming = _rows_at(view, layer, next_block, head + is_last)
+                        scores(q[row, head], _rows_at(view, layer, block, head), coming, mine, parts, lanes)
+                        if cap > 0:
+                            cap_all(mine, f32(cap))
+                    else:
+                        mine[:] = NEVER
+                key_0 = page_0 * block_size
+                weights[:, : max(0, first[row] - key_0)] = NEVER
+                weights[:, max(0, stop[row] - key_0) :] = NEVER
+                exponentials(weights, top, total, values)
+                for page in here:
+                    block, key = tables[seq[row], page], page * block_size
+                    begin, end = max(first[row], key), min(stop[row], key + block_size)
+                    if 0 <= block < num_blocks:
+                        rows = _rows_at(view, layer, block, head) + (begin - key) * ROW_BYTES
                         for part in range(parts):
-                            k = kv[part, key]
-                            mine = queries[g]
-                            for lane in range(lanes):
-                                score += mine[part * lanes + lane] * k[lane]
-                        scores[g, key] = f32(cap) * tanh(score / f32(cap)) if cap > 0 else score
-                for g in range(group):
-                    weights = scores[g]
-                    new_top = top[g]
-                    for key in range(begin, end):
-                        new_top = max(new_top, weights[key])
-                    shrink = exp(top[g] - new_top)
-                    top[g] = new_top
-                    sum_ = f32(0.0)
-                    for key in range(begin, end):
-                        weight = exp(weights[key] - new_top)
-                        weights[key] = weight
-                        sum_ += weight
-                    total[g] = total[g] * shrink + sum_
-                    mine = values[g]
-                    for lane in range(width):
-                        mine[lane] *= shrink
-                for part in range(parts):
-                    for key in range(begin, end):
-                        v = kv[value_tile + part, key]
-                        for g in range(group):
-                            weight = scores[g, key]
-                            mine = values[g]
-                            for lane in range(lanes):
-                                mine[part * lanes + lane] += weight * v[value_lane + lane]
+                            v = rows + (value_tile + part) * block_size * ROW_BYTES + value_lane * FLOAT
+                            mine = values[:, part * lanes : (part + 1) * lanes]
+                            add_values(weights[:, begin - key_0 : end - key_0], v, mine)
             for g in range(group):
                 share = f32(1.0) / total[g]
                 for lane in range(width):

@@ -43,3 +43,34 @@ def tanh(x):
     """Hyperbolic tangent."""
     e = exp(f32(-2.0) * abs(x))
     return np.copysign((f32(1.0) - e) / (f32(1.0) + e), x)
+
+
+@njit(fastmath=FAST)
+def cap_all(scores, cap):
+    """``cap * tanh(score / cap)`` in the place of each score."""
+    for g in range(scores.shape[0]):
+        for key in range(scores.shape[1]):
+            scores[g, key] = cap * tanh(scores[g, key] / cap)
+
+
+@njit(fastmath=FAST)
+def exponentials(scores, top, total, values):
+    """Put weights in the place of scores [group, keys]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
+    algorithm 1), whose maximum and sum so far, ``[group]``, and weighted values are brought up to date."""
+    for g in range(scores.shape[0]):
+        mine = scores[g]
+        new_top = top[g]
+        for key in range(mine.size):
+            new_top = max(new_top, mine[key])
+        if new_top <= NEVER:
+            continue
+        shrink = exp(top[g] - new_top)
+        top[g] = new_top
+        sum_ = f32(0.0)
+        for key in range(mine.size):
+            weight = exp(mine[key] - new_top)
+            mine[key] = weight
+            sum_ += weight
+        total[g] = total[g] * shrink + sum_
+        for lane in range(values.shape[1]):
+            values[g, lane] *= shrink

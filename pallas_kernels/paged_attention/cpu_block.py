@@ -1,0 +1,72 @@
+"""What attention on CPU does with one block: scores of its keys, and its values weighted, by products of small tiles.
+
+The rows of K and V are read where they lie, `ROW_BYTES` apart.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from pallas_kernels import cpu_tiles
+from pallas_kernels.cpu_tiles import DOT_ROWS, TABLE_ROWS, dots, tile
+from pallas_kernels.ffi_primitives import prefetch
+from pallas_kernels.layout import LANES
+
+FLOAT = 4
+ROW_BYTES = LANES * FLOAT
+"""Between the rows of two tokens in a tile."""
+LINE_BYTES = 64
+
+_VECTORS = 4
+_COLUMNS = _VECTORS * cpu_tiles.LANES
+"""Lanes of values that are summed at once."""
+
+_several_dots, _single_dots = dots(DOT_ROWS, TABLE_ROWS), dots(1, TABLE_ROWS)
+_two, _one = tile(2, _VECTORS), tile(1, _VECTORS)
+
+
+@njit
+def scores(queries, keys, coming, out, parts, lanes):
+    """Products of queries [group, parts * lanes] and a block's keys, to out [group, block_size].
+
+    Args:
+        keys: address of the block's rows, tiles one after the other.
+        coming: address of those that will be read next, which are fetched meanwhile.
+    """
+    group, block_size = out.shape
+    x, x_stride, stride = queries.ctypes.data, queries.strides[0], out.strides[0]
+    for key in range(0, block_size, TABLE_ROWS):
+        _fetch(coming, key, parts, lanes)
+        to = out.ctypes.data + key * FLOAT
+        for part in range(parts):
+            k, mine = keys + (part * block_size + key) * ROW_BYTES, x + part * lanes * FLOAT
+            g = 0
+            while group - g >= DOT_ROWS:
+                _several_dots(mine + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
+                g += DOT_ROWS
+            while g < group:
+                _single_dots(mine + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
+                g += 1
+
+
+@njit
+def _fetch(rows, key, parts, lanes):
+    """Fetch `TABLE_ROWS` tokens' share of a block's rows: K and V are two times `parts` tiles, or halves of one."""
+    tiles = 2 * parts * lanes // LANES
+    begin = rows + key * tiles * ROW_BYTES
+    for line in range(0, TABLE_ROWS * tiles * ROW_BYTES, LINE_BYTES):
+        prefetch(begin + line)
+
+
+@njit
+def add_values(weights, rows, out):
+    """Add to out [group, lanes] the product of weights [group, keys] and the values whose rows begin at an address."""
+    group, keys = weights.shape
+    x_stride, stride = weights.strides[0], out.strides[0]
+    for column in range(0, out.shape[1], _COLUMNS):
+        x, v, to = weights.ctypes.data, rows + column * FLOAT, out.ctypes.data + column * FLOAT
+        for _ in range(group // 2):
+            _two(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0)
+            x, to = x + 2 * x_stride, to + 2 * stride
+        if group % 2:
+            _one(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0)

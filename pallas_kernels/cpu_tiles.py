@@ -23,6 +23,8 @@ ROWS = 4 if LANES == 8 else 8
 """Rows of x in a tile."""
 VECTORS = 3
 """Vectors of columns in a tile."""
+LINE_BYTES = 64
+"""Of a cache."""
 DOT_ROWS, TABLE_ROWS = 1 if LANES == 8 else 2, 8
 """Rows of x and of a table in a tile of dot products."""
 
@@ -50,6 +52,13 @@ class _Code:
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+    def fetch(self, address: ir.Value) -> None:
+        """Bring a line, which may be anywhere, into the second cache while other work goes on."""
+        line, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = self._function("llvm.prefetch.p0", ir.VoidType(), [line, number, number, number])
+        read, level, data = (ir.Constant(number, value) for value in (0, 2, 1))
+        self.builder.call(function, [self.builder.inttoptr(address, line), read, level, data])
 
     def put(self, value: ir.Value, address: ir.Value, more: ir.Value) -> None:
         """Store; where `more` is not 0, add to what is there."""
@@ -111,27 +120,29 @@ class _Code:
         return added
 
 
-def tile(rows: int, vectors: int, *, pack: bool = False) -> Any:
-    """``f(x, x_stride, w, w_stride, depth, out, out_stride, more, packed)``, called from compiled loops.
+def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
+    """``f(x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride)``, called from compiled loops.
 
-    out [rows, vectors * LANES] gets, or with `more` is added to, the product of x [rows, depth] and w [depth, the same].
-    With `pack`, w is also copied to `packed`, its rows one after the other. Addresses and strides in bytes.
+    out [rows, vectors * LANES] gets, or with `more` is added to, the product of x [rows, depth] and w [depth, same].
+    Addresses and strides are in bytes. `aside` is for `depth` rows of memory, `aside_stride` apart: with `pack`, w is
+    copied there; with `fetch`, so many lines of each are fetched for what follows.
     """
 
     @intrinsic
-    def product(typingctx, x, x_stride, w, w_stride, depth, out, out_stride, more, packed):
+    def product(typingctx, x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride):
         def generate(context, builder, signature, args):
-            x, x_stride, w, w_stride, depth, out, out_stride, more, packed = args
+            x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride = args
             code = _Code(builder)
             x_rows = code.rows(x, x_stride, rows)
 
             def turn(position, sums):
                 row = code.at(w, builder.mul(position, w_stride))
                 columns = [code.load(code.at(row, n * _BYTES)) for n in range(vectors)]
-                if pack:
-                    target = code.at(packed, builder.mul(position, ir.Constant(_WORD, vectors * _BYTES)))
-                    for n, vector in enumerate(columns):
-                        code.store(vector, code.at(target, n * _BYTES))
+                beside = code.at(aside, builder.mul(position, aside_stride))
+                for n, vector in enumerate(columns if pack else ()):
+                    code.store(vector, code.at(beside, n * _BYTES))
+                for line in range(fetch):
+                    code.fetch(code.at(beside, line * LINE_BYTES))
                 offset = builder.mul(position, ir.Constant(_WORD, 4))
                 added = []
                 for m, x_row in enumerate(x_rows):
@@ -145,7 +156,7 @@ def tile(rows: int, vectors: int, *, pack: bool = False) -> Any:
                     code.put(sums[vectors * m + n], code.at(out_row, n * _BYTES), more)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 9), generate
+        return types.void(*[types.intp] * 10), generate
 
     return product
 

@@ -32,9 +32,6 @@ _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 # A job: what the threads that share a call know of it. Words of 8 bytes.
 _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN, _CALL, _JOB_BYTES = 0, 8, 16, 24, 32, 40, 48, 56, 96
 
-_GRAINS_PER_THREAD = 8
-"""Items are handed out in so many portions a thread: enough to even out items of different cost."""
-
 
 @njit
 def _int32(address):
@@ -137,7 +134,9 @@ def _task(job):
 binding.add_symbol("jpaged_ffi_task", _task.address)
 
 
-def register(name: str, run: Any, *, item_axes: tuple[int, ...], argument_of_items: int = 0, portion: int = 1) -> None:
+def register(
+    name: str, run: Any, *, item_axes: tuple[int, ...], argument_of_items: int = 0, portion: int = 1, grains: int = 8
+) -> None:
     """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
 
     A call returns when its items are computed. Its job outlives it where a thread of the pool comes late, and is
@@ -146,6 +145,7 @@ def register(name: str, run: Any, *, item_axes: tuple[int, ...], argument_of_ite
     Args:
         run: ``cfunc(RUN)`` of a frame and a range of items, which it computes; called on several threads at once.
         item_axes: the items of a call are those of these axes of one of its arguments, `portion` of them at a time.
+        grains: items are handed out so many times a thread; several even out items of different cost.
     """
     symbol = f"{name}_run"
     binding.add_symbol(symbol, run.address)
@@ -164,7 +164,7 @@ def register(name: str, run: Any, *, item_axes: tuple[int, ...], argument_of_ite
         store(job + _OWNERS, 1)
         store(job + _FRAME, frame)
         store(job + _ITEMS, items)
-        store(job + _GRAIN, max(1, items // (threads * _GRAINS_PER_THREAD)))
+        store(job + _GRAIN, max(1, items // (threads * grains)))
         store(job + _RUN, address_of(symbol))
         call = job + _CALL
         for _ in range(1, threads):

@@ -13,12 +13,14 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_tiles import DOT_ROWS, LANES, ROWS, TABLE_ROWS, VECTORS, dots, stack_memory, tile
+from pallas_kernels.cpu_tiles import DOT_ROWS, LANES, LINE_BYTES, ROWS, TABLE_ROWS, VECTORS, dots, stack_memory, tile
 from pallas_kernels.ffi import address, argument, data, dimension, result
 
 FLOAT = 4
 PANEL = VECTORS * LANES
 """Columns of a matrix that are an item of work."""
+GRAINS = 2
+"""Portions of a thread: few, as a panel is fetched while the panel before it is multiplied."""
 DEPTH = 768
 """Rows of a panel at once: 144 KiB with AVX-512, for the second cache and for the stack of any thread."""
 PACKED = DEPTH * PANEL * FLOAT
@@ -31,7 +33,7 @@ PORTION = 8 * TABLE_ROWS
 def matrices_target() -> str:
     """The custom call ``(x [rows, inputs], index [1], matrices [inputs, outputs]...) -> x @ matrices[index]``."""
     name = "jpaged_matmul"
-    ffi.register(name, _multiply, item_axes=(1,), argument_of_items=2, portion=PANEL)
+    ffi.register(name, _multiply, item_axes=(1,), argument_of_items=2, portion=PANEL, grains=GRAINS)
     return name
 
 
@@ -46,26 +48,38 @@ def table_target() -> str:
 def _panel_product(vectors: int) -> Any:
     """Product of all rows of x and a panel of so many vectors of columns."""
     first = tile(ROWS, vectors, pack=True)
+    lines = vectors * LANES * FLOAT // LINE_BYTES
+    fetching, fetching_all = tile(ROWS, vectors, fetch=1), tile(ROWS, vectors, fetch=lines)
     full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
     packed_stride = vectors * LANES * FLOAT
 
     @njit
-    def product(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed):
-        row = 0
+    def product(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming):
+        matrix_stride, row = stride, 0
         if rows > ROWS:
-            first(x, x_stride, panel, stride, depth, out, out_stride, more, packed)
+            first(x, x_stride, panel, stride, depth, out, out_stride, more, packed, packed_stride)
             panel, stride, row = packed, packed_stride, ROWS
+        # What is read from memory next comes while these rows are multiplied.
+        if ROWS < rows <= lines * ROWS and rows >= 2 * ROWS:
+            mine, to = x + row * x_stride, out + row * out_stride
+            fetching_all(mine, x_stride, panel, stride, depth, to, out_stride, more, coming, matrix_stride)
+            row += ROWS
+        elif rows > ROWS:
+            for line in range(lines if rows > lines * ROWS else 0):
+                mine, to, theirs = x + row * x_stride, out + row * out_stride, coming + line * LINE_BYTES
+                fetching(mine, x_stride, panel, stride, depth, to, out_stride, more, theirs, matrix_stride)
+                row += ROWS
         while rows - row >= ROWS:
-            full(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            full(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
             row += ROWS
         while rows - row >= 4:
-            four(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            four(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
             row += 4
         while rows - row >= 2:
-            two(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            two(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
             row += 2
         if rows - row == 1:
-            one(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, packed)
+            one(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
 
     return product
 
@@ -87,12 +101,16 @@ def _multiply(frame, begin, end):
         for at in range(0, inputs, DEPTH):
             depth = min(DEPTH, inputs - at)
             mine, theirs = x + at * FLOAT, panel + at * stride
-            if vectors == 3:
-                _three(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed)
-            elif vectors == 2:
-                _two(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed)
+            if at + depth < inputs:
+                coming = theirs + depth * stride
             else:
-                _one(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed)
+                coming = panel + (PANEL * FLOAT if item + 1 < end else 0)
+            if vectors == 3:
+                _three(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
+            elif vectors == 2:
+                _two(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
+            else:
+                _one(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
 
 
 def _dot_products(table_rows: int) -> Any:

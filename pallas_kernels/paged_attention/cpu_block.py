@@ -8,14 +8,13 @@ from __future__ import annotations
 from numba import njit
 
 from pallas_kernels import cpu_tiles
-from pallas_kernels.cpu_tiles import DOT_ROWS, TABLE_ROWS, dots, tile
+from pallas_kernels.cpu_tiles import DOT_ROWS, LINE_BYTES, TABLE_ROWS, dots, tile
 from pallas_kernels.ffi_primitives import prefetch
 from pallas_kernels.layout import LANES
 
 FLOAT = 4
 ROW_BYTES = LANES * FLOAT
 """Between the rows of two tokens in a tile."""
-LINE_BYTES = 64
 
 _VECTORS = 4
 _COLUMNS = _VECTORS * cpu_tiles.LANES
@@ -66,7 +65,7 @@ def add_values(weights, rows, out):
     for column in range(0, out.shape[1], _COLUMNS):
         x, v, to = weights.ctypes.data, rows + column * FLOAT, out.ctypes.data + column * FLOAT
         for _ in range(group // 2):
-            _two(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0)
+            _two(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0, 0)
             x, to = x + 2 * x_stride, to + 2 * stride
         if group % 2:
-            _one(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0)
+            _one(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0, 0)

@@ -26,7 +26,7 @@ class Buckets:
 
     Decode steps double up to 16 and then go by halves: 1, 2, 4, 8, 16, 24, 32, 48, ... max_num_seqs. Mixed steps go in
     eighths of the token budget (at least 64 tokens apart), which bounds padding where a step is long enough for it
-    to cost time. The sampler runs for 1, 4, 16, ... max_num_seqs rows.
+    to cost time. The sampler runs for 1, 4, 16, 32, 64, ... max_num_seqs rows.
 
     Args:
         only: the one bucket all steps run in, and the sampler for max_num_seqs rows only.
@@ -47,7 +47,8 @@ class Buckets:
         mixed_sizes = [*range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
         self.decode = tuple(Bucket(size, size, True) for size in decode_sizes)
         self.mixed = tuple(Bucket(size, max_num_seqs, False) for size in mixed_sizes)
-        self.sample_rows = (*powers[::2], max_num_seqs)
+        few, many = [power for power in powers if power <= 16], [power for power in powers if power > 16]
+        self.sample_rows = (*few[::2], *many, max_num_seqs)
 
     @property
     def all(self) -> tuple[Bucket, ...]:

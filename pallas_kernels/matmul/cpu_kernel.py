@@ -60,15 +60,15 @@ def _panel_product(vectors: int) -> Any:
             first(x, x_stride, panel, stride, depth, out, out_stride, more, packed, packed_stride)
             panel, stride, row = packed, packed_stride, ROWS
         # What is read from memory next comes while these rows are multiplied.
-        if ROWS < rows <= lines * ROWS and rows >= 2 * ROWS:
-            mine, to = x + row * x_stride, out + row * out_stride
-            fetching_all(mine, x_stride, panel, stride, depth, to, out_stride, more, coming, matrix_stride)
-            row += ROWS
-        elif rows > ROWS:
-            for line in range(lines if rows > lines * ROWS else 0):
+        if rows >= (lines + 1) * ROWS:
+            for line in range(lines):
                 mine, to, theirs = x + row * x_stride, out + row * out_stride, coming + line * LINE_BYTES
                 fetching(mine, x_stride, panel, stride, depth, to, out_stride, more, theirs, matrix_stride)
                 row += ROWS
+        elif rows >= 2 * ROWS:
+            mine, to = x + row * x_stride, out + row * out_stride
+            fetching_all(mine, x_stride, panel, stride, depth, to, out_stride, more, coming, matrix_stride)
+            row += ROWS
         while rows - row >= ROWS:
             full(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
             row += ROWS

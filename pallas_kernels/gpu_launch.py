@@ -57,6 +57,13 @@ def compiling_for(compute_capability: int) -> Iterator[None]:
         _capability.reset(token)
 
 
+def has_float8() -> bool:
+    """Whether the GPU that is compiled for converts float8_e4m3fn by an instruction: from sm_89 on."""
+    asked = _capability.get()
+    own = 10 * float(getattr(jax.devices()[0], "compute_capability", 0)) if asked is None else asked
+    return own >= 89
+
+
 def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:
     """Launch on the GPU that runs the surrounding program."""
     import jax_triton

@@ -30,8 +30,11 @@ def test_without_a_gpu_it_says_so_in_one_line():
     assert done.stdout == ""
 
 
-def test_right_kernels_pass_every_check():
-    heads = gpu_correctness.Heads(kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30, sinks=True)
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_right_kernels_pass_every_check(kv_dtype):
+    heads = gpu_correctness.Heads(
+        kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30, sinks=True, kv_dtype=kv_dtype
+    )
     lines = list(gpu_correctness.checks(1, impl="xla", context=100, cases=(heads,)))
     assert len(lines) == 4
     assert [line for line in lines if not line["error"] <= line["limit"]] == []

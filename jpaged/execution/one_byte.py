@@ -1,4 +1,4 @@
-"""Which devices compute with values of one byte, and which kernels read them."""
+"""Which devices compute with values of one byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
-from pallas_kernels.platform import Impl
+from pallas_kernels.platform import why_no_triton
 
 _DTYPES = {"int8": jnp.int8, "fp8": jnp.uint8}
 """See `pallas_kernels.kv_codes`."""
@@ -43,11 +43,7 @@ def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh) -> np.dtype:
         return np.dtype(dtype)
     if platform(mesh) == "tpu":
         raise ValueError(f"kv_cache_dtype={asked!r}: the TPU kernels read bfloat16 and float32 only; leave it 'auto'")
-    if asked == "fp8":
-        check_float8(f"kv_cache_dtype={asked!r}", mesh.devices.flat[0])
+    device = mesh.devices.flat[0]
+    if asked == "fp8" and why_no_triton(str(getattr(device, "compute_capability", ""))):
+        check_float8(f"kv_cache_dtype={asked!r}", device)  # the Triton kernels need no instruction for it
     return np.dtype(_DTYPES[asked])
-
-
-def kernels_for(dtype: np.dtype, mesh: Mesh, impl: Impl | None) -> Impl | None:
-    """`impl`, but XLA's kernels for a pool of one byte a value on GPUs."""
-    return "xla" if platform(mesh) == "gpu" and np.dtype(dtype).itemsize == 1 else impl

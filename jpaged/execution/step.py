@@ -16,7 +16,6 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.one_byte import kernels_for
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding
 from jpaged.execution.tracing import traced_for
@@ -57,8 +56,6 @@ def make_step(
         with traced_for(mesh, kernel_impl):
             hidden, pool = model(tokens, batch.positions, pool, attend)
         return pool, hidden[batch.sample_at], hidden
-
-    kernel_impl = kernels_for(spec.dtype, mesh, kernel_impl)
 
     def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
         takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
@@ -134,7 +131,6 @@ def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = No
 
     Out-of-range ids (padding) copy nothing.
     """
-    kernel_impl = kernels_for(spec.dtype, mesh, kernel_impl)
 
     def copy(pool: Pool, src: Int[Array, "groups copies"], dst: Int[Array, "groups copies"]) -> Pool:
         def on_shard(pool, src, dst):

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gpu_launch import Launch, Launcher, like, triton_call
+from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, like, triton_call
+from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention import gpu_shapes as shapes
 from pallas_kernels.paged_attention.gpu_decode import attend_to_units, join_units
@@ -54,8 +55,10 @@ def paged_attention(
         "HEAD_DIM": head_dim,
         "BLOCKS": view.shape[0],
         "BLOCK_STRIDE": view.size // view.shape[0],
-        "BLOCK_SIZE": view.shape[4],
+        "BLOCK_SIZE": tokens_of(view),
+        "BLOCK_ROWS": view.shape[4],
         "WIDTH": width,
+        "FLOAT8": view.dtype == jnp.uint8 and has_float8(),
         "SCALE": float(scale),
         "SOFT_CAP": soft_cap,
         "WINDOW": sliding_window,
@@ -112,7 +115,7 @@ def _prefill(
     q, view, *_ = arrays
     tokens, kv_heads, group, _ = q.shape
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
-    tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest)
+    tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest, in_bytes=view.dtype.itemsize == 1)
     tile = tiles.rows // group
     prefill = Launch(
         attend_to_tiles,

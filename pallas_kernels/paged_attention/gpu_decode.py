@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, common_dtype, first_key
+from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, first_key, product_dtype, values_of_view
 
 
 @triton.jit
@@ -56,7 +56,9 @@ def attend_to_units(
     BLOCKS: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    FLOAT8: tl.constexpr,
     KEYS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -67,11 +69,11 @@ def attend_to_units(
 
     Writes tops, totals [units, HEADS, GROUP] and values_of [units, HEADS, GROUP, WIDTH], float32.
     """
-    dtype: tl.constexpr = common_dtype(q, view)
+    dtype: tl.constexpr = product_dtype(q, view)
     head = tl.program_id(1)
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
-    head_rows = view + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_SIZE)
+    head_rows = values_of_view(view, FLOAT8) + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_ROWS)
     counts = units_of(query_starts, kv_lens, SEQS, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, WINDOW, CHUNK)
     ends = tl.cumsum(counts, 0)
     for unit in range(tl.program_id(0), tl.sum(counts, 0), tl.num_programs(0)):
@@ -98,6 +100,7 @@ def attend_to_units(
             BLOCKS,
             BLOCK_STRIDE,
             BLOCK_SIZE,
+            BLOCK_ROWS,
             WIDTH,
             KEYS,
             False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, common_dtype, first_key
+from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, first_key, product_dtype, values_of_view
 
 
 @triton.jit
@@ -30,7 +30,9 @@ def attend_to_tiles(
     BLOCKS: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    FLOAT8: tl.constexpr,
     KEYS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -55,7 +57,7 @@ def attend_to_tiles(
         first_token = tl.load(query_starts + seq)
         length = tl.load(query_starts + seq + 1) - first_token
         kv_len = tl.load(kv_lens + seq)
-        dtype: tl.constexpr = common_dtype(q, view)
+        dtype: tl.constexpr = product_dtype(q, view)
         row = tl.arange(0, ROWS)
         lane = tl.arange(0, WIDTH)
         nth = offset + row // GROUP
@@ -65,7 +67,9 @@ def attend_to_tiles(
         inside = mine[:, None] & (lane < HEAD_DIM)[None, :]
         queries = tl.load(q + at, mask=inside, other=0.0).to(dtype)
         query = kv_len - length + nth
-        head_rows = view + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_SIZE)
+        head_rows = values_of_view(view, FLOAT8) + (tl.load(layer).to(tl.int64) * HEADS + head) * (
+            2 * WIDTH * BLOCK_ROWS
+        )
         table = tables + seq * PAGES
 
         # The sink, a key without a value, is the first thing seen.
@@ -93,6 +97,7 @@ def attend_to_tiles(
                 BLOCKS,
                 BLOCK_STRIDE,
                 BLOCK_SIZE,
+                BLOCK_ROWS,
                 WIDTH,
                 KEYS,
                 False,
@@ -116,6 +121,7 @@ def attend_to_tiles(
             BLOCKS,
             BLOCK_STRIDE,
             BLOCK_SIZE,
+            BLOCK_ROWS,
             WIDTH,
             KEYS,
             True,

@@ -37,19 +37,19 @@ def decode_tiles(group: int, width: int, itemsize: int) -> Tiles:
     return Tiles(max(16, _next_power_of_two(group)), _keys(width, itemsize), num_warps=4, num_stages=3)
 
 
-def prefill_tiles(group: int, width: int, itemsize: int, longest: int) -> Tiles:
+def prefill_tiles(group: int, width: int, itemsize: int, longest: int, *, in_bytes: bool = False) -> Tiles:
     """Rows are (query, query head) pairs: as many as registers hold, fewer when no sequence has so many.
 
     Products of float32 take three passes of the tensor cores and a multiple of the registers. More than 32 keys
-    spill registers on sm_80 and sm_100.
+    spill registers on sm_80 and sm_100, as do more than half the rows beside K and V that are unpacked from bytes.
     """
     half = itemsize == 2
-    most = min(128, 16384 // width) if half else min(32, 2048 // width)
+    most = min(128, 16384 // width) // (1 + in_bytes) if half else min(32, 2048 // width)
     rows = max(16, min(most, _next_power_of_two(group * longest)), _next_power_of_two(group))
     return Tiles(
         rows,
         min(32, _keys(width, itemsize)),
-        num_warps=8 if half and rows >= 64 else 4,
+        num_warps=8 if half and rows >= (32 if in_bytes else 64) else 4,
         num_stages=3 if half and width <= 128 else 2,
     )
 

@@ -8,13 +8,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pallas_kernels.gpu_codes import read_rows
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.constexpr_function
-def common_dtype(a, b):
-    """Element type of products of what two pointers point to: their own if it is one, else float32."""
-    return a.dtype.element_ty if a.dtype.element_ty == b.dtype.element_ty else tl.float32
+def product_dtype(q, view):
+    """Element type of the products: that of the queries if the view holds it, or single bytes; else float32."""
+    own = q.dtype.element_ty
+    return own if view.dtype.element_ty in (own, tl.int8, tl.uint8) else tl.float32
+
+
+@triton.jit
+def values_of_view(view, FLOAT8: tl.constexpr):
+    """The view's pointer; FLOAT8: its bytes are read as float8, by the GPU's own conversion."""
+    if FLOAT8:
+        view = view.to(tl.pointer_type(tl.float8e4nv))
+    return view
 
 
 @triton.jit
@@ -43,6 +54,7 @@ def attend(
     BLOCKS: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
     PER_QUERY: tl.constexpr,
@@ -61,19 +73,18 @@ def attend(
         start: a multiple of KEYS.
         query: [rows] positions; only read if PER_QUERY, else every row sees every key of the range.
     """
-    lane = tl.arange(0, WIDTH)
-    lane = lane // 128 * (BLOCK_SIZE * 128) + lane % 128
-    VALUES_AT: tl.constexpr = 64 if WIDTH == 64 else WIDTH * BLOCK_SIZE
     key = start + tl.arange(0, KEYS)
     block = tl.load(table + key // BLOCK_SIZE, mask=(key >= lowest) & (key < stop), other=-1)
     for _ in range(start, stop, KEYS):
         known = (block >= 0) & (block < BLOCKS)
-        row = head_rows + tl.where(known, block, 0).to(tl.int64) * BLOCK_STRIDE + key % BLOCK_SIZE * 128
+        home = head_rows + tl.where(known, block, 0).to(tl.int64) * BLOCK_STRIDE
+        row = home + key % BLOCK_SIZE * 128
+        scales = home + BLOCK_SIZE * 128 + key % BLOCK_SIZE * 4
         # Read one turn ahead: the next rows' addresses are then known in time to start their copies.
         ahead = key + KEYS
         next_block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < stop, other=-1)
         # What no query sees may be NaN, which a weight of zero would not hide.
-        k = tl.load(row[:, None] + lane[None, :], mask=known[:, None], other=0.0).to(q.dtype)
+        k = read_rows(row, scales, known, q.dtype, 0, BLOCK_ROWS, WIDTH)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         if SOFT_CAP is not None:
             # tanh, from an exponential that may overflow to infinity
@@ -91,7 +102,7 @@ def attend(
         finite = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(scores - finite[:, None])
         keep = tl.exp2(top - finite)
-        v = tl.load(row[:, None] + VALUES_AT + lane[None, :], mask=known[:, None], other=0.0).to(q.dtype)
+        v = read_rows(row, scales, known, q.dtype, WIDTH, BLOCK_ROWS, WIDTH)
         total = total * keep + tl.sum(weights, 1)
         values = tl.dot(weights.to(q.dtype), v, values * keep[:, None], input_precision="tf32x3")
         top = new_top

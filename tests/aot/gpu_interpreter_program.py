@@ -13,11 +13,14 @@ os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 
 import jax.numpy as jnp
 import numpy as np
+from float8_kernels import wrong_codes, wrong_values
+from one_byte_batches import in_bytes
 from ragged_cases import Case, cast, dense_attention, make_batch
 from triton_interpreter import interpret
 
 from pallas_kernels.block_copy import gpu as block_copy
 from pallas_kernels.block_copy import reference as block_copy_reference
+from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.kv_write import gpu as kv_write
 from pallas_kernels.kv_write import reference as kv_write_reference
 from pallas_kernels.layout import view_shape
@@ -48,6 +51,14 @@ CASES = {
     "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
     "several tiles of queries": Case(tokens=80, q_per_kv=4, dtype="bfloat16", block_size=32, pages=8),
 }
+IN_BYTES = {
+    "llama heads": Case(q_per_kv=4),
+    "padded packed rows, sinks": Case(head_dim=48, q_per_kv=3, sinks=True),
+    "decode only, two rows of scales a block": Case(**LONG, block_size=40, pages=8, head_dim=64, kv_heads=3),
+    "decode only, window, bfloat16": Case(**LONG, q_per_kv=7, sliding_window=40, dtype="bfloat16"),
+    "two lane tiles, soft cap, bfloat16": Case(head_dim=256, dtype="bfloat16", soft_cap=5.0),
+}
+BY_INSTRUCTIONS = ("padded packed rows, sinks", "decode only, window, bfloat16")
 
 
 def ragged(case: Case, random: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -61,10 +72,11 @@ def ragged(case: Case, random: np.random.Generator) -> tuple[list[int], list[int
     return queries, [int(random.integers(0, room - n + 1)) for n in queries]
 
 
-def attention_errors() -> Iterator[tuple[str, float]]:
-    """Largest absolute difference to dense float64 attention of each case."""
-    for name, case in CASES.items():
+def attention_errors(cases: dict[str, Case], held_in: str | None = None) -> Iterator[tuple[str, float]]:
+    """Largest absolute difference to dense float64 attention of each case; K and V held in their dtype, or in bytes."""
+    for name, case in cases.items():
         batch = make_batch(case, *ragged(case, np.random.default_rng(len(name))), seed=len(name))
+        batch = in_bytes(case, batch, held_in) if held_in else batch
         arrays = map(jnp.asarray, batch.arrays)
         got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options)
         assert got.dtype == batch.q.dtype
@@ -85,8 +97,10 @@ def id_out_of_range_error() -> float:
 def writes_differ(head_dim: int, kv_heads: int, block_size: int, dtype: str) -> float:
     """Elements of the view that differ from the reference's, tokens written in any order, some nowhere."""
     random = np.random.default_rng(head_dim)
-    view = cast(random.normal(size=view_shape(5, 3, kv_heads, head_dim, block_size)), dtype)
+    shape = view_shape(5, 3, kv_heads, head_dim, block_size, dtype)
+    view = cast(random.integers(0, 100, shape) if dtype in ("int8", "uint8") else random.normal(size=shape), dtype)
     k, v = random.normal(size=(2, 9, kv_heads, head_dim)).astype(np.float32)
+    k[7], v[8] = 0, v[8] * 1e4
     slots = random.permutation(5 * block_size)[:9].astype(np.int32)
     slots[[2, 5]] = [-1, 5 * block_size]
     arguments = [jnp.asarray(x) for x in (view, 1, k, v, slots)]
@@ -107,8 +121,19 @@ def main() -> None:
     def report(name: str, error: float) -> None:
         print(json.dumps({"name": name, "error": None if np.isnan(error) else error}), flush=True)
 
-    for name, error in attention_errors():
+    for name, error in attention_errors(CASES):
         report(name, error)
+    with compiling_for(90):
+        for name, error in attention_errors({name: IN_BYTES[name] for name in BY_INSTRUCTIONS}, "uint8"):
+            report(f"fp8 of sm_90, {name}", error)
+    for held_in, dtype in (("int8", "int8"), ("fp8", "uint8")):
+        for name, error in attention_errors(IN_BYTES, dtype):
+            report(f"{held_in}, {name}", error)
+        report(f"write {held_in} heads of 128", writes_differ(128, 8, 16, dtype))
+        report(f"write {held_in} heads of 48", writes_differ(48, 3, 40, dtype))
+        report(f"write {held_in} heads of 256", writes_differ(256, 5, 8, dtype))
+    report("read float8", wrong_values())
+    report("round to float8", wrong_codes())
     report("block ids out of range", id_out_of_range_error())
     report("write heads of 128", writes_differ(128, 8, 16, "bfloat16"))
     report("write heads of 48", writes_differ(48, 3, 8, "float32"))

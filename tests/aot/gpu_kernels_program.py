@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from triton_compiler import Compiler
 
 from pallas_kernels.block_copy.gpu import block_copy
+from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.kv_write.gpu import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.paged_attention.gpu import paged_attention
@@ -24,7 +25,7 @@ BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
 
 
 class Shape(NamedTuple):
-    """A model's heads."""
+    """A model's heads; `kv_dtype`: what KV is held in, None = dtype."""
 
     kv_heads: int
     group: int
@@ -33,6 +34,7 @@ class Shape(NamedTuple):
     block_size: int = 16
     dtype: Any = jnp.bfloat16
     limits: Mapping[str, Any] = MappingProxyType({})
+    kv_dtype: Any = None
 
 
 SHAPES = {
@@ -43,29 +45,34 @@ SHAPES = {
     "Llama-4-Scout": Shape(8, 5, 128, 36, block_size=32, limits={"chunk_size": 8192}),
     "GPT-OSS-20B": Shape(8, 8, 64, 12, limits={"sliding_window": 128}),
     "Llama heads, float32": Shape(8, 4, 128, 32, dtype=jnp.float32),
+    "Llama-3.1-8B, int8 KV": Shape(8, 4, 128, 32, kv_dtype=jnp.int8),
+    "Llama-3.1-8B, fp8 KV": Shape(8, 4, 128, 32, kv_dtype=jnp.uint8),
+    "Gemma-2-9B, int8 KV": Shape(8, 2, 256, 21, limits={"soft_cap": 50.0}, kv_dtype=jnp.int8),
 }
 TARGETS = {
-    80: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32"),
+    80: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32", "Llama-3.1-8B, fp8 KV", "Gemma-2-9B, int8 KV"),
     90: tuple(SHAPES),
-    100: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32"),
+    100: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32", "Llama-3.1-8B, int8 KV"),
 }
 
 
 def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     """What each kernel takes at a model's shapes."""
     compiler = Compiler(capability)
-    kv_heads, group, head_dim, layers, block_size, dtype, limits = shape
+    kv_heads, group, head_dim, layers, block_size, dtype, limits, kv_dtype = shape
+    held = kv_dtype or dtype
 
     def array(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype)
 
-    view = array(*view_shape(BLOCKS, layers, kv_heads, head_dim, block_size), dtype=dtype)
+    view = array(*view_shape(BLOCKS, layers, kv_heads, head_dim, block_size, held), dtype=held)
     q = array(TOKENS, kv_heads, group, head_dim, dtype=dtype)
     kv = array(TOKENS, kv_heads, head_dim, dtype=dtype)
     attend = partial(paged_attention, scale=head_dim**-0.5, launch=compiler, **limits)
-    jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS))
-    jax.eval_shape(partial(kv_write, launch=compiler), view, array(), kv, kv, array(TOKENS))
-    jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
+    with compiling_for(capability):
+        jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS))
+        jax.eval_shape(partial(kv_write, launch=compiler), view, array(), kv, kv, array(TOKENS))
+        jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
     return compiler.kernels
 
 

@@ -11,6 +11,9 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Most a program may use; the code of sm_80 also runs on sm_86 and sm_89, which have 99 KiB."""
 MAX_SPILLED_BYTES = 64
 """Registers of a thread kept in memory: more than a few would show."""
+HELD_IN = ("int8", "fp8")
+IN_BYTES = ("llama heads", "padded packed rows, sinks", "decode only, two rows of scales a block")
+IN_BYTES_OF_BFLOAT16 = ("decode only, window", "two lane tiles, soft cap")
 
 
 def lines_of(program):
@@ -41,6 +44,8 @@ def kernels():
         "blocks of 8",
         "blocks of 24",
         "chunks shorter than a block",
+        "fp8 of sm_90, padded packed rows, sinks",
+        *(f"{held_in}, {name}" for held_in in HELD_IN for name in IN_BYTES),
     ],
 )
 def test_attention_agrees_with_dense_float64_attention(errors, name):
@@ -55,6 +60,8 @@ def test_attention_agrees_with_dense_float64_attention(errors, name):
         "two lane tiles, soft cap and window, bfloat16",
         "several tiles of queries",
         "block ids out of range",
+        "fp8 of sm_90, decode only, window, bfloat16",
+        *(f"{held_in}, {name}, bfloat16" for held_in in HELD_IN for name in IN_BYTES_OF_BFLOAT16),
     ],
 )
 def test_attention_in_bfloat16_agrees_within_its_rounding(errors, name):
@@ -67,6 +74,9 @@ def test_attention_in_bfloat16_agrees_within_its_rounding(errors, name):
         "write heads of 128",
         "write heads of 48",
         "write heads of 256",
+        *(f"write {held_in} heads of {width}" for held_in in HELD_IN for width in (128, 48, 256)),
+        "read float8",
+        "round to float8",
         "copy a chain and a swap",
         "copy nowhere and from nowhere",
         "copy one block",
@@ -84,6 +94,7 @@ def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
         "attend_to_tiles",
         "join_units",
         "write_tokens",
+        "write_codes",
         "copy_columns",
     }
     assert [kernel for kernel in mine if kernel["shared"] > SHARED_BYTES[target]] == []

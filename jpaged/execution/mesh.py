@@ -61,3 +61,8 @@ def platform(mesh: Mesh) -> str:
     """``cpu``, ``gpu`` or ``tpu``: what the mesh's devices are, also when they are only a compiler's target."""
     name = mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
+
+
+def alone_on_cpu(mesh: Mesh) -> bool:
+    """Whether all of an engine's arrays are one CPU's, so that a custom call may take them whole."""
+    return mesh.size == 1 and platform(mesh) == "cpu"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from jax.sharding import Mesh
 
-from jpaged.execution.mesh import platform
+from jpaged.execution.mesh import alone_on_cpu, platform
 from jpaged.model_api import PRODUCT_IMPL, UNROLL_LAYERS
 from pallas_kernels.platform import Impl, resolve_impl
 
@@ -19,8 +19,7 @@ def traced_for(mesh: Mesh, kernel_impl: Impl | None = None) -> Iterator[None]:
     Args:
         kernel_impl: see `make_step`.
     """
-    alone_on_cpu = platform(mesh) == "cpu" and mesh.size == 1
-    products = resolve_impl(kernel_impl) if alone_on_cpu else "xla"
+    products = resolve_impl(kernel_impl) if alone_on_cpu(mesh) else "xla"
     unrolled, chosen = UNROLL_LAYERS.set(platform(mesh) == "gpu"), PRODUCT_IMPL.set(products)
     try:
         yield

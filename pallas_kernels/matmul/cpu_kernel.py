@@ -65,7 +65,7 @@ def _panel_product(vectors: int) -> Any:
                 mine, to, theirs = x + row * x_stride, out + row * out_stride, coming + line * LINE_BYTES
                 fetching(mine, x_stride, panel, stride, depth, to, out_stride, more, theirs, matrix_stride)
                 row += ROWS
-        elif rows >= 2 * ROWS:
+        elif rows >= 2 * ROWS or rows == ROWS:
             mine, to = x + row * x_stride, out + row * out_stride
             fetching_all(mine, x_stride, panel, stride, depth, to, out_stride, more, coming, matrix_stride)
             row += ROWS

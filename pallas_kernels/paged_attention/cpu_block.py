@@ -25,26 +25,24 @@ _two, _one = tile(2, _VECTORS), tile(1, _VECTORS)
 
 
 @njit
-def scores(queries, keys, coming, out, parts, lanes):
-    """Products of queries [group, parts * lanes] and a block's keys, to out [group, block_size].
+def scores(queries, keys, coming, out, stride, group, block_size, parts, lanes):
+    """Products of queries [group, parts * lanes] and a block's keys, to out [group, block_size] of rows `stride` apart.
 
     Args:
-        keys: address of the block's rows, tiles one after the other.
-        coming: address of those that will be read next, which are fetched meanwhile.
+        queries, keys, out: addresses; the block's rows are tiles one after the other.
+        coming: address of the rows that will be read next, which are fetched meanwhile.
     """
-    group, block_size = out.shape
-    x, x_stride, stride = queries.ctypes.data, queries.strides[0], out.strides[0]
+    x_stride = parts * lanes * FLOAT
     for key in range(0, block_size, TABLE_ROWS):
         _fetch(coming, key, parts, lanes)
-        to = out.ctypes.data + key * FLOAT
         for part in range(parts):
-            k, mine = keys + (part * block_size + key) * ROW_BYTES, x + part * lanes * FLOAT
-            g = 0
+            x, k = queries + part * lanes * FLOAT, keys + (part * block_size + key) * ROW_BYTES
+            to, g = out + key * FLOAT, 0
             while group - g >= DOT_ROWS:
-                _several_dots(mine + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
+                _several_dots(x + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
                 g += DOT_ROWS
             while g < group:
-                _single_dots(mine + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
+                _single_dots(x + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
                 g += 1
 
 
@@ -58,12 +56,10 @@ def _fetch(rows, key, parts, lanes):
 
 
 @njit
-def add_values(weights, rows, out):
-    """Add to out [group, lanes] the product of weights [group, keys] and the values whose rows begin at an address."""
-    group, keys = weights.shape
-    x_stride, stride = weights.strides[0], out.strides[0]
-    for column in range(0, out.shape[1], _COLUMNS):
-        x, v, to = weights.ctypes.data, rows + column * FLOAT, out.ctypes.data + column * FLOAT
+def add_values(weights, x_stride, values, out, stride, group, keys, lanes):
+    """Add to out [group, lanes] the product of weights [group, keys] and values [keys, lanes], all by address."""
+    for column in range(0, lanes, _COLUMNS):
+        x, v, to = weights, values + column * FLOAT, out + column * FLOAT
         for _ in range(group // 2):
             _two(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0, 0)
             x, to = x + 2 * x_stride, to + 2 * stride

@@ -18,7 +18,7 @@ from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi import dimension as size
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_block import FLOAT, ROW_BYTES, add_values, scores
-from pallas_kernels.paged_attention.cpu_math import FAST, NEVER, cap_all, exponentials, f32
+from pallas_kernels.paged_attention.cpu_math import FAST, cap_scores, exponentials, f32, hide
 
 SPAN = 64
 """Keys whose softmax is taken at once, a whole number of blocks: enough to fill vectors."""
@@ -81,39 +81,43 @@ def _attend(group: int, tiles: int, cap: float) -> Any:
         values = np.empty((group, width), np.float32)
         top = np.empty(group, np.float32)
         total = np.empty(group, np.float32)
+        at_weights, stride = weights.ctypes.data, span * block_size * FLOAT
         for item in range(begin_item, end_item):
             row, head = item // q.shape[1], item % q.shape[1]
+            queries = q.ctypes.data + item * group * width * FLOAT
             pages = range(first[row] // block_size, (stop[row] + block_size - 1) // block_size)
-            top[:] = sinks[head]  # a key without a value, the first thing seen
-            total[:] = f32(1.0)
-            values[:] = f32(0.0)
+            for g in range(group):
+                top[g], total[g] = sinks[head, g], f32(1.0)  # a key without a value, the first thing seen
+                for lane in range(width):
+                    values[g, lane] = f32(0.0)
             for page_0 in range(pages.start // span * span, pages.stop, span):
                 here = range(max(pages.start, page_0), min(pages.stop, page_0 + span))
                 for page in here:
-                    block, at_key = tables[seq[row], page], (page - page_0) * block_size
-                    mine = weights[:, at_key : at_key + block_size]
+                    block, key = tables[seq[row], page], (page - page_0) * block_size
                     if 0 <= block < num_blocks:
                         is_last = page + 1 == pages.stop  # then the next head is to come
                         next_block = tables[seq[row], pages.start if is_last else page + 1]
                         coming = _rows_at(view, layer, next_block, head + is_last)
-                        scores(q[row, head], _rows_at(view, layer, block, head), coming, mine, parts, lanes)
+                        rows, to = _rows_at(view, layer, block, head), at_weights + key * FLOAT
+                        scores(queries, rows, coming, to, stride, group, block_size, parts, lanes)
                         if cap > 0:
-                            cap_all(mine, f32(cap))
+                            cap_scores(weights, key, key + block_size, f32(cap))
                     else:
-                        mine[:] = NEVER
+                        hide(weights, key, key + block_size)
                 key_0 = page_0 * block_size
-                weights[:, : max(0, first[row] - key_0)] = NEVER
-                weights[:, max(0, stop[row] - key_0) :] = NEVER
+                hide(weights, 0, first[row] - key_0)
+                hide(weights, stop[row] - key_0, span * block_size)
                 exponentials(weights, top, total, values)
                 for page in here:
                     block, key = tables[seq[row], page], page * block_size
                     begin, end = max(first[row], key), min(stop[row], key + block_size)
                     if 0 <= block < num_blocks:
                         rows = _rows_at(view, layer, block, head) + (begin - key) * ROW_BYTES
+                        mine = at_weights + (begin - key_0) * FLOAT
                         for part in range(parts):
                             v = rows + (value_tile + part) * block_size * ROW_BYTES + value_lane * FLOAT
-                            mine = values[:, part * lanes : (part + 1) * lanes]
-                            add_values(weights[:, begin - key_0 : end - key_0], v, mine)
+                            to = values.ctypes.data + part * lanes * FLOAT
+                            add_values(mine, stride, v, to, width * FLOAT, group, end - begin, lanes)
             for g in range(group):
                 share = f32(1.0) / total[g]
                 for lane in range(width):

@@ -46,11 +46,19 @@ def tanh(x):
 
 
 @njit(fastmath=FAST)
-def cap_all(scores, cap):
-    """``cap * tanh(score / cap)`` in the place of each score."""
+def cap_scores(scores, begin, end, cap):
+    """``cap * tanh(score / cap)`` in the place of the scores of some keys."""
     for g in range(scores.shape[0]):
-        for key in range(scores.shape[1]):
+        for key in range(begin, end):
             scores[g, key] = cap * tanh(scores[g, key] / cap)
+
+
+@njit
+def hide(scores, begin, end):
+    """Keys that are not seen; none where the range is empty."""
+    for g in range(scores.shape[0]):
+        for key in range(max(begin, 0), end):
+            scores[g, key] = NEVER
 
 
 @njit(fastmath=FAST)

@@ -66,6 +66,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         quantization=config.quantization,
         mesh=mesh,
         tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel=config.enable_expert_parallel,
         stacked=layers_are_stacked(platform(mesh)),
     )
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)

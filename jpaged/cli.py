@@ -12,6 +12,7 @@ from jpaged.cli_bench import app as bench
 from jpaged.cli_options import (
     BlockSize,
     Dtype,
+    ExpertParallel,
     Frequency,
     KVBytes,
     KVCacheDtype,
@@ -75,6 +76,7 @@ def generate(
     preemption_mode: PreemptionMode = "recompute",
     prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
+    enable_expert_parallel: ExpertParallel = False,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it comes.")] = False,
     memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
 ) -> None:
@@ -116,6 +118,7 @@ def generate(
         preemption_mode=preemption_mode,
         prefix_eviction=prefix_eviction,
         tensor_parallel_size=tensor_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
     )
     console = Console(highlight=False)
     if stream:
@@ -153,6 +156,7 @@ def chat(
     max_model_len: MaxModelLen = None,
     prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
+    enable_expert_parallel: ExpertParallel = False,
 ) -> None:
     """Talk to a model, one turn at a time; an empty line or end of input ends the conversation."""
     params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -163,6 +167,7 @@ def chat(
         max_num_seqs=1,
         prefix_eviction=prefix_eviction,
         tensor_parallel_size=tensor_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
     )
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while True:

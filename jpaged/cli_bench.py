@@ -11,6 +11,7 @@ import typer
 from jpaged.cli_options import (
     BlockSize,
     Dtype,
+    ExpertParallel,
     KVBytes,
     KVCacheDtype,
     MaxNumBatchedTokens,
@@ -45,6 +46,7 @@ def throughput(
     preemption_mode: PreemptionMode = "recompute",
     prefix_eviction: PrefixEviction = "aligned",
     tensor_parallel_size: TensorParallel = 1,
+    enable_expert_parallel: ExpertParallel = False,
 ) -> None:
     """Output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
     from jpaged.benchmarks.prompts import Lengths
@@ -62,6 +64,7 @@ def throughput(
         preemption_mode=preemption_mode,
         prefix_eviction=prefix_eviction,
         tensor_parallel_size=tensor_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
     )
     llm.warmup()
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))

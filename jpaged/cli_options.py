@@ -29,6 +29,9 @@ PrefixEviction = Annotated[
     str, typer.Option(help="Order in which cached prefixes are lost: lru, aligned or predicted (protects shared ones).")
 ]
 TensorParallel = Annotated[int, typer.Option(min=1, help="Devices to shard heads, MLP and vocabulary over.")]
+ExpertParallel = Annotated[
+    bool, typer.Option("--enable-expert-parallel", help="Spread whole experts over those devices, not their columns.")
+]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]

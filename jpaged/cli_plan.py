@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jpaged.cli_options import BlockSize, Dtype, KVCacheDtype, Quantization, bad_parameters
+from jpaged.cli_options import BlockSize, Dtype, ExpertParallel, KVCacheDtype, Quantization, bad_parameters
 
 
 def plan(
@@ -24,6 +24,7 @@ def plan(
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDtype = "auto",
     block_size: BlockSize = 16,
+    enable_expert_parallel: ExpertParallel = False,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Token budget of a step; default: 512, or --concurrency if that is more.")
     ] = None,
@@ -54,6 +55,7 @@ def plan(
                 quantization=quantization,
                 kv_cache_dtype=kv_cache_dtype,
                 block_size=block_size,
+                enable_expert_parallel=enable_expert_parallel,
                 max_num_batched_tokens=max_num_batched_tokens,
                 memory_utilization=memory_utilization,
                 memory_bytes=memory_bytes,

@@ -34,6 +34,7 @@ class EngineConfig:
         kv_cache_memory_bytes: size of the pool on each device; None = from memory_utilization.
         memory_utilization: share of a device's memory that weights, temporaries and pool may take.
         tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
+        enable_expert_parallel: spread whole experts over those devices, instead of each expert's columns.
         data_parallel_size: replicas of the model, each with a pool and a batch of its own on tensor_parallel_size
             devices; one program runs them all. Limits, like max_num_seqs, are of each replica.
         preemption_mode: how a preempted request comes back: "recompute"; "swap", by host memory; or "auto", which
@@ -64,6 +65,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     data_parallel_size: int = 1
     preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
     swap_space_bytes: int | None = None
@@ -94,7 +96,7 @@ class EngineConfig:
                 _positive(name, getattr(self, name))
         if self.block_size % 8:
             raise ValueError(f"block_size={self.block_size} is not a multiple of 8 (a sublane tile)")
-        for name in ("enable_prefix_caching", "deterministic"):
+        for name in ("enable_prefix_caching", "enable_expert_parallel", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         for name in ("memory_utilization", "watermark"):

@@ -18,6 +18,7 @@ from jaxtyping import Array, Int
 from pallas_kernels.quantised import QuantisedMatrix
 
 
+@jax.tree_util.register_pytree_node_class
 class Bank:
     """The same matrix of several layers, and which layer's is meant.
 
@@ -27,6 +28,15 @@ class Bank:
     def __init__(self, matrices: Sequence[Array | QuantisedMatrix], index: int | Int[Array, ""]):
         self.matrices = tuple(matrices)
         self.index = index
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        return (self.matrices, self.index), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, parts: tuple[Any, ...]) -> Bank:
+        bank = object.__new__(cls)
+        bank.matrices, bank.index = parts
+        return bank
 
     @property
     def dtype(self) -> jnp.dtype:

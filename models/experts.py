@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
-from pallas_kernels.quantised import QuantisedMatrix
 
 from . import weights as convert
-from .bank import Bank
 from .layers import ACTIVATIONS, dot, random_param
+from .mixture import ExpertLayout, by_expert, grouped_dot
 
 
 class Experts(nnx.Module):
@@ -31,76 +31,41 @@ class Experts(nnx.Module):
         width: int,
         activation: str,
         *,
-        experts: int,
+        layout: ExpertLayout,
         per_token: int,
-        tensor_parallel: int,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        mlp = padded(width, tensor_parallel)
-        self.router = random_param(rngs, (embed, experts), dtype)
-        self.gate_up = random_param(rngs, (experts, embed, 2 * mlp), dtype)
-        self.down = random_param(rngs, (experts, mlp, embed), dtype)
+        mlp = padded(width, layout.column_shards)
+        self.router = random_param(rngs, (embed, layout.experts), dtype)
+        self.gate_up = random_param(rngs, (layout.experts, embed, 2 * mlp), dtype)
+        self.down = random_param(rngs, (layout.experts, mlp, embed), dtype)
         self.activation = activation
-        self.experts = experts
+        self.layout = layout
         self.per_token = per_token
-        self.shards = tensor_parallel
 
     def __call__(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
         scores, chosen = jax.lax.top_k(dot(x, self.router[...]), self.per_token)
-        share = jax.nn.sigmoid(scores.astype(jnp.float32)).astype(x.dtype).reshape(-1)
-        order, token, counts = by_expert(chosen, self.experts)
-        both = grouped_dot(x[token] * share[order, None], self.gate_up[...], counts)
-        gate, up = jnp.split(both.reshape(len(token), self.shards, -1), 2, axis=-1)
-        inner = (ACTIVATIONS[self.activation](gate) * up).reshape(len(token), -1)
-        return jnp.zeros_like(x).at[token].add(grouped_dot(inner, self.down[...], counts))
+        share = jax.nn.sigmoid(scores.astype(jnp.float32)).astype(x.dtype)
+        return self.layout.mix(self._mlps, x, share, chosen, (self.gate_up[...], self.down[...]))
+
+    def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[Any, Any]) -> Array:
+        gate_up, down = tables
+        rows = by_expert(chosen, down.shape[0])
+        both = grouped_dot(x[rows.token] * share.reshape(-1)[rows.pair, None], gate_up, rows.counts)
+        gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
+        inner = (ACTIVATIONS[self.activation](gate) * up).reshape(len(both), -1)
+        return rows.combine(grouped_dot(inner, down, rows.counts), into=x)
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Tensors ``{name}.router.weight``, ``{name}.experts.gate_up_proj`` and ``{name}.experts.down_proj``."""
-        mlp, embed = self.down.shape[-2:]
-        fuse, pad = convert.split_gate_up(mlp, self.shards), convert.pad_axis(1, mlp)
+        (mlp, embed), layout = self.down.shape[-2:], self.layout
+        fuse, pad = convert.split_gate_up(mlp, layout.column_shards), convert.pad_axis(1, mlp)
         sources: list[tuple[str, str, Callable, P]] = [
-            ("router", "router.weight", convert.linear(embed, self.experts), P(None, None)),
-            ("gate_up", "experts.gate_up_proj", fuse, P(None, None, TENSOR_AXIS)),
-            ("down", "experts.down_proj", pad, P(None, TENSOR_AXIS, None)),
+            ("router", "router.weight", convert.linear(embed, layout.experts), P(None, None)),
+            ("gate_up", "experts.gate_up_proj", fuse, layout.partition(None, None, TENSOR_AXIS)),
+            ("down", "experts.down_proj", pad, layout.partition(None, TENSOR_AXIS, None)),
         ]
         for param, tensor, how, partition in sources:
             contracted = None if param == "router" else -2
             yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer, contracted)
-
-
-def by_expert(
-    chosen: Int[Array, "tokens per_token"], experts: int
-) -> tuple[Int[Array, " rows"], Int[Array, " rows"], Int[Array, " experts"]]:
-    """The pairs of a token and one of its experts, sorted by expert: their places in `chosen`, their tokens, and how
-    many each expert has."""
-    chosen, per_token = chosen.reshape(-1), chosen.shape[1]
-    order = jnp.argsort(chosen)
-    return order, order // per_token, jnp.bincount(chosen, length=experts)
-
-
-def rows_of_expert(
-    table: Float[Array, "experts outputs"] | Bank, expert: Int[Array, " rows"]
-) -> Float[Array, "rows outputs"]:
-    """Each row's expert's entry, such as its bias."""
-
-    def pick(expert: Array, table: Array) -> Array:
-        return table[expert]
-
-    return table.multiply(pick, expert) if isinstance(table, Bank) else pick(expert, table)
-
-
-def grouped_dot(
-    x: Float[Array, "rows inputs"],
-    weight: Float[Array, "experts inputs outputs"] | QuantisedMatrix | Bank,
-    counts: Int[Array, " experts"],
-) -> Float[Array, "rows outputs"]:
-    """Rows, sorted by expert, each times its expert's matrix; the first ``counts[0]`` rows are expert 0's."""
-
-    def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
-        if isinstance(matrices, QuantisedMatrix):
-            matrices = matrices.dequantised(x.dtype)
-        precision = jax.lax.Precision.HIGHEST if matrices.dtype == jnp.float32 else None
-        return jax.lax.ragged_dot(x, matrices, counts.astype(jnp.int32), precision=precision)
-
-    return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)

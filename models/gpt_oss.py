@@ -21,9 +21,9 @@ from jpaged.model_api import TENSOR_AXIS, Attend, LayerRef, WeightSource, padded
 from . import weights as convert
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
-from .experts import by_expert, grouped_dot, rows_of_expert
 from .groups import kinds_from_types, layer_groups
 from .layers import RMSNorm, dot, random_param, zeros_param
+from .mixture import ExpertLayout, by_expert, grouped_dot, rows_of_expert
 from .rope import rotary_from_config
 from .stack import LayerKind
 
@@ -35,49 +35,44 @@ class ClampedExperts(nnx.Module):
     expert as in `GatedMLP`; their biases.
     """
 
-    def __init__(self, config: Any, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        size, experts, mlp = (
-            config.hidden_size,
-            config.num_local_experts,
-            padded(config.intermediate_size, tensor_parallel),
-        )
+    def __init__(self, config: Any, *, layout: ExpertLayout, dtype: jnp.dtype, rngs: nnx.Rngs):
+        size, experts = config.hidden_size, layout.experts
+        mlp = padded(config.intermediate_size, layout.column_shards)
         self.router = random_param(rngs, (size, experts), dtype)
         self.router_bias = zeros_param((experts,), dtype)
         self.gate_up = random_param(rngs, (experts, size, 2 * mlp), dtype)
         self.gate_up_bias = zeros_param((experts, 2 * mlp), dtype)
         self.down = random_param(rngs, (experts, mlp, size), dtype)
         self.down_bias = zeros_param((experts, size), dtype)
-        self.per_token, self.experts, self.shards = config.num_experts_per_tok, experts, tensor_parallel
+        self.per_token, self.layout = config.num_experts_per_tok, layout
         self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
 
     def __call__(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
         scores, chosen = jax.lax.top_k(dot(x, self.router[...]) + self.router_bias[...], self.per_token)
-        share = jax.nn.softmax(scores, axis=-1).reshape(-1)
-        order, token, counts = by_expert(chosen, self.experts)
-        expert = chosen.reshape(-1)[order]
-        both = grouped_dot(x[token], self.gate_up[...], counts) + rows_of_expert(self.gate_up_bias[...], expert)
-        gate, up = jnp.split(both.reshape(len(token), self.shards, -1), 2, axis=-1)
+        tables = self.gate_up[...], self.gate_up_bias[...], self.down[...], self.down_bias[...]
+        return self.layout.mix(self._mlps, x, jax.nn.softmax(scores, axis=-1), chosen, tables)
+
+    def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[Any, ...]) -> Array:
+        gate_up, gate_up_bias, down, down_bias = tables
+        rows = by_expert(chosen, down.shape[0])
+        both = grouped_dot(x[rows.token], gate_up, rows.counts) + rows_of_expert(gate_up_bias, rows.expert)
+        gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
         gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
-        inner = ((up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)).reshape(len(token), -1)
-        out = grouped_dot(inner, self.down[...], counts) + rows_of_expert(self.down_bias[...], expert)
-        return jnp.zeros_like(x).at[token].add(out * share[order, None])
+        inner = ((up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)).reshape(len(both), -1)
+        out = grouped_dot(inner, down, rows.counts) + rows_of_expert(down_bias, rows.expert)
+        return rows.combine(out * share.reshape(-1)[rows.pair, None], into=x)
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Tensors ``{name}.router`` and ``{name}.experts``, whose gate and up columns alternate."""
-        mlp, embed = self.down.shape[-2:]
-        by_column = P(None, None, TENSOR_AXIS)
+        (mlp, embed), layout = self.down.shape[-2:], self.layout
+        fuse = convert.split_alternating(mlp, layout.column_shards)
         sources = [
-            ("router", "router.weight", convert.linear(embed, self.experts), P(None, None)),
+            ("router", "router.weight", convert.linear(embed, layout.experts), P(None, None)),
             ("router_bias", "router.bias", convert.as_stored, P(None)),
-            ("gate_up", "experts.gate_up_proj", convert.split_alternating(mlp, self.shards), by_column),
-            (
-                "gate_up_bias",
-                "experts.gate_up_proj_bias",
-                convert.split_alternating(mlp, self.shards),
-                P(None, TENSOR_AXIS),
-            ),
-            ("down", "experts.down_proj", convert.pad_axis(1, mlp), P(None, TENSOR_AXIS, None)),
-            ("down_bias", "experts.down_proj_bias", convert.as_stored, P(None, None)),
+            ("gate_up", "experts.gate_up_proj", fuse, layout.partition(None, None, TENSOR_AXIS)),
+            ("gate_up_bias", "experts.gate_up_proj_bias", fuse, layout.partition(None, TENSOR_AXIS)),
+            ("down", "experts.down_proj", convert.pad_axis(1, mlp), layout.partition(None, TENSOR_AXIS, None)),
+            ("down_bias", "experts.down_proj_bias", convert.as_stored, layout.partition(None, None)),
         ]
         for param, tensor, how, partition in sources:
             yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer)
@@ -86,7 +81,7 @@ class ClampedExperts(nnx.Module):
 class GptOssLayer(nnx.Module):
     """``x += attention(norm(x)); x += experts(norm(x))``."""
 
-    def __init__(self, config: Any, heads: Heads, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: Any, heads: Heads, *, layout: ExpertLayout, dtype: jnp.dtype, rngs: nnx.Rngs):
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_norm = RMSNorm(size, eps, dtype=dtype)
         self.attention = Attention(
@@ -100,7 +95,7 @@ class GptOssLayer(nnx.Module):
             rngs=rngs,
         )
         self.post_norm = RMSNorm(size, eps, dtype=dtype)
-        self.experts = ClampedExperts(config, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+        self.experts = ClampedExperts(config, layout=layout, dtype=dtype, rngs=rngs)
 
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
@@ -126,22 +121,24 @@ class GptOss(Decoder):
         *,
         dtype: jnp.dtype,
         tensor_parallel: int = 1,
+        expert_parallel: bool = False,
         stacked: bool = False,
         rngs: nnx.Rngs,
     ):
         """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
 
         Raises:
-            ValueError: naming the config's field that asks for what is not implemented.
+            ValueError: naming the config's field that asks for what is not implemented; or see `ExpertLayout`.
         """
         check_model_type(config, ("gpt_oss",))
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, tensor_parallel)
         kinds = kinds_from_types(config)
         groups = layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window)
         rotary = rotary_from_config(config, config.head_dim)
+        layout = ExpertLayout(config.num_local_experts, tensor_parallel, expert_parallel)
 
         def make(kind: LayerKind, rngs: nnx.Rngs) -> GptOssLayer:
-            return GptOssLayer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+            return GptOssLayer(config, heads, layout=layout, dtype=dtype, rngs=rngs)
 
         super().__init__(
             config,

@@ -22,6 +22,7 @@ from .decoder import Decoder, check_model_type
 from .experts import Experts
 from .groups import kinds_from_types, layer_groups
 from .layers import GatedMLP, RMSNorm, check_activation
+from .mixture import ExpertLayout
 from .rope import rotary_from_config
 from .stack import LayerKind
 
@@ -35,7 +36,7 @@ class Llama4Layer(nnx.Module):
         kind: LayerKind,
         heads: Heads,
         *,
-        tensor_parallel: int,
+        layout: ExpertLayout,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
@@ -60,7 +61,7 @@ class Llama4Layer(nnx.Module):
             config.intermediate_size if mixed else config.intermediate_size_mlp,
             activation,
             bias=False,
-            tensor_parallel=tensor_parallel,
+            tensor_parallel=layout.devices,
             dtype=dtype,
             rngs=rngs,
         )
@@ -69,9 +70,8 @@ class Llama4Layer(nnx.Module):
                 size,
                 config.intermediate_size,
                 activation,
-                experts=config.num_local_experts,
+                layout=layout,
                 per_token=config.num_experts_per_tok,
-                tensor_parallel=tensor_parallel,
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -111,13 +111,14 @@ class Llama4(Decoder):
         *,
         dtype: jnp.dtype,
         tensor_parallel: int = 1,
+        expert_parallel: bool = False,
         stacked: bool = False,
         rngs: nnx.Rngs,
     ):
         """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
 
         Raises:
-            ValueError: naming the config's field that asks for what is not implemented.
+            ValueError: naming the config's field that asks for what is not implemented; or see `ExpertLayout`.
         """
         check_model_type(config, ("llama4_text",))
         heads = Heads.of(
@@ -136,9 +137,12 @@ class Llama4(Decoder):
         mixed = ["experts" if number in config.moe_layers else "dense" for number in range(len(groups))]
         kinds = tuple(LayerKind(kind.group, variant) for kind, variant in zip(groups, mixed, strict=True))
         rotary = rotary_from_config(config, config.head_dim)
+        if expert_parallel and not config.moe_layers:
+            raise ValueError(f"enable_expert_parallel=True, but moe_layers={config.moe_layers}: there are no experts")
+        layout = ExpertLayout(config.num_local_experts, tensor_parallel, expert_parallel)
 
         def make(kind: LayerKind, rngs: nnx.Rngs) -> Llama4Layer:
-            return Llama4Layer(config, kind, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+            return Llama4Layer(config, kind, heads, layout=layout, dtype=dtype, rngs=rngs)
 
         super().__init__(
             config,

@@ -8,6 +8,7 @@ nothing is stacked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -70,6 +71,11 @@ def each_replica(
     return jax.shard_map(
         on_replica, mesh=mesh, in_specs=specs(takes), out_specs=specs(gives), axis_names={DATA_AXIS}, check_vma=False
     )
+
+
+def under_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
+    """Where a `jax.shard_map` that names no mesh is over this one; may stand within `each_replica`."""
+    return nullcontext() if DATA_AXIS in mesh.shape else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def over_tensor(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.pool import PoolSpec
-from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding
+from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
 from jpaged.execution.tracing import traced_for
 from jpaged.model_api import TENSOR_AXIS, LayerRef
 from pallas_kernels.block_copy import block_copy
@@ -53,7 +53,7 @@ def make_step(
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         attend = partial(_attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
-        with traced_for(mesh, kernel_impl):
+        with traced_for(mesh, kernel_impl), under_mesh(mesh):
             hidden, pool = model(tokens, batch.positions, pool, attend)
         return pool, hidden[batch.sample_at], hidden
 

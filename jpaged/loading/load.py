@@ -38,6 +38,7 @@ class LoadedModel:
         name: what the user called the model.
         mesh: has `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan.
+        expert_parallel: whether each device holds whole experts.
         tensor_shapes: of the checkpoint's tensors that the parameters were made from, by Hugging Face name.
     """
 
@@ -52,6 +53,7 @@ class LoadedModel:
     mesh: Mesh
     stacked: bool
     tensor_shapes: Mapping[str, tuple[int, ...]]
+    expert_parallel: bool = False
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -65,6 +67,7 @@ def load_model(
     dtype: str = "auto",
     mesh: Mesh | None = None,
     tensor_parallel_size: int | None = None,
+    expert_parallel: bool = False,
     stacked: bool | None = None,
     quantization: str | None = None,
 ) -> LoadedModel:
@@ -75,6 +78,7 @@ def load_model(
             accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
+        expert_parallel: spread whole experts over the shards, instead of each expert's columns.
         stacked: stack the layers for a scan; by default as `layers_are_stacked` says.
         quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
             checkpoint of ours was saved in.
@@ -90,7 +94,7 @@ def load_model(
     opened = open_model(name)
     held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
     stacked = layers_are_stacked(platform) if stacked is None else stacked
-    return _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization)
+    return _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel)
 
 
 def convert_checkpoint(
@@ -116,14 +120,22 @@ def convert_checkpoint(
     save_checkpoint(target, _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization))
 
 
-def _load(opened: OpenedModel, dtype: np.dtype, mesh: Mesh, stacked: bool, quantization: str | None) -> LoadedModel:
+def _load(
+    opened: OpenedModel,
+    dtype: np.dtype,
+    mesh: Mesh,
+    stacked: bool,
+    quantization: str | None,
+    expert_parallel: bool = False,
+) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
     layout: dict[str, Any] = {"dtype": dtype, "mesh": mesh, "stacked": stacked, "tensor_parallel": shards}
+    layout["expert_parallel"] = expert_parallel
     if isinstance(reader, OrbaxWeights) and reader.forms:
-        _check_saved(reader, shards, quantization)
+        _check_saved(reader, shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, **layout)
-    elif isinstance(reader, OrbaxWeights) and reader.tensor_parallel == shards and quantization is None:
+    elif isinstance(reader, OrbaxWeights) and reader.fits(shards, expert_parallel) and quantization is None:
         model, graphdef, params = restore_params(family, config, reader, **layout)
     else:
         model, graphdef, params = load_params(family, config, reader, quantisation=quantization, **layout)
@@ -138,6 +150,7 @@ def _load(opened: OpenedModel, dtype: np.dtype, mesh: Mesh, stacked: bool, quant
         dtype=dtype,
         mesh=mesh,
         stacked=stacked,
+        expert_parallel=expert_parallel,
         tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )
 
@@ -157,14 +170,14 @@ def _mesh(mesh: Mesh | None, tensor_parallel_size: int | None) -> Mesh:
     return mesh
 
 
-def _check_saved(reader: OrbaxWeights, shards: int, quantization: str | None) -> None:
+def _check_saved(reader: OrbaxWeights, shards: int, expert_parallel: bool, quantization: str | None) -> None:
     """A quantised checkpoint can only be loaded as it was saved."""
     if quantization is not None:
         raise ValueError(f"quantization={quantization!r}: {reader.location} is quantised already; leave it None")
-    if reader.tensor_parallel != shards:
+    if not reader.fits(shards, expert_parallel):
         raise ValueError(
-            f"{reader.location} is quantised for tensor_parallel_size={reader.tensor_parallel}, not {shards}: "
-            "load its source with quantization= instead"
+            f"{reader.location} is quantised for tensor_parallel_size={reader.tensor_parallel} with expert_parallel="
+            f"{reader.expert_parallel}, not {shards} with {expert_parallel}: load its source with quantization= instead"
         )
 
 

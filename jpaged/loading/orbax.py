@@ -85,6 +85,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
             "forms": forms,
             "dtype": str(loaded.dtype),
             "tensor_parallel": loaded.tensor_parallel_size,
+            "expert_parallel": loaded.expert_parallel,
             "tensor_shapes": loaded.tensor_shapes,
         }
         (path / CHECKPOINT_MARKER).write_text(json.dumps(about))
@@ -114,6 +115,7 @@ class OrbaxWeights:
         self.forms: Forms = {tuple(path.split(".")): Format.from_json(said) for path, said in forms.items()}
         self.location = str(folder)
         self.tensor_parallel: int = about["tensor_parallel"]
+        self.expert_parallel: bool = about.get("expert_parallel", False)
         self.stored_dtype = np.dtype(jnp.dtype(about["dtype"]))
         self._shapes = {name: tuple(shape) for name, shape in about["tensor_shapes"].items()}
         self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -121,6 +123,11 @@ class OrbaxWeights:
         self._makers: dict[str, Target] | None = None
         self._last: tuple[Target, dict[str, np.ndarray]] | None = None
         self._lock = threading.Lock()
+
+    def fits(self, tensor_parallel: int, expert_parallel: bool) -> bool:
+        """Whether the parameters are laid out for that many shards; whole experts on one are no other layout."""
+        alike = tensor_parallel == 1 or expert_parallel == self.expert_parallel
+        return alike and tensor_parallel == self.tensor_parallel
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()
@@ -165,6 +172,7 @@ class OrbaxWeights:
                 self._config,
                 dtype=self.stored_dtype,
                 tensor_parallel=self.tensor_parallel,
+                expert_parallel=self.expert_parallel,
                 stacked=False,
             )
             self._makers = {source: target for target in targets(saved) for source in target.source.sources}
@@ -180,17 +188,20 @@ def restore_params(
     mesh: jax.sharding.Mesh,
     stacked: bool,
     tensor_parallel: int,
+    expert_parallel: bool = False,
 ) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
     """`load_params` for a checkpoint of the same number of shards: each device reads its own part.
 
     Raises:
-        ValueError: when the numbers of shards differ.
+        ValueError: it is laid out otherwise, see `OrbaxWeights.fits`.
     """
-    if tensor_parallel != reader.tensor_parallel:
+    if not reader.fits(tensor_parallel, expert_parallel):
         raise ValueError(
-            f"{reader.location} is laid out for tensor_parallel={reader.tensor_parallel}, not {tensor_parallel}"
+            f"{reader.location} is laid out for tensor_parallel={reader.tensor_parallel}, expert_parallel="
+            f"{reader.expert_parallel}, not {tensor_parallel}, {expert_parallel}"
         )
-    model = abstract_model(model_cls, config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked)
+    layout: dict[str, Any] = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    model = abstract_model(model_cls, config, dtype=dtype, stacked=stacked, **layout)
     graphdef, abstract = nnx.split(model)
     values: dict[StatePath, Value] = {}
     for batch in _batches(in_forms(targets(model), reader.forms)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,15 +56,27 @@ class Target:
         return ".".join(map(str, self.path)) + ("" if self.index is None else f"[{self.index}]")
 
 
-def abstract_model(model_cls: type[Any], config: Any, *, dtype: Any, tensor_parallel: int, stacked: bool) -> CausalLM:
+def abstract_model(
+    model_cls: type[Any],
+    config: Any,
+    *,
+    dtype: Any,
+    tensor_parallel: int,
+    stacked: bool,
+    expert_parallel: bool = False,
+) -> CausalLM:
     """The model with shapes instead of arrays.
 
     Raises:
-        ValueError: from the model's constructor, when the config asks for what it does not implement.
+        ValueError: from the model's constructor, when the config asks for what it does not implement; or
+            `expert_parallel` of a family without experts.
     """
-    return nnx.eval_shape(
-        lambda: model_cls(config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked, rngs=nnx.Rngs(0))
-    )
+    layout: dict[str, Any] = {"tensor_parallel": tensor_parallel, "stacked": stacked}
+    if expert_parallel:
+        if "expert_parallel" not in inspect.signature(model_cls.__init__).parameters:
+            raise ValueError(f"enable_expert_parallel=True, but {model_cls.__name__} has no experts")
+        layout["expert_parallel"] = True
+    return nnx.eval_shape(lambda: model_cls(config, dtype=dtype, rngs=nnx.Rngs(0), **layout))
 
 
 def targets(model: CausalLM) -> list[Target]:
@@ -137,6 +150,7 @@ def load_params(
     mesh: jax.sharding.Mesh,
     stacked: bool,
     tensor_parallel: int,
+    expert_parallel: bool = False,
     quantisation: str | None = None,
 ) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
     """Build a model's parameters from a checkpoint: (abstract model, its graph definition, its parameters).
@@ -147,13 +161,15 @@ def load_params(
         dtype: of the parameters, unless the model fixes another for some of them.
         mesh: has the axis `TENSOR_AXIS`, of size `tensor_parallel`.
         stacked: stack the layers for a scan.
+        expert_parallel: each device gets whole experts.
         quantisation: see `EngineConfig`: matrices become `QuantisedMatrix`; None = none.
 
     Raises:
         ValueError: a tensor is missing or of the wrong shape (names parameter, tensor and both shapes), or
             the config asks for what the model does not implement, or the source has no such quantisation.
     """
-    model = abstract_model(model_cls, config, dtype=dtype, tensor_parallel=tensor_parallel, stacked=stacked)
+    layout: dict[str, Any] = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    model = abstract_model(model_cls, config, dtype=dtype, stacked=stacked, **layout)
     graphdef, abstract = nnx.split(model)
     places = targets(model)
     if quantisation == "gguf":

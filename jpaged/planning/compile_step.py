@@ -54,7 +54,12 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     kernels = _kernels(device)
     try:
         model = abstract_model(
-            family, model_config, dtype=dtype, tensor_parallel=mesh.size, stacked=layers_are_stacked(kind, kernels)
+            family,
+            model_config,
+            dtype=dtype,
+            tensor_parallel=mesh.size,
+            expert_parallel=config.enable_expert_parallel,
+            stacked=layers_are_stacked(kind, kernels),
         )
     except ValueError as error:
         return {"refused": str(error)}

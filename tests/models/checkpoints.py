@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from shared_kv_llama import SharedKVLlama
@@ -158,14 +160,18 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
 """Name of a checkpoint -> its config."""
 
 
-def make_checkpoint(name: str, path: Path | str, seed: int = 0) -> PreTrainedModel | SharedKVLlama:
+def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) -> PreTrainedModel | SharedKVLlama:
     """Saves the random checkpoint `name` under `path`; returns the float32 model it was saved from.
+
+    `changes` are of its config's fields.
 
     Weights are wider than transformers' initialization, and norms and biases are random too, so that logits
     differ between tokens by about one and no parameter can be left out unnoticed.
     """
     torch.manual_seed(seed)
-    config = CHECKPOINTS[name]
+    config = copy.deepcopy(CHECKPOINTS[name])
+    for field, value in changes.items():
+        setattr(config, field, value)
     if getattr(config, "use_cla", False):
         model = SharedKVLlama(config)
     else:

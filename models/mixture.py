@@ -1,0 +1,145 @@
+"""What mixtures of experts share: where experts lie, tokens sorted by expert, and products of the sorted rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from jpaged.model_api import TENSOR_AXIS
+from pallas_kernels.quantised import QuantisedMatrix
+
+from .bank import Bank
+
+Tables = Any
+"""A tree of arrays, quantised matrices and banks, whose first axis is experts."""
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """How a layer's experts lie on the devices of the tensor axis.
+
+    Attributes:
+        experts: of a layer.
+        devices: of the tensor axis.
+        whole: each device holds whole experts, an equal number (GShard; Lepikhin et al., 2020). Else it holds an equal
+            share of every expert's columns.
+
+    Raises:
+        ValueError: whole experts do not divide over the devices.
+    """
+
+    experts: int
+    devices: int
+    whole: bool
+
+    def __post_init__(self) -> None:
+        if self.whole and self.experts % self.devices:
+            raise ValueError(
+                f"enable_expert_parallel=True: {self.experts} experts do not divide over "
+                f"tensor_parallel_size={self.devices} devices"
+            )
+
+    @property
+    def column_shards(self) -> int:
+        """Parts that an expert's columns are cut into."""
+        return 1 if self.whole else self.devices
+
+    def partition(self, *columns: str | None) -> P:
+        """Of a table whose first axis is experts: `columns`, where columns are split."""
+        return P(TENSOR_AXIS, *(None,) * (len(columns) - 1)) if self.whole else P(*columns)
+
+    def mix(
+        self,
+        mlps: Callable[[Array, Array, Array, Tables], Array],
+        x: Float[Array, "tokens embed"],
+        share: Float[Array, "tokens per_token"],
+        chosen: Int[Array, "tokens per_token"],
+        tables: Tables,
+    ) -> Float[Array, "tokens embed"]:
+        """``mlps(x, share, chosen, tables)``, summed over devices where each has experts of its own.
+
+        There `mlps` is given a device's tables, and `chosen` counts from its first expert; other devices' experts
+        get the number after its last. Called under a mesh (`jax.sharding.use_abstract_mesh`).
+        """
+        if not self.whole or self.devices == 1:
+            return mlps(x, share, chosen, tables)
+        own = self.experts // self.devices
+
+        def on_device(x: Array, share: Array, chosen: Array, tables: Tables) -> Array:
+            number = chosen - jax.lax.axis_index(TENSOR_AXIS) * own
+            number = jnp.where((number >= 0) & (number < own), number, own)
+            return jax.lax.psum(mlps(x, share, number, tables), TENSOR_AXIS)
+
+        by_expert = jax.tree.map(lambda leaf: P(TENSOR_AXIS) if jnp.ndim(leaf) else P(), tables)
+        spread = jax.shard_map(
+            on_device, in_specs=(P(), P(), P(), by_expert), out_specs=P(), axis_names={TENSOR_AXIS}, check_vma=False
+        )
+        return spread(x, share, chosen, tables)
+
+
+class Dispatch(NamedTuple):
+    """The pairs of a token and one of its experts, sorted by expert.
+
+    Attributes:
+        pair: which pair a row is, of all in the order of tokens.
+        token: of each row.
+        expert: of each row; at the end rows of experts that are not here, with numbers above.
+        counts: how many rows each expert has.
+    """
+
+    pair: Int[Array, " rows"]
+    token: Int[Array, " rows"]
+    expert: Int[Array, " rows"]
+    counts: Int[Array, " experts"]
+
+    @property
+    def is_here(self) -> Bool[Array, " rows"]:
+        """Whether the row's expert is one of those counted."""
+        return self.expert < len(self.counts)
+
+    def combine(
+        self, rows: Float[Array, "rows embed"], into: Float[Array, "tokens embed"]
+    ) -> Float[Array, "tokens embed"]:
+        """Each token's sum over its experts that are here; `into` gives shape and dtype."""
+        rows = jnp.where(self.is_here[:, None], rows, 0)
+        return jnp.zeros_like(into).at[self.token].add(rows)
+
+
+def by_expert(chosen: Int[Array, "tokens per_token"], experts: int) -> Dispatch:
+    """Rows for the first `experts` experts; those of others come last and are not counted."""
+    flat = chosen.reshape(-1)
+    pair = jnp.argsort(flat)
+    return Dispatch(pair, pair // chosen.shape[1], flat[pair], jnp.bincount(flat, length=experts))
+
+
+def rows_of_expert(
+    table: Float[Array, "experts outputs"] | Bank, expert: Int[Array, " rows"]
+) -> Float[Array, "rows outputs"]:
+    """Each row's expert's entry, such as its bias; some entry for an expert that is not here."""
+
+    def pick(expert: Array, table: Array) -> Array:
+        return jnp.take(table, expert, axis=0, mode="clip")
+
+    return table.multiply(pick, expert) if isinstance(table, Bank) else pick(expert, table)
+
+
+def grouped_dot(
+    x: Float[Array, "rows inputs"],
+    weight: Float[Array, "experts inputs outputs"] | QuantisedMatrix | Bank,
+    counts: Int[Array, " experts"],
+) -> Float[Array, "rows outputs"]:
+    """Rows, sorted by expert, each times its expert's matrix; the first ``counts[0]`` rows are expert 0's."""
+
+    def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
+        if isinstance(matrices, QuantisedMatrix):
+            matrices = matrices.dequantised(x.dtype)
+        precision = jax.lax.Precision.HIGHEST if matrices.dtype == jnp.float32 else None
+        return jax.lax.ragged_dot(x, matrices, counts.astype(jnp.int32), precision=precision)
+
+    return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)

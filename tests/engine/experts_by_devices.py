@@ -1,0 +1,45 @@
+"""Run with a checkpoint's folder on a process of 8 devices: prints as JSON what engines with whole experts on each
+device generate, and which bytes of experts each device holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jax
+from tokens_by_devices import PARAMS, PROMPTS, SETTINGS
+
+from jpaged import LLM
+
+ENGINES = {
+    "2 devices": {"tensor_parallel_size": 2},
+    "4 devices": {"tensor_parallel_size": 4},
+    "8 devices": {"tensor_parallel_size": 8},
+    "2 replicas of 4 devices": {"tensor_parallel_size": 4, "data_parallel_size": 2},
+}
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], PARAMS, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def experts_held(llm: LLM) -> list[list[int]]:
+    """Of each device, the numbers of the experts that it holds of the first layer that has any."""
+    tables = [leaf for leaf in jax.tree.leaves(llm.params) if leaf.ndim == 3]
+    shards = sorted(tables[0].addressable_shards, key=lambda shard: shard.device.id)
+    every = range(tables[0].shape[0])
+    assert all(shard.data.shape[1:] == tables[0].shape[1:] for shard in shards)
+    return [list(every[shard.index[0]]) for shard in shards]
+
+
+def main(folder: str) -> dict[str, dict]:
+    found = {}
+    for name, sizes in ENGINES.items():
+        llm = LLM(folder, enable_expert_parallel=True, **SETTINGS | sizes)
+        found[name] = {"tokens": tokens(llm), "experts": experts_held(llm)}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

@@ -75,7 +75,8 @@ class ClampedExperts(nnx.Module):
             ("down_bias", "experts.down_proj_bias", convert.as_stored, layout.partition(None, None)),
         ]
         for param, tensor, how, partition in sources:
-            yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer)
+            contracted = -2 if param in ("gate_up", "down") else None
+            yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer, contracted)
 
 
 class GptOssLayer(nnx.Module):

@@ -12,11 +12,13 @@ from tokens_by_devices import PARAMS, PROMPTS, SETTINGS
 from jpaged import LLM
 
 ENGINES = {
-    "2 devices": {"tensor_parallel_size": 2},
-    "4 devices": {"tensor_parallel_size": 4},
-    "8 devices": {"tensor_parallel_size": 8},
-    "2 replicas of 4 devices": {"tensor_parallel_size": 4, "data_parallel_size": 2},
+    "2": {"tensor_parallel_size": 2},
+    "2 replicas of 4": {"tensor_parallel_size": 4, "data_parallel_size": 2},
+    "8": {"tensor_parallel_size": 8},
+    "int8 on 1": {"quantization": "int8"},
+    "int8 on 4": {"quantization": "int8", "tensor_parallel_size": 4},
 }
+"""By their devices, or what their weights are held in too."""
 
 
 def tokens(llm: LLM) -> list[list[int]]:

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import CHECKPOINTS, make_checkpoint
+from dense_model import abstract
 from greedy_reference import torch_greedy
 from tokens_by_devices import NUM_TOKENS, PROMPTS
 
 from jpaged import LLM
+from jpaged.config import EngineConfig
 
 HERE = Path(__file__).parent
 EIGHT_DEVICES = {
@@ -36,15 +38,43 @@ def found(request, tmp_path_factory):
 def test_any_number_of_devices_generates_the_tokens_of_transformers(found):
     expected, engines = found
     assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
-    for name, engine in engines.items():
-        for tokens, reference in zip(engine["tokens"], expected, strict=True):
+    for name in ("2", "2 replicas of 4", "8"):
+        for tokens, reference in zip(engines[name]["tokens"], expected, strict=True):
             assert tokens[: reference.certain] == reference.tokens[: reference.certain], name
+
+
+def test_quantised_experts_generate_the_same_on_any_number_of_devices(found):
+    """An output's scale is the same wherever it lies."""
+    engines = found[1]
+    assert engines["int8 on 4"]["tokens"] == engines["int8 on 1"]["tokens"]
+    assert engines["int8 on 4"]["tokens"] != engines["2"]["tokens"]
 
 
 def test_a_device_holds_its_own_experts_only(found):
     """Replicas hold the same experts again."""
-    engines = found[1]
-    assert engines["2 devices"]["experts"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert engines["4 devices"]["experts"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert engines["8 devices"]["experts"] == [[expert] for expert in range(EXPERTS)]
-    assert engines["2 replicas of 4 devices"]["experts"] == 2 * engines["4 devices"]["experts"]
+    held = {name: engine["experts"] for name, engine in found[1].items()}
+    assert held["2"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert held["int8 on 4"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert held["2 replicas of 4"] == 2 * held["int8 on 4"]
+    assert held["8"] == [[expert] for expert in range(EXPERTS)]
+
+
+def test_a_model_without_experts_is_refused(tmp_path):
+    make_checkpoint("llama", tmp_path)
+    with pytest.raises(ValueError, match="enable_expert_parallel=True, but Llama has no experts"):
+        LLM(str(tmp_path), enable_expert_parallel=True)
+    make_checkpoint("llama4", tmp_path / "dense", moe_layers=[])
+    with pytest.raises(ValueError, match=r"enable_expert_parallel=True, but moe_layers=\[\]: there are no experts"):
+        LLM(str(tmp_path / "dense"), enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize("name", ["llama4", "gpt_oss"])
+def test_experts_that_do_not_divide_over_the_devices_are_refused_with_both_numbers(name):
+    message = "enable_expert_parallel=True: 5 experts do not divide over tensor_parallel_size=2 devices"
+    with pytest.raises(ValueError, match=message):
+        abstract(CHECKPOINTS[name], tensor_parallel=2, expert_parallel=True)
+
+
+def test_the_setting_is_true_or_false():
+    with pytest.raises(ValueError, match="enable_expert_parallel=2 must be True or False"):
+        EngineConfig(model="some/model", enable_expert_parallel=2)

@@ -7,15 +7,18 @@ import json
 import jax.numpy as jnp
 from flax import nnx
 from hlo_collectives import as_dicts
-from transformers import Llama4TextConfig, LlamaConfig
+from transformers import GptOssConfig, Llama4TextConfig, LlamaConfig
 
 from jpaged.execution import make_mesh, plan_pool
 from jpaged.execution.ahead import StepPrograms
 from jpaged.loading.weights import abstract_model, abstract_params
+from jpaged_models.gpt_oss import GptOss
 from jpaged_models.llama import Llama
 from jpaged_models.llama4 import Llama4
 
 SHARDS, ROWS, TOKENS, EMBED, VOCAB = 8, 4, 32, 64, 1024
+PER_TOKEN = 2
+"""Experts of a token of GPT-OSS."""
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": EMBED,
@@ -29,21 +32,27 @@ SIZES = {
 EXPERTS = {
     "intermediate_size_mlp": 96,
     "interleave_moe_layer_step": 1,
-    "num_local_experts": 4,
+    "num_local_experts": 8,
     "num_experts_per_tok": 1,
     "attention_chunk_size": 32,
 }
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+GPT_OSS = {"num_local_experts": 8, "num_experts_per_tok": PER_TOKEN, "sliding_window": 16, "rope_parameters": ROPE}
 MODELS = {
     "8 KV heads": (Llama, LlamaConfig(**SIZES, num_key_value_heads=8)),
     "2 KV heads": (Llama, LlamaConfig(**SIZES, num_key_value_heads=2)),
     "experts": (Llama4, Llama4TextConfig(**SIZES, num_key_value_heads=8, **EXPERTS)),
+    "experts of gpt_oss": (GptOss, GptOssConfig(**SIZES, num_key_value_heads=8, **GPT_OSS)),
 }
+WHOLE = "whole "
+"""Before a model's name: each device holds whole experts."""
 
 
 def programs_of(name: str) -> StepPrograms:
     mesh, dtype = make_mesh(SHARDS), jnp.dtype("float32")
-    family, config = MODELS[name]
-    model = abstract_model(family, config, dtype=dtype, tensor_parallel=SHARDS, stacked=True)
+    family, config = MODELS[name.removeprefix(WHOLE)]
+    layout = {"tensor_parallel": SHARDS, "expert_parallel": name.startswith(WHOLE), "stacked": True}
+    model = abstract_model(family, config, dtype=dtype, **layout)
     groups = model.layer_groups
     return StepPrograms(
         graphdef=nnx.split(model)[0],
@@ -59,7 +68,7 @@ def programs_of(name: str) -> StepPrograms:
 
 def main() -> None:
     found = {}
-    for name in MODELS:
+    for name in [*MODELS, *(WHOLE + name for name in MODELS if "experts" in name)]:
         programs = programs_of(name)
         lowered = {"decode": programs.decode()}
         if name == "8 KV heads":

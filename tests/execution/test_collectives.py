@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from collectives_program import EMBED, ROWS, TOKENS, VOCAB
+from collectives_program import EMBED, PER_TOKEN, ROWS, TOKENS, VOCAB
 
 HERE = Path(__file__).parent
 EIGHT_DEVICES = {
@@ -38,13 +38,22 @@ def test_a_layer_has_two_all_reduces_and_the_embedding_one(found, model, program
     assert sorted(c["nested"] for c in found[model][program]) == [False, True, True]
 
 
-def test_experts_are_reduced_with_the_mlp_beside_them(found):
+@pytest.mark.parametrize("model", ["experts", "whole experts"])
+def test_experts_are_reduced_with_the_mlp_beside_them(found, model):
     """Three chunked layers are a loop and the global one stands alone: twice two all-reduces and the embedding's.
 
     Experts and the MLP beside them cross devices together, in one operation on both.
     """
-    crossing = [(c["kind"], c["elements"]) for c in found["experts"]["decode"]]
+    crossing = [(c["kind"], c["elements"]) for c in found[model]["decode"]]
     assert crossing == [("all-reduce", ROWS * EMBED)] * 5
+
+
+@pytest.mark.parametrize(("model", "a_token"), [("experts of gpt_oss", PER_TOKEN), ("whole experts of gpt_oss", 1)])
+def test_a_layer_of_experts_alone_has_two_all_reduces(found, model, a_token):
+    """A loop of a local and a global layer. Rows of split experts cross before they are summed to tokens."""
+    crossing = [(c["kind"], c["elements"]) for c in found[model]["decode"]]
+    layer = [("all-reduce", ROWS * EMBED), ("all-reduce", a_token * ROWS * EMBED)]
+    assert crossing == [*layer, *layer, ("all-reduce", ROWS * EMBED)]
 
 
 def test_greedy_draws_exchange_a_few_numbers_a_row(found):

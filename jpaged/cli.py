@@ -163,6 +163,8 @@ def chat(
     llm = build_llm(
         model,
         dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=1,
         prefix_eviction=prefix_eviction,

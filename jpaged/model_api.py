@@ -134,7 +134,7 @@ class WeightSource:
 class CausalLM(Protocol):
     """What a family's NNX module offers. Built with ``cls(config, dtype=, tensor_parallel=, stacked=, rngs=)``.
 
-    A family with experts also takes ``expert_parallel=True``: whole experts are spread over the devices of `TENSOR_AXIS`.
+    A family with experts also takes ``expert_parallel=True``: whole experts are spread over the devices of the mesh.
     It is called under the engine's mesh (`jax.sharding.use_abstract_mesh`), so a `jax.shard_map` need not name one.
 
     ``stacked=True`` stacks the layers of each repeating pattern and scans over them (TPUs: compile time and argument

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from tiny_folders import write_llama
 
 from jpaged.loading import convert_checkpoint, load_model, save_checkpoint
@@ -85,12 +86,20 @@ def test_an_unknown_format_is_named(checkpoint, tmp_path):
         load_model(tmp_path)
 
 
-def test_any_number_of_shards_can_load_what_any_other_saved(folder, tmp_path):
-    script = Path(__file__).with_name("sharded_checkpoints.py")
+def run_on_four_devices(script: str, source: Path, target: Path) -> None:
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, script, folder, tmp_path]
+    command = [sys.executable, Path(__file__).with_name(script), source, target]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_any_number_of_shards_can_load_what_any_other_saved(folder, tmp_path):
+    run_on_four_devices("sharded_checkpoints.py", folder, tmp_path)
+
+
+def test_whole_experts_can_be_loaded_from_split_ones_and_split_ones_from_whole(tmp_path):
+    make_checkpoint("gpt_oss", tmp_path / "source", num_local_experts=4, num_hidden_layers=1)
+    run_on_four_devices("expert_checkpoints.py", tmp_path / "source", tmp_path)
 
 
 def test_the_marker_is_written_last(folder, tmp_path, monkeypatch):

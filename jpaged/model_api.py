@@ -105,6 +105,21 @@ class Attend(Protocol):
     ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
 
 
+class HostArray(Protocol):
+    """An array on the host that may be read only where it is sliced; NumPy's are."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray:
+        """A part, by a slice for each axis."""
+        ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None, /) -> np.ndarray:
+        """All of it, see `numpy.asarray`."""
+        ...
+
+
 @dataclass(frozen=True)
 class WeightSource:
     """Where one parameter (or one layer's slice of a stacked parameter) comes from.
@@ -113,7 +128,8 @@ class WeightSource:
         path: attribute path of the parameter in the model, e.g. ``("embed_tokens",)``; for a layer's parameter
             the path inside that layer, e.g. ``("attention", "qkv")``.
         sources: tensor names in a Hugging Face checkpoint, in the order `convert` takes them.
-        convert: host arrays (as stored) -> array of the parameter's shape. Pure NumPy; dtype is cast afterwards.
+        convert: host arrays (as stored) -> array of the parameter's shape, of which processes read the slices that
+            their devices hold, if it is lazy. Pure NumPy; dtype is cast afterwards.
         partition: how the (unstacked) parameter is sharded over the mesh.
         layer: model layer number, or None for a parameter outside the layers.
         contracted: axis of the (unstacked) parameter that products sum over, counted from the end, if it may be
@@ -123,7 +139,7 @@ class WeightSource:
 
     path: tuple[str, ...]
     sources: tuple[str, ...]
-    convert: Callable[..., np.ndarray]
+    convert: Callable[..., HostArray]
     partition: PartitionSpec
     layer: int | None = None
     contracted: int | None = None

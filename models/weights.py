@@ -1,20 +1,23 @@
 """From a checkpoint's tensors to parameters, in NumPy.
 
 PyTorch stores a linear layer as [out, in]; here the contracted dimension comes first. Each function below
-returns a converter for `WeightSource.convert`. Results may be transposed views of what went in: the copy to
-the device is the only one made. Padding (slots of a head layout, MLP columns, vocabulary rows) is zero, so it
-adds nothing to any dot.
+returns a converter for `WeightSource.convert`. Results are views of what went in, or joined of such views when they are
+sliced: the copy of a device's part is the only one made. Padding (slots of a head layout, MLP columns, vocabulary rows)
+is zero, so it adds nothing to any dot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
 from jpaged.model_api import HeadLayout
 
-Converter = Callable[..., np.ndarray]
+from .joined import Joined, lines, zeros
+
+Converter = Callable[..., "np.ndarray | Joined"]
 
 
 def as_stored(array: np.ndarray) -> np.ndarray:
@@ -22,13 +25,15 @@ def as_stored(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _resized(array: np.ndarray, axis: int, size: int) -> np.ndarray:
+def _resized(array: np.ndarray | Joined, axis: int, size: int) -> np.ndarray | Joined:
     """Zero-padded at the end of `axis`; the array itself when it has that size already."""
-    if array.shape[axis] == size:
+    missing = size - array.shape[axis]
+    if missing == 0:
         return array
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, size - array.shape[axis])
-    return np.pad(array, widths)
+    if missing < 0:
+        raise ValueError(f"axis {axis} of {array.shape} is longer than {size}")
+    padding = zeros((*array.shape[:axis], missing, *array.shape[axis + 1 :]), array.dtype)
+    return Joined([array, padding], axis)
 
 
 def pad_axis(axis: int, size: int) -> Converter:
@@ -46,39 +51,31 @@ def linear(inputs: int, outputs: int) -> Converter:
     return lambda array: _resized(_resized(array.T, 0, inputs), 1, outputs)
 
 
+def _in_turn(gate: np.ndarray, up: np.ndarray, axis: int, width: int, shards: int) -> Joined:
+    """Both padded to `width` along `axis`; of each shard gate's part, then up's."""
+    if gate.shape != up.shape or gate.shape[axis] > width:
+        raise ValueError(f"gate {gate.shape} and up {up.shape} do not make {width} columns each")
+    borders = range(0, width + 1, width // shards)
+    parts = [lines(array, axis, *part) for part in pairwise(borders) for array in (gate, up)]
+    return Joined([piece for part in parts for piece in part], axis)
+
+
 def fuse_gate_up(width: int, shards: int) -> Converter:
     """gate and up, [mlp, embed] each -> [embed, 2 * width], padded; each shard's gate columns, then its up's.
 
     Biases, [mlp] each, -> [2 * width].
     """
-
-    def convert(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        parts = [_resized(a, 0, width).reshape(shards, width // shards, *a.shape[1:]) for a in (gate, up)]
-        return np.concatenate(parts, axis=1).reshape(2 * width, *gate.shape[1:]).T
-
-    return convert
+    return lambda gate, up: _in_turn(gate, up, 0, width, shards).T
 
 
 def split_gate_up(width: int, shards: int) -> Converter:
     """[experts, embed, gate and up columns] -> [experts, embed, 2 * width], the columns as in `fuse_gate_up`."""
-
-    def convert(both: np.ndarray) -> np.ndarray:
-        split = [_resized(a, 2, width) for a in np.split(both, 2, axis=2)]
-        parts = [a.reshape(*a.shape[:2], shards, width // shards) for a in split]
-        return np.concatenate(parts, axis=3).reshape(*both.shape[:2], 2 * width)
-
-    return convert
+    return lambda both: _in_turn(*np.split(both, 2, axis=2), 2, width, shards)
 
 
 def split_alternating(width: int, shards: int) -> Converter:
     """The same where gate and up columns alternate; biases, [experts, columns], -> [experts, 2 * width]."""
-    split = split_gate_up(width, shards)
-
-    def convert(both: np.ndarray) -> np.ndarray:
-        apart = np.concatenate([both[..., ::2], both[..., 1::2]], axis=-1)
-        return split(apart) if both.ndim == 3 else split(apart[:, None])[:, 0]
-
-    return convert
+    return lambda both: _in_turn(both[..., ::2], both[..., 1::2], both.ndim - 1, width, shards)
 
 
 def fuse_qkv(
@@ -91,24 +88,22 @@ def fuse_qkv(
     [embed, kv_heads * q_per_kv * head_dim]. With `rotates_neighbours` the rows of each head of q and k are reordered,
     the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same.
     """
-    evens_first = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
-    order = evens_first if rotates_neighbours else slice(None)
 
-    def convert(q: np.ndarray, *kv_pair: np.ndarray) -> np.ndarray:
+    def rows(head: np.ndarray, rotates: bool) -> list[np.ndarray]:
+        return [head[::2], head[1::2]] if rotates and rotates_neighbours else [head]
+
+    def convert(q: np.ndarray, *kv_pair: np.ndarray) -> Joined:
         embed = q.shape[1:]
-        q = q.reshape(num_heads, head_dim, *embed)[:, order]
+        q = q.reshape(num_heads, head_dim, *embed)
         pair = [a.reshape(num_kv_heads, head_dim, *embed) for a in kv_pair]
-        if pair:
-            pair[0] = pair[0][:, order]
-        fused = np.zeros((layout.kv_heads, layout.q_per_kv + len(pair), head_dim, *embed), q.dtype)
-        for slot, (kv, heads) in enumerate(zip(layout.kv_of_slot, layout.q_of_slot, strict=True)):
-            for place, head in enumerate(heads):
-                if head >= 0:
-                    fused[slot, place] = q[head]
-            if kv >= 0:
-                for row, stored in enumerate(pair, start=layout.q_per_kv):
-                    fused[slot, row] = stored[kv]
-        return fused.reshape(-1, *embed).T
+        padding = zeros((head_dim, *embed), q.dtype)
+        pieces: list[np.ndarray] = []
+        for kv, heads in zip(layout.kv_of_slot, layout.q_of_slot, strict=True):
+            for head in heads:
+                pieces += rows(q[head] if head >= 0 else padding, True)
+            for number, stored in enumerate(pair):
+                pieces += rows(stored[kv] if kv >= 0 else padding, number == 0)
+        return Joined(pieces, 0).T
 
     return convert
 
@@ -122,11 +117,10 @@ def place_heads(layout: HeadLayout) -> Converter:
 def split_out(layout: HeadLayout, num_heads: int, head_dim: int) -> Converter:
     """[embed, num_heads * head_dim] -> [kv_heads * q_per_kv * head_dim, embed], zero for padding heads."""
 
-    def convert(out: np.ndarray) -> np.ndarray:
+    def convert(out: np.ndarray) -> Joined:
         by_head = out.T.reshape(num_heads, head_dim, -1)
-        heads = np.array(layout.q_of_slot).reshape(-1)
-        placed = by_head[heads]
-        placed[heads < 0] = 0
-        return placed.reshape(-1, out.shape[0])
+        padding = zeros((head_dim, len(out)), out.dtype)
+        heads = [head for slot in layout.q_of_slot for head in slot]
+        return Joined([by_head[head] if head >= 0 else padding for head in heads], 0)
 
     return convert

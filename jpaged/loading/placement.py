@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
+from jpaged.model_api import HostArray
 from pallas_kernels.platform import Impl, resolve_impl
 
 
@@ -31,14 +34,36 @@ def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: b
     return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
 
 
-def place(array: Shaped[np.ndarray, "*shape"], dtype: np.dtype, sharding: NamedSharding) -> Shaped[Array, "*shape"]:
-    """A host array as a sharded device array of `dtype`.
+Index = tuple[slice, ...]
 
-    Only this process's shards are cut out, cast and copied, so a file view is read no further than needed.
-    """
-    return jax.make_array_from_callback(
-        array.shape, sharding, lambda index: np.ascontiguousarray(array[index]).astype(dtype, copy=False)
-    )
+
+@dataclass(frozen=True)
+class Parts:
+    """Of a host array of `shape`, what this process's devices hold: ``parts[index]`` is contiguous and cast."""
+
+    shape: tuple[int, ...]
+    parts: Mapping[tuple[tuple[int | None, int | None], ...], np.ndarray]
+
+    def __getitem__(self, index: Index) -> np.ndarray:
+        return self.parts[_bounds(index)]
+
+
+def own_parts(array: HostArray, dtype: np.dtype, sharding: NamedSharding) -> Parts:
+    """Cut out of a host array what this process's devices hold: of a file view no more is read."""
+    indices = sharding.addressable_devices_indices_map(array.shape).values()
+    wanted = {_bounds(index): index for index in indices if index is not None}
+    cut = {at: np.ascontiguousarray(array[index]).astype(dtype, copy=False) for at, index in wanted.items()}
+    return Parts(array.shape, cut)
+
+
+def place(parts: Parts, sharding: NamedSharding) -> Shaped[Array, "*shape"]:
+    """The parts of this process's devices, cut for this sharding, on these devices."""
+    return jax.make_array_from_callback(parts.shape, sharding, lambda index: parts[index or ()])
+
+
+def _bounds(index: Index) -> tuple[tuple[int | None, int | None], ...]:
+    """Slices cannot be keys before Python 3.12."""
+    return tuple((part.start, part.stop) for part in index)
 
 
 def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> Shaped[Array, "layers ..."]:

@@ -97,7 +97,7 @@ def read_blocks(source: WeightSource, form: Format, reader: GGUFWeights) -> Quan
     """A parameter's blocks in its form; never float as a whole."""
     assert source.contracted is not None
     codes, scales, minimums = zip(*(reader.codes(name) for name in source.sources), strict=True)
-    held = source.convert(*(part.astype(np.uint8 if form.codes == PACKED else np.int8) for part in codes))
+    held = np.asarray(source.convert(*(part.astype(np.uint8 if form.codes == PACKED else np.int8) for part in codes)))
     at = held.ndim + source.contracted
     shape = held.shape
     if form.codes == PACKED:
@@ -112,7 +112,7 @@ def read_blocks(source: WeightSource, form: Format, reader: GGUFWeights) -> Quan
             part = np.zeros((len(of), 1), form.scales) if part is None else part.astype(form.scales)
             whole.append(np.repeat(part, of.shape[1] // part.shape[1], axis=1))
         every = (slice(None),) * at + (slice(None, None, form.group),)
-        return source.convert(*whole)[every]
+        return np.asarray(source.convert(*whole))[every]
 
     least = one_a_group(minimums) if form.minimums else None
     return QuantisedMatrix(held, one_a_group(scales), least, source.contracted, form.codes == PACKED)

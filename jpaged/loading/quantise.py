@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from jpaged.loading.quantised_format import FP8, INT8, PACKED, Format
+from jpaged.model_api import HostArray
 from pallas_kernels.quantised import QuantisedMatrix
 
 _CHUNK_BYTES = 32 << 20
@@ -14,7 +17,7 @@ _LARGEST = {INT8: 127.0, FP8: 448.0, PACKED: 15.0}
 """Largest code: int8 and fp8 are symmetric, packed ones count from the group's minimum."""
 
 
-def quantise(array: np.ndarray, axis: int, form: Format) -> QuantisedMatrix:
+def quantise(array: HostArray, axis: int, form: Format) -> QuantisedMatrix:
     """A float matrix ``[..., inputs, outputs]``, contracted along `axis` (negative), as codes in `form`.
 
     int8 and fp8: ``scale = max |w| / largest code`` of a group. 4 bits: ``scale = (max - min) / 15`` over a range
@@ -22,9 +25,9 @@ def quantise(array: np.ndarray, axis: int, form: Format) -> QuantisedMatrix:
     """
     out = form.parts(axis, array.shape, np.empty)
     along = -3 - axis  # the axis whose lines are quantised independently
-    size = max(1, _CHUNK_BYTES // (4 * array.size // array.shape[along]))
+    size = max(1, _CHUNK_BYTES // (4 * math.prod(array.shape) // array.shape[along]))
     for start in range(0, array.shape[along], size):
-        lines = [slice(None)] * array.ndim
+        lines = [slice(None)] * len(array.shape)
         lines[along] = slice(start, start + size)
         at = tuple(lines)
         _quantise_lines(np.asarray(array[at], np.float32), axis, form, _at(out, at))

@@ -8,9 +8,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from jpaged.model_api import HostArray
+
 
 def unconvert(
-    convert: Callable[..., np.ndarray], shapes: Sequence[tuple[int, ...]], parameter: np.ndarray
+    convert: Callable[..., HostArray], shapes: Sequence[tuple[int, ...]], parameter: np.ndarray
 ) -> list[np.ndarray]:
     """The tensors, of these shapes, from which `convert` makes this parameter.
 
@@ -27,7 +29,7 @@ def unconvert(
         return [flat[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)]
 
     number = np.int32 if count < np.iinfo(np.int32).max else np.int64
-    origins = convert(*split(np.arange(1, count + 1, dtype=number)))
+    origins = np.asarray(convert(*split(np.arange(1, count + 1, dtype=number))))
     if origins.shape != parameter.shape or not np.issubdtype(origins.dtype, np.integer):
         raise ValueError(f"conversion gives {origins.dtype} {origins.shape} for {parameter.shape}")
     if origins.min() >= 0 and origins.max() <= count:
@@ -36,7 +38,7 @@ def unconvert(
         flat = np.empty(count + 1, parameter.dtype)
         flat[origins] = parameter
         tensors = split(flat[1:])
-        if reached[1:].all() and np.array_equal(_bits(convert(*tensors)), _bits(parameter)):
+        if reached[1:].all() and np.array_equal(_bits(np.asarray(convert(*tensors))), _bits(parameter)):
             return tensors
     raise ValueError("conversion does more than move, repeat and pad values")
 

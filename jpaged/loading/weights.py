@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 
 from jpaged.loading.gguf_weights import GGUFWeights
-from jpaged.loading.placement import empty_stack, place, set_layer, sharding_of
+from jpaged.loading.placement import Parts, empty_stack, own_parts, place, set_layer, sharding_of
 from jpaged.loading.quantisation import Forms, forms_of_gguf, forms_on_load, read_blocks
 from jpaged.loading.quantise import quantise
 from jpaged.loading.quantised_format import Format, partition_of
 from jpaged.loading.readers import TensorReader
-from jpaged.model_api import TENSOR_AXIS, CausalLM, WeightSource
+from jpaged.model_api import TENSOR_AXIS, CausalLM, HostArray, WeightSource
 from pallas_kernels.quantised import QuantisedMatrix
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ _IN_FLIGHT = 4
 StatePath = tuple[str | int, ...]
 Value = jax.Array | jax.ShapeDtypeStruct | QuantisedMatrix
 """Of a parameter; the parts of a quantised one are arrays or shapes."""
+Held = Parts | QuantisedMatrix
+"""What this process's devices hold of a parameter; of a quantised one, of each of its arrays."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +179,9 @@ def load_params(
     elif quantisation is not None:
         places = in_forms(places, forms_on_load(quantisation, places, tensor_parallel))
     values: dict[StatePath, Value] = {}
-    for target, host in _converted(places, reader, quantisation == "gguf"):
+    for target, parts in _converted(places, reader, mesh, quantisation == "gguf"):
         likes = abstract_value(target, mesh, stacked=False)
-        value = jax.tree.map(lambda part, like: place(part, like.dtype, like.sharding), host, likes)
-        store(values, target, value, mesh)
+        store(values, target, jax.tree.map(lambda own, like: place(own, like.sharding), parts, likes), mesh)
     _warn_of_unread(reader, places)
     return model, graphdef, fill(abstract, values)
 
@@ -215,25 +216,32 @@ def store(values: dict[StatePath, Value], target: Target, value: Value, mesh: ja
 
 
 def _converted(
-    places: Iterable[Target], reader: TensorReader, keeps_blocks: bool
-) -> Iterator[tuple[Target, np.ndarray | QuantisedMatrix]]:
-    """Targets with their host arrays, in order, read and converted a few ahead by worker threads."""
+    places: Iterable[Target], reader: TensorReader, mesh: jax.sharding.Mesh, keeps_blocks: bool
+) -> Iterator[tuple[Target, Held]]:
+    """Targets with what this process's devices hold, in order, read and converted a few ahead by worker threads."""
     with ThreadPoolExecutor(_READERS, thread_name_prefix="jpaged-weights") as pool:
         waiting: deque[Any] = deque()
         for target in places:
-            waiting.append((target, pool.submit(_convert, target, reader, keeps_blocks)))
+            waiting.append((target, pool.submit(_own_parts, target, reader, mesh, keeps_blocks)))
             if len(waiting) == _IN_FLIGHT:
                 yield _wait(*waiting.popleft())
         while waiting:
             yield _wait(*waiting.popleft())
 
 
-def _wait(target: Target, future: Future[np.ndarray | QuantisedMatrix]) -> tuple[Target, np.ndarray | QuantisedMatrix]:
+def _wait(target: Target, future: Future[Held]) -> tuple[Target, Held]:
     """In a function of its own, so that nothing holds on to the future, which holds on to the array."""
     return target, future.result()
 
 
-def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> np.ndarray | QuantisedMatrix:
+def _own_parts(target: Target, reader: TensorReader, mesh: jax.sharding.Mesh, keeps_blocks: bool) -> Held:
+    likes = abstract_value(target, mesh, stacked=False)
+    return jax.tree.map(
+        lambda array, like: own_parts(array, like.dtype, like.sharding), _convert(target, reader, keeps_blocks), likes
+    )
+
+
+def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> HostArray | QuantisedMatrix:
     """What is placed at a target; `keeps_blocks`: quantised parameters keep a GGUF file's codes."""
     for name in target.source.sources:
         try:
@@ -249,7 +257,7 @@ def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> np.nda
     return quantise(_read(target, reader), target.source.contracted, target.form)
 
 
-def _read(target: Target, reader: TensorReader) -> np.ndarray:
+def _read(target: Target, reader: TensorReader) -> HostArray:
     tensors = [reader.read(name) for name in target.source.sources]
     described = ", ".join(f"{n} {t.shape}" for n, t in zip(target.source.sources, tensors, strict=True))
     try:

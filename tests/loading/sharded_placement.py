@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jpaged.loading.placement import empty_stack, place, set_layer, sharding_of
+from jpaged.loading.placement import empty_stack, own_parts, place, set_layer, sharding_of
 from jpaged.model_api import TENSOR_AXIS
 
 
@@ -23,7 +23,8 @@ class Recorder:
 mesh = Mesh(np.array(jax.devices()), (TENSOR_AXIS,))
 array = np.arange(8 * 6, dtype=np.float32).reshape(8, 6)
 recorder = Recorder(array)
-placed = place(recorder, array.dtype, sharding_of(mesh, P(TENSOR_AXIS, None)))
+by_rows = sharding_of(mesh, P(TENSOR_AXIS, None))
+placed = place(own_parts(recorder, array.dtype, by_rows), by_rows)
 np.testing.assert_array_equal(placed, array)
 assert recorder.parts == [(2, 6)] * 4, recorder.parts
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jpaged.loading.placement import empty_stack, place, set_layer, sharding_of
+from jpaged.loading.placement import empty_stack, own_parts, place, set_layer, sharding_of
 from jpaged.model_api import TENSOR_AXIS
 
 
@@ -25,7 +25,8 @@ def test_a_stack_is_never_split_over_its_layers():
 def test_transposed_and_read_only_arrays_are_placed_and_cast():
     array = np.arange(12, dtype=np.float32).reshape(3, 4).T
     array.flags.writeable = False
-    placed = place(array, np.dtype(jnp.bfloat16), sharding_of(mesh(), P(None, None)))
+    sharding = sharding_of(mesh(), P(None, None))
+    placed = place(own_parts(array, np.dtype(jnp.bfloat16), sharding), sharding)
     assert placed.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(placed, np.float32), array)
 
@@ -34,7 +35,8 @@ def test_a_stack_is_filled_in_place():
     sharding = sharding_of(mesh(), P(None), stacked=True)
     stack = empty_stack((3, 1 << 12), np.dtype(np.float32), sharding)
     address = stack.unsafe_buffer_pointer()
-    value = place(np.ones(1 << 12, np.float32), np.dtype(np.float32), sharding_of(mesh(), P(None)))
+    whole = sharding_of(mesh(), P(None))
+    value = place(own_parts(np.ones(1 << 12, np.float32), np.dtype(np.float32), whole), whole)
     filled = set_layer(stack, value, 1)
     assert stack.is_deleted()
     assert filled.unsafe_buffer_pointer() == address

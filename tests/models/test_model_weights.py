@@ -18,7 +18,7 @@ def tensors(num_heads, num_kv_heads):
 
 def by_slot(layout, fused):
     """The fused matrix as [embed, kv_heads, q_per_kv + 2, head_dim]."""
-    return fused.reshape(EMBED, layout.kv_heads, layout.q_per_kv + 2, WIDTH)
+    return np.asarray(fused).reshape(EMBED, layout.kv_heads, layout.q_per_kv + 2, WIDTH)
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 8, 16]))
@@ -57,7 +57,7 @@ def test_biases_follow_their_heads():
     layout = head_layout(6, 2, 4)
     q, k, v = (tensor[:, 0] for tensor in tensors(6, 2))
     whole = convert.fuse_qkv(layout, 6, 2, WIDTH)
-    np.testing.assert_array_equal(whole(q, k, v), whole(*tensors(6, 2))[0])
+    np.testing.assert_array_equal(whole(q, k, v), np.asarray(whole(*tensors(6, 2)))[0])
 
 
 def test_neighbours_that_rotate_together_come_to_lie_half_a_head_apart():
@@ -81,7 +81,7 @@ def test_each_shard_holds_its_gate_columns_then_its_up_columns():
 def test_experts_columns_are_cut_and_padded_as_an_mlps_are():
     gate = np.arange(1, 8)[:, None] * np.ones(EMBED)
     both = np.stack([np.concatenate([gate, 10 * gate]).T, np.concatenate([gate, -gate]).T])
-    fused = convert.split_gate_up(8, 2)(both)
+    fused = np.asarray(convert.split_gate_up(8, 2)(both))
     np.testing.assert_array_equal(fused[0], convert.fuse_gate_up(8, 2)(gate, 10 * gate))
     np.testing.assert_array_equal(fused[1], convert.fuse_gate_up(8, 2)(gate, -gate))
 

@@ -1,5 +1,5 @@
-"""Run with a checkpoint's folder on a process of 8 devices: prints as JSON what engines with whole experts on each
-device generate, and which bytes of experts each device holds."""
+"""Run with a checkpoint's folder and names in `ENGINES` on a process of 8 devices: prints as JSON what engines with
+whole experts on each device generate, and which experts each device holds."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def experts_held(llm: LLM) -> list[list[int]]:
     return [list(every[shard.index[0]]) for shard in shards]
 
 
-def main(folder: str) -> dict[str, dict]:
+def main(folder: str, *names: str) -> dict[str, dict]:
     found = {}
-    for name, sizes in ENGINES.items():
-        llm = LLM(folder, enable_expert_parallel=True, **SETTINGS | sizes)
+    for name in names:
+        llm = LLM(folder, enable_expert_parallel=True, **SETTINGS | ENGINES[name])
         found[name] = {"tokens": tokens(llm), "experts": experts_held(llm)}
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(*sys.argv[1:])))

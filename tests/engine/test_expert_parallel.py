@@ -22,37 +22,48 @@ EIGHT_DEVICES = {
     "PYTHONPATH": os.pathsep.join([str(HERE.parent / "models"), os.environ.get("PYTHONPATH", "")]),
 }
 EXPERTS = 8
+FLOAT, QUANTISED = ["2", "2 replicas of 4", "8"], ["int8 on 1", "int8 on 4"]
+"""Names in `experts_by_devices.ENGINES`."""
 
 
-@pytest.fixture(scope="module", params=["llama4", "gpt_oss"])
-def found(request, tmp_path_factory):
-    """What torch generates, and what engines of several devices do and hold."""
-    folder = tmp_path_factory.mktemp(request.param)
-    expected = torch_greedy(make_checkpoint(request.param, folder, num_local_experts=EXPERTS), PROMPTS, NUM_TOKENS)
-    command = [sys.executable, str(HERE / "experts_by_devices.py"), str(folder)]
+def run(name, folder, engines):
+    """What torch generates, and what the engines do and hold."""
+    expected = torch_greedy(make_checkpoint(name, folder, num_local_experts=EXPERTS), PROMPTS, NUM_TOKENS)
+    command = [sys.executable, str(HERE / "experts_by_devices.py"), str(folder), *engines]
     done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return expected, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_any_number_of_devices_generates_the_tokens_of_transformers(found):
-    expected, engines = found
+@pytest.fixture(scope="module")
+def llama4(tmp_path_factory):
+    return run("llama4", tmp_path_factory.mktemp("llama4"), FLOAT)
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    return run("gpt_oss", tmp_path_factory.mktemp("gpt_oss"), FLOAT + QUANTISED)
+
+
+@pytest.mark.parametrize("name", ["llama4", "gpt_oss"])
+def test_any_number_of_devices_generates_the_tokens_of_transformers(name, request):
+    expected, engines = request.getfixturevalue(name)
     assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
-    for name in ("2", "2 replicas of 4", "8"):
-        for tokens, reference in zip(engines[name]["tokens"], expected, strict=True):
-            assert tokens[: reference.certain] == reference.tokens[: reference.certain], name
+    for engine in FLOAT:
+        for tokens, reference in zip(engines[engine]["tokens"], expected, strict=True):
+            assert tokens[: reference.certain] == reference.tokens[: reference.certain], engine
 
 
-def test_quantised_experts_generate_the_same_on_any_number_of_devices(found):
+def test_quantised_experts_generate_the_same_on_any_number_of_devices(gpt_oss):
     """An output's scale is the same wherever it lies."""
-    engines = found[1]
+    engines = gpt_oss[1]
     assert engines["int8 on 4"]["tokens"] == engines["int8 on 1"]["tokens"]
     assert engines["int8 on 4"]["tokens"] != engines["2"]["tokens"]
 
 
-def test_a_device_holds_its_own_experts_only(found):
+def test_a_device_holds_its_own_experts_only(gpt_oss):
     """Replicas hold the same experts again."""
-    held = {name: engine["experts"] for name, engine in found[1].items()}
+    held = {name: engine["experts"] for name, engine in gpt_oss[1].items()}
     assert held["2"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert held["int8 on 4"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert held["2 replicas of 4"] == 2 * held["int8 on 4"]

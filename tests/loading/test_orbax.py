@@ -98,7 +98,8 @@ def test_any_number_of_shards_can_load_what_any_other_saved(folder, tmp_path):
 
 
 def test_whole_experts_can_be_loaded_from_split_ones_and_split_ones_from_whole(tmp_path):
-    make_checkpoint("gpt_oss", tmp_path / "source", num_local_experts=4, num_hidden_layers=1)
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    make_checkpoint("gpt_oss", tmp_path / "source", num_local_experts=4, **one_layer)
     run_on_four_devices("expert_checkpoints.py", tmp_path / "source", tmp_path)
 
 

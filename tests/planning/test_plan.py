@@ -119,6 +119,14 @@ def test_a_model_that_is_not_implemented_is_refused(in_process, tmp_path):
         plan(str(file), "cpu", context=64)
 
 
+def test_whole_experts_are_planned_for_models_that_have_some(no_compiler, in_process, tmp_path):
+    sizes = SIZES | {"context": 512, "concurrency": 4, "memory_bytes": 1 << 30, "enable_expert_parallel": True}
+    assert plan(config_of("llama4", tmp_path), "v5e-1", **sizes).fits
+    options = ["--model", config_of("llama", tmp_path), "--device", "v5e-1", "--context", "64"]
+    result = CliRunner().invoke(app, ["plan", *options, "--enable-expert-parallel"])
+    assert result.exit_code == 2 and "Llama has no experts" in result.output
+
+
 def test_a_compiler_that_fails_is_told_with_its_last_words(monkeypatch, tmp_path):
     def fail(command, **options):
         return subprocess.CompletedProcess(command, 1, "", "no such chip")

@@ -30,7 +30,7 @@ def run(name, folder, engines):
     """What torch generates, and what the engines do and hold."""
     expected = torch_greedy(make_checkpoint(name, folder, num_local_experts=EXPERTS), PROMPTS, NUM_TOKENS)
     command = [sys.executable, str(HERE / "experts_by_devices.py"), str(folder), *engines]
-    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return expected, json.loads(done.stdout.splitlines()[-1])
 

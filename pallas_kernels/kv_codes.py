@@ -6,6 +6,9 @@ Scales belong to a token, not to a block: a token that is appended to a block ma
 with one scale a block, every token of the block would have to be read, rescaled and written again. They are float16
 and lie in rows of the same block, after its tokens' rows, so that whatever moves a block moves its scales: four bytes
 a row of 128 lanes, a row of scales for 32 rows of codes.
+
+On TPUs a block is whole memory tiles of eight rows (`TPU_TILE`), and the bytes of a token's scales lie in one lane of
+four rows: the kernel reads them as one 32-bit word, in a lane of its own as the key's scores are.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from jaxtyping import Array, Float, Int, Int8, Shaped
 
 _LANES = 128
 _HALF = 64
+_SUBLANES = 8
 SCALE_BYTES = 4
 """Of one row: two float16 numbers."""
+TPU_TILE = 8
+"""Rows of which a block of codes on a TPU is a multiple: the pool could not be viewed as blocks without a copy."""
 
 
 def has_scales(dtype: DTypeLike) -> bool:
@@ -26,20 +32,33 @@ def has_scales(dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype) == jnp.int8
 
 
-def block_rows(block_size: int, dtype: DTypeLike) -> int:
-    """Rows of a block of `block_size` tokens in a view of `dtype`."""
-    return block_size + (-(-block_size * SCALE_BYTES // _LANES) if has_scales(dtype) else 0)
+def block_rows(block_size: int, dtype: DTypeLike, tile: int = 1) -> int:
+    """Rows of a block of `block_size` tokens in a view of `dtype`, with scales a multiple of `tile`, 1 or `TPU_TILE`.
+
+    Raises:
+        ValueError: when a block with scales is not a multiple of eight tokens.
+    """
+    if not has_scales(dtype):
+        return block_size
+    if block_size % _SUBLANES:
+        raise ValueError(f"block_size={block_size} is not a multiple of {_SUBLANES}, as blocks with scales are")
+    return -(-(block_size + -(-block_size * SCALE_BYTES // _LANES)) // tile) * tile
 
 
 def tokens_of(view: Shaped[Array, "*batch rows 128"]) -> int:
-    """Tokens a block of this view, inverse of `block_rows`."""
+    """Tokens a block of this view, inverse of `block_rows` with either tile."""
     rows = view.shape[-2]
-    return rows - -(-rows // (_LANES // SCALE_BYTES + 1)) if has_scales(view.dtype) else rows
+    return (rows - -(-rows // (_LANES // SCALE_BYTES + 1))) // _SUBLANES * _SUBLANES if has_scales(view.dtype) else rows
+
+
+def scales_in_lanes(block_rows: int) -> bool:
+    """Whether a token's scales lie in one lane of four rows of a block of so many rows; else in four lanes of a row."""
+    return block_rows % TPU_TILE == 0
 
 
 def check_kernel(dtype: DTypeLike, impl: str) -> None:
     """Raises ValueError unless the implementation reads and writes views of this dtype."""
-    if jnp.dtype(dtype).itemsize == 1 and impl in ("tpu", "tpu_interpret"):
+    if jnp.dtype(dtype).itemsize == 1 and impl == "gpu":
         raise ValueError(f"impl={impl!r} takes no view of {jnp.dtype(dtype)}; 'xla' and 'reference' do")
 
 
@@ -70,15 +89,29 @@ def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch blo
     if not has_scales(blocks.dtype):
         return blocks.astype(jnp.float32)
     size, batch = tokens_of(blocks), blocks.shape[:-2]
-    pairs = blocks[..., size:, :].reshape(*batch, -1, 2)[..., : 2 * size, :]
+    pairs = _scale_bytes(blocks, size).reshape(*batch, -1, 2)[..., : 2 * size, :]
     scales = jax.lax.bitcast_convert_type(pairs, jnp.float16).astype(jnp.float32).reshape(*batch, size, 2, 1)
     codes = blocks[..., :size, :].astype(jnp.float32).reshape(*batch, size, 2, _HALF)
     return (codes * scales).reshape(*batch, size, _LANES)
 
 
+def _scale_bytes(blocks: Int8[Array, "*batch rows 128"], size: int) -> Int8[Array, "*batch ..."]:
+    """The scales' bytes with those of a token beside each other, the tokens in order."""
+    rows = blocks[..., size:, :]
+    if not scales_in_lanes(blocks.shape[-2]):
+        return rows
+    groups = -(-size // _LANES)
+    fours = rows[..., : groups * SCALE_BYTES, :].reshape(*rows.shape[:-2], groups, SCALE_BYTES, _LANES)
+    return fours.swapaxes(-1, -2)
+
+
 def scale_places(
-    offset: Int[Array, " tokens"], block_size: int
-) -> tuple[Int[Array, "tokens 1"], Int[Array, "tokens 4"]]:
-    """(row, lanes) of the scales of the token at `offset` in its block."""
-    first = offset * SCALE_BYTES
-    return (block_size + first // _LANES)[:, None], (first % _LANES)[:, None] + jnp.arange(SCALE_BYTES)
+    offset: Int[Array, " tokens"], block_rows: int, block_size: int
+) -> tuple[Int[Array, "tokens 4"], Int[Array, "tokens 4"]]:
+    """(row, lane) of each byte of the scales of the token at `offset` in its block."""
+    byte = jnp.arange(SCALE_BYTES)
+    if scales_in_lanes(block_rows):
+        row = block_size + offset[:, None] // _LANES * SCALE_BYTES + byte
+        return row, jnp.broadcast_to(offset[:, None] % _LANES, row.shape)
+    lane = (offset * SCALE_BYTES % _LANES)[:, None] + byte
+    return jnp.broadcast_to((block_size + offset * SCALE_BYTES // _LANES)[:, None], lane.shape), lane

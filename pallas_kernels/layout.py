@@ -36,10 +36,16 @@ def num_tiles(head_dim: int) -> int:
 
 
 def view_shape(
-    blocks: int, layers: int, kv_heads: int, head_dim: int, block_size: int, dtype: DTypeLike = jnp.float32
+    blocks: int,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: DTypeLike = jnp.float32,
+    tile: int = 1,
 ) -> tuple[int, int, int, int, int, int]:
-    """Shape of a group's view; its product is the group's share of the pool in elements."""
-    return (blocks, layers, kv_heads, num_tiles(head_dim), block_rows(block_size, dtype), LANES)
+    """Shape of a group's view; its product is the group's share of the pool in elements. `tile`: see `block_rows`."""
+    return (blocks, layers, kv_heads, num_tiles(head_dim), block_rows(block_size, dtype, tile), LANES)
 
 
 def check_view(view: jax.Array, kv_heads: int, head_dim: int) -> None:

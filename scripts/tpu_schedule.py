@@ -72,6 +72,7 @@ SHAPES = {
     "qwen3-0.6b": Heads(8, 2, 128),
     "gpt-oss-20b": Heads(8, 8, 64, sinks=True),
 }
+KV_DTYPES = {"bfloat16": "bfloat16", "int8": "int8", "fp8": "uint8"}
 SEQS, CONTEXT, MIXED_TOKENS, LAYERS, BLOCKS = 64, 4096, 1024, 2, 8192
 
 
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", choices=["decode", "mixed"], default=["decode", "mixed"])
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--kv", choices=KV_DTYPES, default="bfloat16", help="what KV is held in; default: %(default)s")
     parser.add_argument("--env", type=Path, default=default_env(), help="environment with libtpu; default: %(default)s")
     options = parser.parse_args()
     if importlib.util.find_spec("libtpu") is None:
@@ -90,7 +92,7 @@ def main() -> None:
         prepare(dumps)
         import jax
 
-        print(f"jax {jax.__version__}, libtpu {libtpu_version()}, blocks of {options.block_size}, bfloat16\n")
+        print(f"jax {jax.__version__}, libtpu {libtpu_version()}, blocks of {options.block_size}, {options.kv}\n")
         columns = "target", "shape", "batch", "kernel", "cycles", "KV bytes", "bytes/cycle", "HBM", "ratio", "compile s"
         print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
         for target in options.targets:
@@ -98,7 +100,7 @@ def main() -> None:
             for shape in options.shapes:
                 for batch in options.batches:
                     for kernel in options.kernels:
-                        row = measure(chip, SHAPES[shape], batch, kernel, options.block_size, Path(dumps))
+                        row = measure(chip, SHAPES[shape], batch, kernel, options.block_size, options.kv, Path(dumps))
                         print(f"| {target} | {shape} | {batch} | {kernel} | {row} |", flush=True)
 
 
@@ -134,11 +136,11 @@ def libtpu_version() -> str:
     return version("libtpu")
 
 
-def measure(chip: Chip, heads: Heads, batch: str, kernel: str, block_size: int, dumps: Path) -> str:
+def measure(chip: Chip, heads: Heads, batch: str, kernel: str, block_size: int, kv: str, dumps: Path) -> str:
     """The rest of a table's row."""
     start = time.perf_counter()
-    function, arguments = KERNELS[kernel](chip, heads, batch, block_size)
     try:
+        function, arguments = KERNELS[kernel](chip, heads, batch, block_size, kv)
         turn = compile_and_count(function, arguments, dumps)
     except Exception as error:  # the row says what the compiler said
         return str(error).strip().splitlines()[0][:150]
@@ -175,13 +177,15 @@ def shapes_of(chip: Chip, batch: str):
     return array, SEQS if batch == "decode" else MIXED_TOKENS, device
 
 
-def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
+def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str):
     import jax.numpy as jnp
 
+    from pallas_kernels.kv_codes import TPU_TILE
     from pallas_kernels.layout import view_shape
     from pallas_kernels.paged_attention import paged_attention
 
     array, tokens, _ = shapes_of(chip, batch)
+    dtype = jnp.dtype(KV_DTYPES[kv])
 
     def run(*arguments, sinks=None):
         longest = 1 if batch == "decode" else None
@@ -192,7 +196,7 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
 
     arguments = (
         array((tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
-        array(view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size), jnp.bfloat16),
+        array(view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE), dtype),
         array(()),
         array((SEQS, CONTEXT // block_size)),
         array((SEQS + 1,)),
@@ -203,12 +207,14 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
     return run, arguments
 
 
-def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int):
+def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str):
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu import ragged_paged_attention as jax_rpa
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes as tuned
 
     array, tokens, device = shapes_of(chip, batch)
+    if kv != "bfloat16":
+        raise ValueError(f"kv={kv!r}: compared with jax's kernel in bfloat16 only")
     tuned.get_tpu_version = lambda: 7 if "7" in device.device_kind else int(device.device_kind.split()[1][1])
     tuned.get_device_name = lambda: " ".join(device.device_kind.split()[:2])
 

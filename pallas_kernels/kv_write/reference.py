@@ -23,7 +23,7 @@ def kv_write(
     rows, offset = pack_kv(k, v), slots % block_size
     if has_scales(view.dtype):
         rows, scales = encode(rows)
-        row, lanes = scale_places(offset, block_size)
+        row, lanes = scale_places(offset, view.shape[4], block_size)
         scales = jnp.moveaxis(scales, -1, 1)
         view = view.at[block[:, None], layer, :, :, row, lanes].set(scales, mode="drop")
     return view.at[block, layer, :, :, offset, :].set(stored(rows, view.dtype), mode="drop")

@@ -67,6 +67,6 @@ def _write_codes(
     flat = view.reshape(blocks * layers, *heads, block_rows, lanes)
     at = block * layers + jnp.asarray(layer, jnp.int32)
     flat = flat.at[(at, *every, offset)].set(codes.reshape(-1, *heads, lanes), mode="drop")
-    row, columns = scale_places(offset, block_size)
+    row, columns = scale_places(offset, block_rows, block_size)
     scales = jnp.moveaxis(scales, -1, 1).reshape(-1, SCALE_BYTES, *heads)
     return flat.at[(at[:, None], *every, row, columns)].set(scales, mode="drop").reshape(view.shape)

@@ -15,8 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kv_codes import has_scales, tokens_of
 from pallas_kernels.layout import LANES, padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.tpu_codes import check_codes, in_halves, of_halves
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
 from pallas_kernels.paged_attention.tpu_ring import CURSOR
 from pallas_kernels.paged_attention.tpu_softmax import MASKED
@@ -28,7 +30,7 @@ RING = 4
 """Steps that VMEM holds at once: one is computed, the others are in flight."""
 MAX_STEP_KEYS = 1024
 STEP_BYTES = 2**20
-"""Most VMEM one step's blocks take."""
+"""Most VMEM one step's keys and values take, scales aside."""
 MAX_SPAN_KEYS = 256
 """Keys that are multiplied at once."""
 MAX_HEADS = 8
@@ -61,11 +63,15 @@ def paged_attention(
             do not fit in scalar memory.
     """
     tokens, kv_heads, group, head_dim = q.shape
-    blocks, layers, _, tiles, block_size, _ = view.shape
+    blocks, layers, _, tiles, block_rows, _ = view.shape
+    block_size = tokens_of(view)
     seqs, pages = block_tables.shape
     sublanes = 32 // view.dtype.itemsize
     if block_size % sublanes:
         raise ValueError(f"block_size={block_size} is not a multiple of {sublanes}, the tile of {view.dtype}")
+    coded = has_scales(view.dtype)
+    if coded:
+        check_codes(block_rows, block_size)
     if 4 * seqs * pages > TABLE_BYTES:
         raise ValueError(
             f"block tables of {seqs} x {pages} ids take {4 * seqs * pages} bytes, more than {TABLE_BYTES}: "
@@ -74,13 +80,14 @@ def paged_attention(
 
     longest = min(tokens, max_query_len or tokens)
     tile = 1  # a power of two, so that a row's query is its low bits
-    while 2 * tile * group <= MAX_ROWS and tile < longest:
+    copies = 2 if coded else 1
+    while 2 * tile * group * copies <= MAX_ROWS and tile < longest:
         tile *= 2
-    rows = tile * group
+    rows = tile * group * copies
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     span_pages, step_pages = _step_pages(heads * tiles * LANES * view.dtype.itemsize, block_size, pages)
     lanes = max(LANES, padded_head_dim(head_dim))
-    both_bf16 = q.dtype == view.dtype == jnp.bfloat16
+    in_bf16 = q.dtype == jnp.bfloat16 and view.dtype != jnp.float32
 
     reach = Reach(sliding_window, chunk_size)
     units = max_units(tokens, seqs, tile, max_query_len)
@@ -92,7 +99,8 @@ def paged_attention(
 
     picked = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
     queries = jnp.pad(q[picked], ((0, 0),) * 4 + ((0, lanes - head_dim),))
-    queries = queries.transpose(0, 2, 3, 1, 4).reshape(units, kv_heads, rows, lanes)
+    queries = queries.transpose(0, 2, 3, 1, 4).reshape(units, kv_heads, tile * group, lanes)
+    queries = in_halves(queries) if coded else queries
 
     def block_of_unit(h, u, num_units, *_):
         # Units past the last live one name its block again, which moves no memory.
@@ -103,6 +111,7 @@ def paged_attention(
     inputs = [queries, view.reshape(blocks * layers, *view.shape[2:])]
     if sinks is not None:
         of_rows = jnp.repeat(jnp.maximum(sinks.astype(jnp.float32), MASKED), tile, axis=1)
+        of_rows = jnp.tile(of_rows, (1, copies))
         in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
         inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
     out = pl.pallas_call(
@@ -113,7 +122,7 @@ def paged_attention(
             soft_cap=soft_cap,
             reach=reach,
             span_pages=span_pages,
-            compute_dtype=jnp.dtype(jnp.bfloat16 if both_bf16 else jnp.float32),
+            compute_dtype=jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
         ),
         out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -122,7 +131,7 @@ def paged_attention(
             in_specs=in_specs,
             out_specs=unit_spec,
             scratch_shapes=[
-                pltpu.VMEM((RING, step_pages, heads, tiles, block_size, LANES), view.dtype),
+                pltpu.VMEM((RING, step_pages, heads, tiles, block_rows, LANES), view.dtype),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, lanes), jnp.float32),
@@ -138,6 +147,7 @@ def paged_attention(
     )(*plan, tables, *inputs)
 
     start_of_v = lanes - padded_head_dim(head_dim)  # a packed row's product carries K's lanes too
+    out = of_halves(out) if coded else out
     out = out.reshape(units, kv_heads, group, tile, lanes)[..., start_of_v : start_of_v + head_dim]
     unit, place = unit_of_token(query_starts, tokens, tile)
     live = jnp.arange(tokens) < query_starts[-1]

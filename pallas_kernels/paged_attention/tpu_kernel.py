@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.layout import LANES
+from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.tpu_codes import load_tile
 from pallas_kernels.paged_attention.tpu_ring import Ring
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax
 from pallas_kernels.paged_attention.tpu_units import Units
@@ -41,7 +42,8 @@ def attend_to_unit(
     units = Units(*refs[: len(Units._fields)])
     tables, q, view, *sinks, out, buffers, top, total, acc, penalty, cursor, sems = refs[len(units) :]
     _, heads, rows, _ = q.shape
-    _, step_pages, _, tiles, block_size, _ = buffers.shape
+    _, step_pages, _, tiles, _, _ = buffers.shape
+    block_size = tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
     unit = pl.program_id(1)
     ring = Ring(units, tables, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
@@ -49,9 +51,8 @@ def attend_to_unit(
     key_tiles, value_tiles = range(max(1, tiles // 2)), range(tiles // 2, tiles)  # a packed row is both
 
     def load(at, i, tiles_of):
-        """Some tiles of a buffer's span i, each [heads, span, 128]."""
-        loaded = [buffers[at, pl.ds(i * span_pages, span_pages), :, t] for t in tiles_of]
-        return [pages.swapaxes(0, 1).reshape(heads, span, LANES) for pages in loaded]
+        """Some tiles of a buffer's span i."""
+        return [load_tile(buffers, at, i * span_pages, span_pages, t, compute_dtype) for t in tiles_of]
 
     def attend_plain(at):
         """A step all of whose keys all queries see, while a full step is fetched."""
@@ -72,11 +73,11 @@ def attend_to_unit(
 
     def attend_span(at, i, start):
         """Span i, masked; its first key is at position `start`."""
-        key = start + lax.broadcasted_iota(jnp.int32, (span, LANES), 0)
-        mine = (key >= units.key_start[unit]) & (key < units.key_stop[unit])
 
         def values(_):  # memory no one wrote may hold NaN
-            return [jnp.where(mine, v, 0).astype(v.dtype) for v in load(at, i, value_tiles)]
+            return [
+                v.only(units.key_start[unit] - start, units.key_stop[unit] - start) for v in load(at, i, value_tiles)
+            ]
 
         key = start + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
         key += penalty[:, pl.ds(pl.multiple_of(i * span, span), span)]

@@ -99,12 +99,14 @@ class Ring:
 
         @pl.when(self.cursor[UNIT] < self.units.num_units[0])
         def _():
-            even = lax.div(count, UNROLL) * UNROLL
+            even = 0
+            if self.step_pages > UNROLL:
+                even = lax.div(count, UNROLL) * UNROLL
 
-            @pl.loop(0, even, step=UNROLL)
-            def _(start):
-                for i in range(UNROLL):
-                    start_page(start + i)
+                @pl.loop(0, even, step=UNROLL)
+                def _(start):
+                    for i in range(UNROLL):
+                        start_page(start + i)
 
             pl.loop(even, count)(start_page)
             self._move_on()

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.layout import LANES
+from pallas_kernels.paged_attention.tpu_codes import Tile, add_halves, of_row
 
 MASKED = -1e30
 """A finite stand-in for -inf: differences of two of them stay numbers."""
@@ -59,7 +60,7 @@ class OnlineSoftmax:
         """Attend to some spans of keys, each a multiple of 128.
 
         Args:
-            keys, values: span i as a list of tiles, each [heads, keys, 128]; called in order, all keys first.
+            keys, values: span i as a list of tiles; called in order, all keys first.
             seen: bool [rows, keys of all spans]; None = all. Values that no row sees must be finite.
         """
         scores = [self._scores(keys(i)) for i in range(spans)]
@@ -77,7 +78,7 @@ class OnlineSoftmax:
             parts = [jnp.exp(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
             total += sum(parts[1:], parts[0])
             weights = jnp.concatenate(parts, axis=2)
-            acc = [a + self._product(weights, tile, ((2,), (1,))) for a, tile in zip(acc, values(i), strict=True)]
+            acc = [a + self._weighted(weights, tile) for a, tile in zip(acc, values(i), strict=True)]
         self.top[...] = top
         self.total[...] = total
         self.acc[...] = jnp.concatenate(acc, axis=2)
@@ -87,12 +88,19 @@ class OnlineSoftmax:
         weight = jnp.where(self.top[:, :, :1] > MASKED / 2, 1 / jnp.sum(self.total[...], axis=2, keepdims=True), 0)
         return self.acc[...] * weight
 
-    def _scores(self, k):
-        parts = [
-            self._product(self.q[0, :, :, t * LANES : (t + 1) * LANES], tile, ((2,), (2,))) for t, tile in enumerate(k)
-        ]
-        scores = sum(parts[1:], parts[0]) * self.scale
+    def _scores(self, k: list[Tile]):
+        parts = []
+        for t, tile in enumerate(k):
+            part = self._product(self.q[0, :, :, t * LANES : (t + 1) * LANES], tile.rows, ((2,), (2,)))
+            parts.append(part if tile.scales is None else part * of_row(tile.scales, part.shape[1]))
+        scores = sum(parts[1:], parts[0])
+        scores = (scores if k[0].scales is None else add_halves(scores)) * self.scale
         return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
+    def _weighted(self, weights, v: Tile):
+        if v.scales is not None:
+            weights = weights * of_row(v.scales, weights.shape[1])
+        return self._product(weights, v.rows, ((2,), (1,)))
 
     def _product(self, a, b, contract):
         """[heads, ., .] batched matrix product in float32."""

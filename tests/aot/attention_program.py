@@ -1,7 +1,8 @@
 """Compile paged_attention for TPUs at the shapes of published models and print what it needs, as JSON.
 
 Run by `test_aot_kernels.py` inside the environment with libtpu, with arguments "target/shape/batch", for example
-"v6e/llama-3.1-8b/decode"; one program a line. `scripts/tpu_schedule.py` knows the shapes and compiles all of them.
+"v6e/llama-3.1-8b/decode", or "v6e/llama-3.1-8b/decode/int8" for KV in one byte; one program a line.
+`scripts/tpu_schedule.py` knows the shapes and compiles all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from targets import describe_tpu_host
 from tpu_schedule import CHIPS, SHAPES, jpaged_kernel
 
-BLOCK_SIZE = 16
+BLOCK_SIZES = {"bfloat16": 16, "int8": 64, "fp8": 32}
 
 
 def main(names: list[str]) -> None:
@@ -24,8 +25,9 @@ def main(names: list[str]) -> None:
     import jax
 
     for name in names:
-        target, shape, batch = name.split("/")
-        function, arguments = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZE)
+        target, shape, batch, *coded = name.split("/")
+        kv = coded[0] if coded else "bfloat16"
+        function, arguments = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZES[kv], kv)
         memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
         view = max(arguments, key=lambda array: array.size)
         sizes = {"view": view.size * view.dtype.itemsize, "temp": memory.temp_size_in_bytes}

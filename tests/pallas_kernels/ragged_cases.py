@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
+from pallas_kernels.kv_codes import TPU_TILE
 from pallas_kernels.layout import LANES, num_tiles, padded_head_dim, view_shape
 
 NOWHERE = 10**6
@@ -30,6 +32,8 @@ class Case:
     chunk_size: int | None = None
     max_query_len: int | None = None
     sinks: bool = False
+    codes: str | None = None
+    """What KV is held in where that is not `dtype`: ``int8`` as on a TPU, or ``fp8``."""
 
     @property
     def blocks(self) -> int:
@@ -71,6 +75,29 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(jnp.asarray(array, dtype))
 
 
+def empty_view(case: Case) -> np.ndarray:
+    """A view of NaN, or of codes of which no one knows what they stand for."""
+    dtype = {None: case.dtype, "int8": "int8", "fp8": "uint8"}[case.codes]
+    shape = view_shape(case.blocks, case.layers, case.kv_heads, case.head_dim, case.block_size, dtype, TPU_TILE)
+    if case.codes is None:
+        return np.array(cast(np.full(shape, np.nan, np.float32), dtype))
+    return np.full(shape, 0x7F, dtype)  # NaN in fp8; in int8 also the scales are NaN
+
+
+def held(case: Case, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """What a view holds of float32 rows ``[..., 128]``, the bytes of their scales, and the float64 both stand for."""
+    if case.codes == "fp8":
+        codes = rows.astype(ml_dtypes.float8_e4m3fn)
+        return codes.view(np.uint8), None, codes.astype(np.float64)
+    if case.codes is None:
+        return cast(rows, case.dtype), None, cast(rows, case.dtype).astype(np.float64)
+    halves = rows.reshape(*rows.shape[:-1], 2, LANES // 2)
+    scales = (np.abs(halves).max(axis=-1) / 127).astype(np.float16)
+    steps = np.where(scales == 0, 1, scales.astype(np.float64))[..., None]
+    codes = np.clip(np.rint(halves / steps), -127, 127)
+    return codes.astype(np.int8).reshape(rows.shape), scales.view(np.int8), (codes * steps).reshape(rows.shape)
+
+
 def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int = 0) -> Batch:
     """A batch of sequences with `contexts` cached tokens before their `query_lens` new ones.
 
@@ -82,18 +109,19 @@ def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int
     lens[: len(query_lens)] = query_lens
     kv_lens = np.zeros(case.seqs, np.int32)
     kv_lens[: len(contexts)] = np.asarray(contexts) + query_lens
-    shape = view_shape(case.blocks, case.layers, case.kv_heads, case.head_dim, case.block_size)
-    view = np.full(shape, np.nan, np.float32)
+    view = empty_view(case)
     tables = np.full((case.seqs, case.pages), NOWHERE, np.int32)
     free = list(random.permutation(case.blocks))
     layer = int(random.integers(case.layers))
     dense = []
     for s, kv_len in enumerate(kv_lens):
         k, v = random.normal(size=(2, kv_len, case.kv_heads, case.head_dim)).astype(np.float32)
-        dense.append((cast(k, case.dtype).astype(np.float64), cast(v, case.dtype).astype(np.float64)))
         pad = ((0, 0), (0, 0), (0, padded_head_dim(case.head_dim) - case.head_dim))
         rows = np.concatenate([np.pad(k, pad), np.pad(v, pad)], axis=-1)
         rows = rows.reshape(kv_len, case.kv_heads, num_tiles(case.head_dim), LANES)
+        rows, scales, numbers = held(case, rows)
+        numbers = numbers.reshape(kv_len, case.kv_heads, 2, padded_head_dim(case.head_dim))[..., : case.head_dim]
+        dense.append((numbers[:, :, 0], numbers[:, :, 1]))
         first = 0
         if lens[s] == 0:
             continue
@@ -105,9 +133,13 @@ def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int
             tables[s, page] = free.pop()
             here = rows[page * case.block_size : (page + 1) * case.block_size]
             view[tables[s, page], layer, :, :, : len(here)] = here.transpose(1, 2, 0, 3)
+            if scales is not None:
+                here = scales[page * case.block_size : (page + 1) * case.block_size]
+                words = view[tables[s, page], layer, :, :, case.block_size : case.block_size + 4, : len(here)]
+                words[...] = here.transpose(1, 2, 3, 0)
     starts = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
     q = random.normal(size=(case.tokens, case.kv_heads, case.q_per_kv, case.head_dim))
-    return Batch(cast(q, case.dtype), cast(view, case.dtype), layer, tables, starts, kv_lens, dense)
+    return Batch(cast(q, case.dtype), view, layer, tables, starts, kv_lens, dense)
 
 
 def dense_attention(case: Case, batch: Batch) -> np.ndarray:

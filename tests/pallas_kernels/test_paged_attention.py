@@ -30,6 +30,13 @@ CASES = {
     "decode only, sinks": Case(tokens=4, max_query_len=1, head_dim=64, sinks=True),
     "decode only, chunks": Case(tokens=4, max_query_len=1, chunk_size=150),
     "decode only": Case(tokens=4, max_query_len=1, q_per_kv=7, dtype="bfloat16"),
+    "int8, soft cap and sinks, odd group": Case(
+        q_per_kv=3, block_size=32, pages=10, codes="int8", soft_cap=5.0, sinks=True
+    ),
+    "int8, packed rows and window, bfloat16": Case(
+        head_dim=48, block_size=64, pages=5, codes="int8", dtype="bfloat16", sliding_window=40
+    ),
+    "fp8, chunks, bfloat16": Case(block_size=32, pages=10, codes="fp8", dtype="bfloat16", chunk_size=50),
 }
 
 
@@ -180,6 +187,11 @@ PLAIN_CASES = {
     "two lane tiles, window, bfloat16": Case(
         head_dim=256, tokens=4, max_query_len=1, pages=80, layers=1, sliding_window=1100, dtype="bfloat16"
     ),
+    "int8": Case(codes="int8", block_size=128, tokens=4, max_query_len=1, pages=10, layers=1),
+    "int8, small blocks, two lane tiles": Case(
+        codes="int8", block_size=32, kv_heads=1, head_dim=256, tokens=4, max_query_len=1, pages=40, layers=1
+    ),
+    "fp8": Case(codes="fp8", block_size=64, tokens=4, max_query_len=1, pages=20, layers=1),
     "blocks of 128, packed rows": Case(block_size=128, head_dim=64, tokens=4, max_query_len=1, pages=10, layers=1),
 }
 

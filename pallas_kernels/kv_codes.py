@@ -62,6 +62,17 @@ def check_kernel(dtype: DTypeLike, impl: str) -> None:
         raise ValueError(f"impl={impl!r} takes no view of {jnp.dtype(dtype)}; 'xla' and 'reference' do")
 
 
+def check_tpu_view(view: Shaped[Array, "*batch rows 128"]) -> None:
+    """Raises ValueError unless the TPU kernels read and write blocks such as this view's."""
+    size, rows, whole = tokens_of(view), view.shape[-2], 32 // view.dtype.itemsize
+    if size % whole:
+        raise ValueError(f"block_size={size} is not a multiple of {whole}, the tile of {view.dtype}")
+    if has_scales(view.dtype) and (size > _LANES or _LANES % size):
+        raise ValueError(f"block_size={size} of int8 is not 32, 64 or 128: a block's scales lie in one row of words")
+    if has_scales(view.dtype) and not scales_in_lanes(rows):
+        raise ValueError(f"int8 blocks of {rows} rows are not whole tiles of {TPU_TILE}: see kv_codes.block_rows")
+
+
 def stored(rows: Float[Array, "*shape"], dtype: DTypeLike) -> Shaped[Array, "*shape"]:
     """Rows as a view without scales holds them; float8 saturates."""
     if jnp.dtype(dtype) != jnp.uint8:

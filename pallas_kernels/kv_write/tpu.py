@@ -5,6 +5,9 @@ The unit of work is a *run*: consecutive tokens that fill consecutive slots of o
 VMEM, the new rows are rolled to their place and merged in, and the block is written back. Runs go through a ring
 of buffers, reads of later runs and writes of earlier ones in flight while one is merged.
 
+The scales of int8 rows lie in a lane a token, a 32-bit word each (`pallas_kernels.kv_codes`): they are rolled along
+lanes and merged in the same way.
+
 Two runs of the same block would race, so such a batch (an engine never makes one: a step's tokens of a block
 are consecutive) is detected beforehand and its runs go one at a time.
 """
@@ -18,25 +21,32 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int8
 
+from pallas_kernels.kv_codes import TPU_TILE, check_tpu_view, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES, pack_kv
 
 RING_BYTES = 4 * 2**20
 """VMEM that the ring of block and row buffers may hold."""
 MAX_RING = 64
+MAX_WORDS_BYTES = 4 * 2**20
+"""VMEM that the scales of all tokens may take."""
 
 
-def _kernel(layer, slots, first, end, num_runs, shared, _, rows, view, block_buf, rows_buf, sems, *, lead):
+def _kernel(layer, slots, first, end, num_runs, shared, _, rows, *refs, lead):
     """Merge runs of tokens into their blocks.
 
     SMEM: layer [1]; first, end [tokens] int32: run r holds tokens ``first[r]`` up to ``end[first[r]]``;
     slots [tokens]; num_runs [1]; shared [1]: nonzero when two runs meet in a block.
     HBM: rows [kv_heads, tiles, padded tokens, 128], `lead` zero rows before token 0; view, aliased.
-    VMEM: block_buf [ring, kv_heads, tiles, block_size, 128], rows_buf likewise with the rows' windows.
+    VMEM: with scales, words int32 [padded tokens / 128, kv_heads, tiles, 1, 128] with `lead` lanes before token 0;
+    block_buf [ring, kv_heads, tiles, block_rows, 128], rows_buf likewise with the rows' windows.
     sems [3, ring]: a block's read, its rows' read, its write.
     """
-    ring, _, _, block_size, _ = block_buf.shape
+    *words, view, block_buf, rows_buf, sems = refs
+    ring, _, _, block_rows, _ = block_buf.shape
+    block_size = tokens_of(block_buf)
+    wide = jnp.int32 if block_buf.dtype.itemsize == 1 else jnp.float32
     window = rows_buf.shape[3]
     align = window - block_size
 
@@ -66,7 +76,7 @@ def _kernel(layer, slots, first, end, num_runs, shared, _, rows, view, block_buf
         return pltpu.make_async_copy(block_buf.at[at], home(run), sems.at[2, at])
 
     def fills_block(run):  # then nothing of the old block is needed
-        return place(run)[2] == block_size
+        return place(run)[2] == block_rows
 
     def start_reads(run):
         read_rows(run).start()
@@ -82,16 +92,31 @@ def _kernel(layer, slots, first, end, num_runs, shared, _, rows, view, block_buf
         def _():
             read_block(run).wait()
 
-        _, offset, count, _, roll = place(run)
+        _, offset, count, base, roll = place(run)
         at = lax.rem(run, ring)
+        token_rows = pl.ds(0, block_size)
         row = lax.broadcasted_iota(jnp.int32, (block_size, LANES), 0)
         mine = (row >= offset) & (row < offset + count)
         for head in range(block_buf.shape[1]):
             for tile in range(block_buf.shape[2]):
-                new = pltpu.roll(rows_buf[at, head, tile].astype(jnp.float32), window - roll, 0)[:block_size]
-                old = block_buf[at, head, tile].astype(jnp.float32)
-                block_buf[at, head, tile] = jnp.where(mine, new, old).astype(block_buf.dtype)
+                new = pltpu.roll(rows_buf[at, head, tile].astype(wide), window - roll, 0)[:block_size]
+                old = block_buf[at, head, tile, token_rows].astype(wide)
+                block_buf[at, head, tile, token_rows] = jnp.where(mine, new, old).astype(block_buf.dtype)
+                if words:
+                    merge_scales(at, head, tile, offset, count, base + roll)
         write_block(run).start()
+
+    def merge_scales(at, head, tile, offset, count, start):
+        """`start`: the lane of all words that lands in lane 0 of the block's."""
+        first_row, shift = lax.div(start, LANES), LANES - lax.rem(start, LANES)
+        lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+        rolled = [pltpu.roll(words[0][first_row + i, head, tile], shift, 1) for i in range(2)]
+        new = jnp.where(lane < shift, *rolled)
+        scale_rows = pl.ds(block_size, TPU_TILE)
+        old = pltpu.bitcast(block_buf[at, head, tile, scale_rows], jnp.int32)
+        row = lax.broadcasted_iota(jnp.int32, old.shape, 0)
+        merged = jnp.where((row == 0) & (lane >= offset) & (lane < offset + count), new, old)
+        block_buf[at, head, tile, scale_rows] = pltpu.bitcast(merged, block_buf.dtype)
 
     runs = num_runs[0]
 
@@ -150,20 +175,25 @@ def kv_write(
     """See `pallas_kernels.kv_write.kv_write`. `view` is aliased to the result.
 
     Raises:
-        ValueError: when the view's block size is not a multiple of its dtype's sublane tile.
+        ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
+            TPUs hold it, or the scales of all tokens do not fit in VMEM.
     """
-    blocks, _, kv_heads, tiles, block_size, _ = view.shape
-    align = 32 // view.dtype.itemsize
-    if block_size % align:
-        raise ValueError(f"block_size={block_size} is not a multiple of {align}, the tile of {view.dtype}")
+    check_tpu_view(view)
+    blocks, _, kv_heads, tiles, block_rows, _ = view.shape
+    block_size, align = tokens_of(view), 32 // view.dtype.itemsize
     tokens = slots.shape[0]
     slots = slots.astype(jnp.int32)
     window = block_size + align
     lead = block_size
     tail = window + (-(lead + tokens + window)) % align
-    rows = jnp.moveaxis(pack_kv(k, v).astype(view.dtype), 0, 2)
+    rows = pack_kv(k, v)
+    words = []
+    if has_scales(view.dtype):
+        rows, scales = encode(rows)
+        words.append(_words(scales, lead))
+    rows = jnp.moveaxis(stored(rows, view.dtype), 0, 2)
     rows = jnp.pad(rows, ((0, 0), (0, 0), (lead, tail), (0, 0)))
-    run_bytes = kv_heads * tiles * (block_size + window) * LANES * view.dtype.itemsize
+    run_bytes = kv_heads * tiles * (block_rows + window) * LANES * view.dtype.itemsize
     ring = max(2, min(MAX_RING, RING_BYTES // run_bytes, tokens))
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
@@ -172,10 +202,10 @@ def kv_write(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=6,
             grid=(1,),
-            in_specs=[in_hbm, in_hbm],
+            in_specs=[in_hbm, in_hbm, *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(words)],
             out_specs=in_hbm,
             scratch_shapes=[
-                pltpu.VMEM((ring, kv_heads, tiles, block_size, LANES), view.dtype),
+                pltpu.VMEM((ring, kv_heads, tiles, block_rows, LANES), view.dtype),
                 pltpu.VMEM((ring, kv_heads, tiles, window, LANES), view.dtype),
                 pltpu.SemaphoreType.DMA((3, ring)),
             ],
@@ -184,4 +214,15 @@ def kv_write(
         compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),  # ids are checked here
         interpret=interpret,
         name="kv_write",
-    )(jnp.asarray(layer, jnp.int32)[None], slots, *_find_runs(slots, blocks, block_size), view, rows)
+    )(jnp.asarray(layer, jnp.int32)[None], slots, *_find_runs(slots, blocks, block_size), view, rows, *words)
+
+
+def _words(scales: Int8[Array, "tokens kv_heads tiles 4"], lead: int) -> Int[Array, "rows kv_heads tiles 1 128"]:
+    """The scales of all tokens, `lead` lanes before the first; a row more than they fill, as a window spans two."""
+    tokens, kv_heads, tiles, _ = scales.shape
+    rows = -(-(lead + tokens) // LANES) + 1
+    if (size := 4 * rows * kv_heads * tiles * LANES) > MAX_WORDS_BYTES:
+        raise ValueError(f"scales of {tokens} tokens take {size} bytes of VMEM, more than {MAX_WORDS_BYTES}")
+    words = jax.lax.bitcast_convert_type(scales, jnp.int32)
+    words = jnp.pad(words, ((lead, rows * LANES - lead - tokens), (0, 0), (0, 0)))
+    return jnp.moveaxis(words.reshape(rows, LANES, kv_heads, tiles), 1, 3)[:, :, :, None]

@@ -15,10 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.kv_codes import has_scales, tokens_of
+from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
 from pallas_kernels.layout import LANES, padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_codes import check_codes, in_halves, of_halves
+from pallas_kernels.paged_attention.tpu_codes import in_halves, of_halves
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
 from pallas_kernels.paged_attention.tpu_ring import CURSOR
 from pallas_kernels.paged_attention.tpu_softmax import MASKED
@@ -59,19 +59,14 @@ def paged_attention(
     """See `pallas_kernels.paged_attention.paged_attention`.
 
     Raises:
-        ValueError: when the view's block size is not a multiple of its dtype's sublane tile, or the block tables
-            do not fit in scalar memory.
+        ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
+            TPUs hold it, or the block tables do not fit in scalar memory.
     """
     tokens, kv_heads, group, head_dim = q.shape
     blocks, layers, _, tiles, block_rows, _ = view.shape
     block_size = tokens_of(view)
     seqs, pages = block_tables.shape
-    sublanes = 32 // view.dtype.itemsize
-    if block_size % sublanes:
-        raise ValueError(f"block_size={block_size} is not a multiple of {sublanes}, the tile of {view.dtype}")
-    coded = has_scales(view.dtype)
-    if coded:
-        check_codes(block_rows, block_size)
+    check_tpu_view(view)
     if 4 * seqs * pages > TABLE_BYTES:
         raise ValueError(
             f"block tables of {seqs} x {pages} ids take {4 * seqs * pages} bytes, more than {TABLE_BYTES}: "
@@ -80,7 +75,7 @@ def paged_attention(
 
     longest = min(tokens, max_query_len or tokens)
     tile = 1  # a power of two, so that a row's query is its low bits
-    copies = 2 if coded else 1
+    copies = 2 if has_scales(view.dtype) else 1  # see tpu_codes
     while 2 * tile * group * copies <= MAX_ROWS and tile < longest:
         tile *= 2
     rows = tile * group * copies
@@ -100,7 +95,7 @@ def paged_attention(
     picked = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
     queries = jnp.pad(q[picked], ((0, 0),) * 4 + ((0, lanes - head_dim),))
     queries = queries.transpose(0, 2, 3, 1, 4).reshape(units, kv_heads, tile * group, lanes)
-    queries = in_halves(queries) if coded else queries
+    queries = in_halves(queries) if copies == 2 else queries
 
     def block_of_unit(h, u, num_units, *_):
         # Units past the last live one name its block again, which moves no memory.
@@ -147,7 +142,7 @@ def paged_attention(
     )(*plan, tables, *inputs)
 
     start_of_v = lanes - padded_head_dim(head_dim)  # a packed row's product carries K's lanes too
-    out = of_halves(out) if coded else out
+    out = of_halves(out) if copies == 2 else out
     out = out.reshape(units, kv_heads, group, tile, lanes)[..., start_of_v : start_of_v + head_dim]
     unit, place = unit_of_token(query_starts, tokens, tile)
     live = jnp.arange(tokens) < query_starts[-1]

@@ -83,14 +83,6 @@ def _float16(bits: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.where(bits < 1 << _F16_MANTISSA, bits.astype(jnp.float32) * 2.0**-24, normal)
 
 
-def check_codes(rows: int, block_size: int) -> None:
-    """Raises ValueError unless the kernel can read blocks of int8 with so many rows."""
-    if block_size > LANES or LANES % block_size:
-        raise ValueError(f"block_size={block_size} of int8 is not 32, 64 or 128: its scales lie in one row of words")
-    if rows % TPU_TILE:
-        raise ValueError(f"blocks of {rows} rows of int8 are not whole tiles of {TPU_TILE}: see kv_codes.block_rows")
-
-
 def in_halves(q: Float[Array, "*batch rows lanes"]) -> Float[Array, "*batch 2*rows lanes"]:
     """All queries with the second half of each 128 lanes zero, then all with the first half zero."""
     first = _first_half(q)

@@ -14,7 +14,7 @@ def programs():
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed", "mixed, window", "mixed, chunks", "block_copy"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "mixed, window", "mixed, chunks", "mixed, int8", "block_copy"])
 def test_the_pool_is_updated_in_place_on_tpu(programs, name):
     sizes = programs[name]
     assert sizes["alias"] >= sizes["pool"]
@@ -27,6 +27,8 @@ ATTENTION = [
     "v6e/gemma-3-27b/decode",
     "tpu7x/qwen3-0.6b/mixed",
     "v5e/gpt-oss-20b/mixed",
+    "v5p/llama-3.1-8b/decode/int8",
+    "v6e/llama-3.1-8b x8/decode/fp8",
 ]
 """Every target and shape once; `scripts/tpu_schedule.py` compiles all of their combinations."""
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tpu_interpreter import run_recording_races
 
+from pallas_kernels.kv_codes import TPU_TILE
 from pallas_kernels.kv_write import kv_write, tpu
 from pallas_kernels.layout import unpack_kv, view_shape
 
@@ -24,9 +25,11 @@ def compiled(impl):
 
 def inputs(head_dim, block_size, dtype, seed=0):
     random = np.random.default_rng(seed)
-    view = random.normal(size=view_shape(BLOCKS, LAYERS, HEADS, head_dim, block_size))
+    shape = view_shape(BLOCKS, LAYERS, HEADS, head_dim, block_size, dtype, TPU_TILE)
+    codes = dtype in ("int8", "uint8")
+    view = random.integers(-128, 128, shape) if codes else random.normal(size=shape)
     k, v = random.normal(size=(2, TOKENS, HEADS, head_dim))
-    return jnp.asarray(view, dtype), jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32)
+    return jnp.asarray(view).astype(dtype), jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32)
 
 
 def padded(slots, fill=-1):
@@ -54,7 +57,14 @@ def any_slots(block_size):
 @pytest.mark.parametrize("slot_pattern", [chunks_of, any_slots])
 @pytest.mark.parametrize(
     ("head_dim", "block_size", "dtype"),
-    [(48, 16, "bfloat16"), (64, 8, "float32"), (128, 16, "bfloat16"), (256, 16, "float32")],
+    [
+        (48, 16, "bfloat16"),
+        (64, 8, "float32"),
+        (128, 16, "bfloat16"),
+        (256, 16, "float32"),
+        (64, 128, "int8"),
+        (128, 64, "uint8"),
+    ],
 )
 @pytest.mark.parametrize("impl", IMPLS)
 def test_writes_what_the_reference_writes(impl, head_dim, block_size, dtype, slot_pattern):
@@ -108,10 +118,10 @@ RACE_CASES = {
 
 
 @pytest.mark.parametrize("slots", RACE_CASES.values(), ids=RACE_CASES.keys())
-@pytest.mark.parametrize(("dtype", "ring_bytes"), [("bfloat16", tpu.RING_BYTES), ("float32", 1)])
+@pytest.mark.parametrize(("dtype", "ring_bytes"), [("bfloat16", tpu.RING_BYTES), ("float32", 1), ("int8", 1)])
 def test_the_tpu_kernel_has_no_race(monkeypatch, slots, dtype, ring_bytes):
     monkeypatch.setattr(tpu, "RING_BYTES", ring_bytes)  # 1: the smallest ring, whose buffers are reused at once
-    view, k, v = inputs(128, 16, dtype)
+    view, k, v = inputs(128, 32 if dtype == "int8" else 16, dtype)
     got, races = run_recording_races(tpu.kv_write, view, 1, k, v, padded(slots))
     assert not races
     np.testing.assert_array_equal(got, kv_write(view, 1, k, v, padded(slots), impl="reference"))

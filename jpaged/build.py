@@ -9,7 +9,7 @@ from jpaged.config import EngineConfig
 from jpaged.distributed import Follower, Leader, join
 from jpaged.engine import Engine
 from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_mesh, plan_pool, platform
-from jpaged.execution.one_byte import resolve_kv_dtype
+from jpaged.execution.one_byte import resolve_kv_dtype, rows_tile
 from jpaged.loading import load_model
 from jpaged.loading.placement import layers_are_stacked
 from jpaged.memory import MemoryManager
@@ -78,12 +78,17 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         loaded.params,
         mesh,
         max_model_len=max_model_len,
-        dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh),
+        dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh, config.block_size),
     ).spec
     if part is not None:
         agreed = part.smallest(spec.device_bytes)
         spec = plan_pool(
-            spec.groups, block_size=config.block_size, dtype=spec.dtype, shards=spec.shards, pool_bytes=agreed
+            spec.groups,
+            block_size=config.block_size,
+            dtype=spec.dtype,
+            shards=spec.shards,
+            pool_bytes=agreed,
+            tile=rows_tile(mesh),
         )
     runner = Runner(
         loaded.graphdef,

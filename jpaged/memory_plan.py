@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jpaged.config import EngineConfig
 from jpaged.execution import PoolSpec, group_specs, plan_pool
 from jpaged.execution.ahead import StepPrograms
+from jpaged.execution.one_byte import rows_tile
 from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, device_memory, pool_bytes, program_size
 from jpaged.memory import GroupSpec
 from jpaged.model_api import CausalLM
@@ -53,6 +54,7 @@ class _KV(TypedDict):
     block_size: int
     dtype: jnp.dtype
     shards: int
+    tile: int
 
 
 def plan_memory(
@@ -83,7 +85,12 @@ def plan_memory(
         ValueError: weights and temporaries leave no room, or not for one large page.
     """
     memory = device_memory(mesh, params) if memory is None else memory
-    kv: _KV = {"block_size": config.block_size, "dtype": jnp.dtype(dtype), "shards": config.tensor_parallel_size}
+    kv: _KV = {
+        "block_size": config.block_size,
+        "dtype": jnp.dtype(dtype),
+        "shards": config.tensor_parallel_size,
+        "tile": rows_tile(mesh),
+    }
     groups = model.layer_groups
     useful = _useful_bytes(group_specs(groups, **kv), config.max_num_seqs, max_model_len, config.watermark)
 

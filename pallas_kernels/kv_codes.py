@@ -62,15 +62,22 @@ def check_kernel(dtype: DTypeLike, impl: str) -> None:
         raise ValueError(f"impl={impl!r} takes no view of {jnp.dtype(dtype)}; 'xla' and 'reference' do")
 
 
+def check_tpu_block(block_size: int, dtype: DTypeLike) -> None:
+    """Raises ValueError unless the TPU kernels read and write blocks of so many tokens."""
+    whole = 32 // jnp.dtype(dtype).itemsize
+    if block_size % whole:
+        raise ValueError(
+            f"block_size={block_size} is not a multiple of {whole}, the tile of {jnp.dtype(dtype)} on TPUs"
+        )
+    if has_scales(dtype) and (block_size > _LANES or _LANES % block_size):
+        raise ValueError(f"block_size={block_size} is not 32, 64 or 128, as blocks of int8 on TPUs are")
+
+
 def check_tpu_view(view: Shaped[Array, "*batch rows 128"]) -> None:
     """Raises ValueError unless the TPU kernels read and write blocks such as this view's."""
-    size, rows, whole = tokens_of(view), view.shape[-2], 32 // view.dtype.itemsize
-    if size % whole:
-        raise ValueError(f"block_size={size} is not a multiple of {whole}, the tile of {view.dtype}")
-    if has_scales(view.dtype) and (size > _LANES or _LANES % size):
-        raise ValueError(f"block_size={size} of int8 is not 32, 64 or 128: a block's scales lie in one row of words")
-    if has_scales(view.dtype) and not scales_in_lanes(rows):
-        raise ValueError(f"int8 blocks of {rows} rows are not whole tiles of {TPU_TILE}: see kv_codes.block_rows")
+    check_tpu_block(tokens_of(view), view.dtype)
+    if has_scales(view.dtype) and not scales_in_lanes(view.shape[-2]):
+        raise ValueError(f"blocks of {view.shape[-2]} rows of int8 are not whole tiles of {TPU_TILE}: see block_rows")
 
 
 def stored(rows: Float[Array, "*shape"], dtype: DTypeLike) -> Shaped[Array, "*shape"]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
+from pallas_kernels.kv_codes import TPU_TILE, check_tpu_block
 from pallas_kernels.platform import why_no_triton
 
 _DTYPES = {"int8": jnp.int8, "fp8": jnp.uint8}
@@ -29,21 +30,26 @@ def check_float8(setting: str, device: jax.Device) -> None:
         )
 
 
-def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh) -> np.dtype:
+def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh, block_size: int) -> np.dtype:
     """The dtype of the pool.
 
     Args:
         asked: kv_cache_dtype.
         dtype: of the model.
+        block_size: tokens a block.
 
     Raises:
-        ValueError: the mesh's devices, or the kernels they run, cannot use it.
+        ValueError: the mesh's devices, or the kernels they run, cannot use it, or not with such blocks.
     """
-    if asked == "auto":
-        return np.dtype(dtype)
-    if platform(mesh) == "tpu":
-        raise ValueError(f"kv_cache_dtype={asked!r}: the TPU kernels read bfloat16 and float32 only; leave it 'auto'")
     device = mesh.devices.flat[0]
     if asked == "fp8" and why_no_triton(str(getattr(device, "compute_capability", ""))):
         check_float8(f"kv_cache_dtype={asked!r}", device)  # the Triton kernels need no instruction for it
-    return np.dtype(_DTYPES[asked])
+    found = np.dtype(dtype if asked == "auto" else _DTYPES[asked])
+    if device.platform == "tpu":
+        check_tpu_block(block_size, found)
+    return found
+
+
+def rows_tile(mesh: Mesh) -> int:
+    """Rows of which a block with scales is a multiple; see `pallas_kernels.kv_codes.block_rows`."""
+    return TPU_TILE if platform(mesh) == "tpu" else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -46,12 +47,14 @@ class PoolSpec:
         return self.layout.page_bytes * self.layout.num_pages
 
 
-def group_specs(groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int) -> list[GroupSpec]:
-    """The model's layer groups in the host's terms: bytes on one device."""
+def group_specs(
+    groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int, tile: int = 1
+) -> list[GroupSpec]:
+    """The model's layer groups in the host's terms: bytes on one device. `tile`: see `plan_pool`."""
     specs = []
     for group in groups:
-        _, _, heads, tiles, size, lanes = view_shape(1, 1, group.kv_heads // shards, group.head_dim, block_size, dtype)
-        layer_bytes = heads * tiles * size * lanes * jnp.dtype(dtype).itemsize
+        one = view_shape(1, 1, group.kv_heads // shards, group.head_dim, block_size, dtype, tile)
+        layer_bytes = prod(one) * jnp.dtype(dtype).itemsize
         specs.append(GroupSpec(group.name, layer_bytes, len(group.layers), block_size, _policy(group)))
     return specs
 
@@ -63,17 +66,28 @@ def _policy(group: LayerGroup) -> Policy:
 
 
 def plan_pool(
-    groups: tuple[LayerGroup, ...], *, block_size: int, dtype: jnp.dtype, shards: int, pool_bytes: int
+    groups: tuple[LayerGroup, ...],
+    *,
+    block_size: int,
+    dtype: jnp.dtype,
+    shards: int,
+    pool_bytes: int,
+    tile: int = 1,
 ) -> PoolSpec:
     """Cut `pool_bytes` (a device) into large pages for the model's groups.
+
+    Args:
+        tile: rows of which a block is a multiple, see `rows_tile`.
 
     Raises:
         ValueError: `pool_bytes` holds no large page.
     """
-    specs = group_specs(groups, block_size=block_size, dtype=dtype, shards=shards)
+    specs = group_specs(groups, block_size=block_size, dtype=dtype, shards=shards, tile=tile)
     layout = PoolLayout.plan(specs, pool_bytes)
     views = tuple(
-        view_shape(plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size, dtype)
+        view_shape(
+            plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size, dtype, tile
+        )
         for plan, group in zip(layout.groups, groups, strict=True)
     )
     index = {group.name: i for i, group in enumerate(groups)}

@@ -80,7 +80,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
             params,
             mesh,
             max_model_len=context,
-            dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype, mesh),
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype, mesh, config.block_size),
             memory=memory,
             kernel_impl=kernels,
             measure=measure,

@@ -36,6 +36,13 @@ def test_a_view_has_a_pages_own_shape(head_dim, tiles):
     assert np.prod(spec.views[0]) == np.prod(spec.shape)
 
 
+def test_blocks_of_int8_on_a_tpu_are_whole_tiles():
+    packed, tiled = (plan(FULL, block_size=64, dtype=jnp.dtype("int8"), tile=tile) for tile in (1, 8))
+    assert packed.views[0][1:] == (3, 2, 1, 66, 128)
+    assert tiled.views[0][1:] == (3, 2, 1, 72, 128)
+    assert np.prod(tiled.views[0]) == np.prod(tiled.shape)
+
+
 def test_each_shard_holds_its_own_heads_share():
     whole, half = plan(FULL, pool_bytes=1 << 20), plan(FULL, pool_bytes=1 << 19, shards=2)
     assert half.shape[0] == 2

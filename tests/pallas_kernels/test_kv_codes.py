@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.kv_codes import block_rows, decode, encode, stored, tokens_of
+from pallas_kernels.kv_codes import TPU_TILE, block_rows, decode, encode, stored, tokens_of
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import pack_kv, view_shape
 from pallas_kernels.paged_attention import paged_attention
@@ -21,8 +21,8 @@ def normal(*shape):
     return jnp.asarray(RNG.standard_normal(shape, np.float32))
 
 
-def empty_view(head_dim, block_size, dtype, blocks=BLOCKS):
-    return jnp.zeros(view_shape(blocks, LAYERS, HEADS, head_dim, block_size, dtype), dtype)
+def empty_view(head_dim, block_size, dtype, blocks=BLOCKS, tile=1):
+    return jnp.zeros(view_shape(blocks, LAYERS, HEADS, head_dim, block_size, dtype, tile), dtype)
 
 
 @pytest.mark.parametrize("block_size", range(8, 136, 8))
@@ -46,23 +46,55 @@ def test_float8_is_saturated_not_nan():
     np.testing.assert_array_equal(decode(stored(rows, jnp.uint8)), [[-448.0, 3.0, 448.0]])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["int8", "fp8"])
-def test_tpu_kernels_refuse_what_they_cannot_read(dtype):
-    view, kv = empty_view(64, 16, dtype), normal(3, HEADS, 64)
-    with pytest.raises(ValueError, match=f"impl='tpu' takes no view of {np.dtype(dtype)}"):
+@pytest.mark.parametrize("block_size", range(8, 264, 8))
+def test_on_a_tpu_the_same_rows_and_up_to_a_whole_tile(block_size):
+    rows = block_rows(block_size, jnp.int8, TPU_TILE)
+    assert rows % 8 == 0 and 0 <= rows - block_rows(block_size, jnp.int8) < 8
+    assert tokens_of(jnp.zeros((rows, 128), jnp.int8)) == block_size
+
+
+def test_blocks_with_scales_are_a_multiple_of_eight_tokens():
+    assert block_rows(20, jnp.uint8) == 20
+    with pytest.raises(ValueError, match="block_size=20 is not a multiple of 8"):
+        block_rows(20, jnp.int8)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "dtype", "tile", "why"),
+    [
+        (16, jnp.int8, TPU_TILE, "block_size=16 is not a multiple of 32"),
+        (16, jnp.uint8, 1, "block_size=16 is not a multiple of 32"),
+        (96, jnp.int8, TPU_TILE, "block_size=96 is not 32, 64 or 128"),
+        (32, jnp.int8, 1, "blocks of 33 rows of int8 are not whole tiles of 8"),
+    ],
+)
+def test_tpu_kernels_refuse_what_they_cannot_read(block_size, dtype, tile, why):
+    view, kv = jnp.zeros(view_shape(BLOCKS, LAYERS, HEADS, 64, block_size, dtype, tile), dtype), normal(3, HEADS, 64)
+    with pytest.raises(ValueError, match=why):
         kv_write(view, 0, kv, kv, jnp.arange(3), impl="tpu")
+    with pytest.raises(ValueError, match=why):
+        starts, lens = jnp.array([0, 3]), jnp.array([3])
+        paged_attention(kv[:, :, None], view, 0, jnp.zeros((1, 1), jnp.int32), starts, lens, scale=1.0, impl="tpu")
+
+
+def test_gpu_kernels_refuse_what_they_cannot_read():
+    with pytest.raises(ValueError, match="impl='gpu' takes no view of int8"):
+        kv_write(empty_view(64, 16, jnp.int8), 0, normal(3, HEADS, 64), normal(3, HEADS, 64), jnp.arange(3), impl="gpu")
 
 
 @pytest.mark.parametrize("tokens", [1, 30])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(48, 16), (64, 40), (128, 16), (256, 8)])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "tile"), [(48, 16, 1), (64, 40, 1), (128, 16, 1), (256, 8, 1), (64, 160, TPU_TILE)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["int8", "fp8"])
-def test_what_is_written_is_read_and_nothing_else_is_touched(dtype, head_dim, block_size, tokens):
+def test_what_is_written_is_read_and_nothing_else_is_touched(dtype, head_dim, block_size, tile, tokens):
     k, v = normal(2, tokens, HEADS, head_dim)
     slots = jnp.asarray(RNG.permutation(BLOCKS * block_size)[:tokens], jnp.int32)
     views = {}
     for impl in ("reference", "xla"):
         write = jax.jit(partial(kv_write, impl=impl))
-        views[impl] = np.asarray(write(empty_view(head_dim, block_size, dtype), 1, k, v, slots).astype(jnp.float32))
+        view = empty_view(head_dim, block_size, dtype, tile=tile)
+        views[impl] = np.asarray(write(view, 1, k, v, slots).astype(jnp.float32))
     np.testing.assert_array_equal(views["xla"], views["reference"])
     decoded = np.array(decode(jnp.asarray(views["xla"]).astype(dtype)))
     rows = pack_kv(k, v)

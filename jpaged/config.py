@@ -25,7 +25,7 @@ class EngineConfig:
             "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a scale and a minimum
             for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they are.
         kv_cache_dtype: what KV is held in: "auto" = dtype; "fp8" = float8_e4m3fn without scales; "int8" with a scale
-            for every 64 lanes of a token's K and V. Not on TPUs.
+            for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
         max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
             for if that is less.
         block_size: tokens a block.

@@ -52,14 +52,19 @@ def tokens_of(view: Shaped[Array, "*batch rows 128"]) -> int:
 
 
 def scales_in_lanes(block_rows: int) -> bool:
-    """Whether a token's scales lie in one lane of four rows of a block of so many rows; else in four lanes of a row."""
-    return block_rows % TPU_TILE == 0
+    """Whether a token's scales lie in one lane of four rows of a block of so many rows; else in four lanes of a row.
+
+    They do in blocks of whole tiles of up to 128 tokens, a lane each.
+    """
+    return block_rows % TPU_TILE == 0 and block_rows <= _LANES + TPU_TILE
 
 
-def check_kernel(dtype: DTypeLike, impl: str) -> None:
-    """Raises ValueError unless the implementation reads and writes views of this dtype."""
-    if jnp.dtype(dtype).itemsize == 1 and impl == "gpu":
-        raise ValueError(f"impl={impl!r} takes no view of {jnp.dtype(dtype)}; 'xla' and 'reference' do")
+def check_kernel(view: Shaped[Array, "*batch rows 128"], impl: str) -> None:
+    """Raises ValueError where the implementation does not read blocks such as this view's; TPUs' do that themselves."""
+    if impl == "gpu" and has_scales(view.dtype) and scales_in_lanes(view.shape[-2]):
+        raise ValueError(
+            f"blocks of {view.shape[-2]} rows of int8 are as TPUs hold them, which impl='gpu' does not read"
+        )
 
 
 def check_tpu_block(block_size: int, dtype: DTypeLike) -> None:
@@ -116,11 +121,7 @@ def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch blo
 def _scale_bytes(blocks: Int8[Array, "*batch rows 128"], size: int) -> Int8[Array, "*batch ..."]:
     """The scales' bytes with those of a token beside each other, the tokens in order."""
     rows = blocks[..., size:, :]
-    if not scales_in_lanes(blocks.shape[-2]):
-        return rows
-    groups = -(-size // _LANES)
-    fours = rows[..., : groups * SCALE_BYTES, :].reshape(*rows.shape[:-2], groups, SCALE_BYTES, _LANES)
-    return fours.swapaxes(-1, -2)
+    return rows[..., :SCALE_BYTES, :].swapaxes(-1, -2) if scales_in_lanes(blocks.shape[-2]) else rows
 
 
 def scale_places(
@@ -129,7 +130,6 @@ def scale_places(
     """(row, lane) of each byte of the scales of the token at `offset` in its block."""
     byte = jnp.arange(SCALE_BYTES)
     if scales_in_lanes(block_rows):
-        row = block_size + offset[:, None] // _LANES * SCALE_BYTES + byte
-        return row, jnp.broadcast_to(offset[:, None] % _LANES, row.shape)
+        return jnp.broadcast_arrays(block_size + byte, offset[:, None])
     lane = (offset * SCALE_BYTES % _LANES)[:, None] + byte
     return jnp.broadcast_to((block_size + offset * SCALE_BYTES // _LANES)[:, None], lane.shape), lane

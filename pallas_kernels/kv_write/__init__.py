@@ -39,7 +39,7 @@ def kv_write(
     """
     check_view(view, k.shape[1], k.shape[2])
     chosen = resolve_impl(impl)
-    check_kernel(view.dtype, chosen)
+    check_kernel(view, chosen)
     if chosen == "reference":
         return reference.kv_write(view, layer, k, v, slots)
     if chosen in ("xla", "cpu"):

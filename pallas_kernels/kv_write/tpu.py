@@ -110,8 +110,8 @@ def _kernel(layer, slots, first, end, num_runs, shared, _, rows, *refs, lead):
         """`start`: the lane of all words that lands in lane 0 of the block's."""
         first_row, shift = lax.div(start, LANES), LANES - lax.rem(start, LANES)
         lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
-        rolled = [pltpu.roll(words[0][first_row + i, head, tile], shift, 1) for i in range(2)]
-        new = jnp.where(lane < shift, *rolled)
+        left, right = (pltpu.roll(words[0][first_row + i, head, tile], shift, 1) for i in range(2))
+        new = jnp.where(lane < shift, left, right)
         scale_rows = pl.ds(block_size, TPU_TILE)
         old = pltpu.bitcast(block_buf[at, head, tile, scale_rows], jnp.int32)
         row = lax.broadcasted_iota(jnp.int32, old.shape, 0)

@@ -63,7 +63,7 @@ def paged_attention(
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
-    check_kernel(view.dtype, chosen)
+    check_kernel(view, chosen)
     args = (q, view, layer, block_tables, query_starts, kv_lens)
     run: Callable[..., Array]
     if chosen == "reference":

@@ -102,7 +102,7 @@ def _first_half(rows: Float[Array, "*batch rows lanes"]) -> Array:
 def of_row(scales: tuple[Any, Any], rows: int) -> Float[Array, "heads rows keys"]:
     """Each row's scale of each key: the first half's for the first rows."""
     row = lax.broadcasted_iota(jnp.int32, (1, rows, 1), 1)
-    return jnp.where(row < rows // 2, *scales)
+    return jnp.where(row < rows // 2, scales[0], scales[1])
 
 
 def add_halves(scores: Float[Array, "heads rows keys"]) -> Float[Array, "heads rows keys"]:

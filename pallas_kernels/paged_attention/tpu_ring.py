@@ -99,7 +99,7 @@ class Ring:
 
         @pl.when(self.cursor[UNIT] < self.units.num_units[0])
         def _():
-            even = 0
+            even: Any = 0
             if self.step_pages > UNROLL:
                 even = lax.div(count, UNROLL) * UNROLL
 

@@ -77,14 +77,15 @@ def test_tpu_kernels_refuse_what_they_cannot_read(block_size, dtype, tile, why):
         paged_attention(kv[:, :, None], view, 0, jnp.zeros((1, 1), jnp.int32), starts, lens, scale=1.0, impl="tpu")
 
 
-def test_gpu_kernels_refuse_what_they_cannot_read():
-    with pytest.raises(ValueError, match="impl='gpu' takes no view of int8"):
-        kv_write(empty_view(64, 16, jnp.int8), 0, normal(3, HEADS, 64), normal(3, HEADS, 64), jnp.arange(3), impl="gpu")
+def test_gpu_kernels_refuse_blocks_of_a_tpu():
+    view, kv = empty_view(64, 32, jnp.int8, tile=TPU_TILE), normal(3, HEADS, 64)
+    with pytest.raises(ValueError, match="blocks of 40 rows of int8 are as TPUs hold them"):
+        kv_write(view, 0, kv, kv, jnp.arange(3), impl="gpu")
 
 
 @pytest.mark.parametrize("tokens", [1, 30])
 @pytest.mark.parametrize(
-    ("head_dim", "block_size", "tile"), [(48, 16, 1), (64, 40, 1), (128, 16, 1), (256, 8, 1), (64, 160, TPU_TILE)]
+    ("head_dim", "block_size", "tile"), [(48, 16, 1), (64, 40, 1), (128, 16, 1), (256, 8, 1), (64, 128, TPU_TILE)]
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=["int8", "fp8"])
 def test_what_is_written_is_read_and_nothing_else_is_touched(dtype, head_dim, block_size, tile, tokens):

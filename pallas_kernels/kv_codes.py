@@ -130,6 +130,7 @@ def scale_places(
     """(row, lane) of each byte of the scales of the token at `offset` in its block."""
     byte = jnp.arange(SCALE_BYTES)
     if scales_in_lanes(block_rows):
-        return jnp.broadcast_arrays(block_size + byte, offset[:, None])
+        row, lane = jnp.broadcast_arrays(block_size + byte, offset[:, None])
+        return row, lane
     lane = (offset * SCALE_BYTES % _LANES)[:, None] + byte
     return jnp.broadcast_to((block_size + offset * SCALE_BYTES // _LANES)[:, None], lane.shape), lane

@@ -1,0 +1,121 @@
+"""Keep the tokens of a prompt that its last queries look at most (SnapKV, arXiv 2404.14469; PyramidKV, 2406.02069).
+
+`kv_select` moves the KV of the kept tokens of one sequence and layer to the front of its blocks; those behind can be
+given to others. Each KV head keeps tokens of its own choice. `scores` has the attention that the choice rests on.
+Both are plain XLA operations for every platform; only the write picks a kernel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.kv_codes import decode, has_scales, tokens_of
+from pallas_kernels.kv_select.scores import attention_scores
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.layout import LANES, check_view, unpack_kv
+from pallas_kernels.platform import Impl
+
+__all__ = ["Keep", "attention_scores", "kv_select"]
+
+
+class Keep(NamedTuple):
+    """What is kept whatever its score, and how scores are smoothed; all static, in tokens.
+
+    Attributes:
+        first: the sequence's first tokens ("attention sinks").
+        recent: its last ones.
+        pool: a token's score is the largest of so many around it (odd), so that neighbours are kept together.
+    """
+
+    first: int
+    recent: int
+    pool: int
+
+
+def kv_select(
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    q: Float[Array, "window kv_heads q_per_kv head_dim"],
+    table: Int[Array, " pages"],
+    length: Int[Array, ""],
+    budget: Int[Array, ""],
+    *,
+    keep: Keep,
+    most: int,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    impl: Impl | None = None,
+) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
+    """The view with `budget` of a sequence's `length` tokens in its first slots, in their order; in place when donated.
+
+    Kept are ``keep.first``, ``keep.recent`` and, of those between, the ones with the highest `attention_scores` after
+    smoothing, the earlier one among equals. What lies in the slots behind is no longer of use. A sequence of at most
+    `budget` tokens is left as it is.
+
+    Args:
+        view: a layer group's KV memory, laid out as `pallas_kernels.layout` says, not of int8.
+        layer: the layer's index in the view; may be traced.
+        q: the queries of the sequence's last tokens, as `paged_attention` takes them.
+        table: the sequence's blocks; entries behind `length` tokens are not followed.
+        budget: at least ``keep.first + keep.recent``; may be traced.
+        most: static bound on `budget`.
+        scale, soft_cap, sinks: as `paged_attention` takes them.
+        impl: of `kv_write`.
+
+    Raises:
+        ValueError: when the view's shape does not fit the queries, or it holds int8 codes.
+    """
+    window, heads, _, head_dim = q.shape
+    check_view(view, heads, head_dim)
+    if has_scales(view.dtype):
+        raise ValueError(f"kv_select takes no view of {view.dtype}: its tokens' scales lie in rows of their own")
+    scores = attention_scores(view, layer, q, table, length, scale=scale, soft_cap=soft_cap, sinks=sinks)
+    kept = kept_tokens(scores, length, budget, keep, most)
+    k, v = unpack_kv(_rows(view, layer, table, kept), head_dim)
+    nth = jnp.arange(kept.shape[1])
+    block_size = tokens_of(view)
+    moved = (nth < budget) & (length > budget)
+    slots = jnp.where(moved, table[nth // block_size] * block_size + nth % block_size, view.shape[0] * block_size)
+    # All reads come before the writes: without the barrier a read could be fused into them.
+    view, k, v = lax.optimization_barrier((view, k, v))
+    return kv_write(view, layer, k, v, slots, impl=impl)
+
+
+def kept_tokens(
+    scores: Float[Array, "kv_heads keys"], length: Int[Array, ""], budget: Int[Array, ""], keep: Keep, most: int
+) -> Int[Array, "kv_heads most"]:
+    """Ascending positions of the tokens that each KV head keeps; from place `budget` on they mean nothing."""
+    keys = scores.shape[1]
+    most = min(most, keys)
+    position = jnp.arange(keys)
+    choice = position < length - keep.recent
+    padding = [(0, 0), (keep.pool // 2, keep.pool // 2)]
+    smooth = lax.reduce_window(
+        jnp.where(choice, scores, -jnp.inf), -jnp.inf, lax.max, (1, keep.pool), (1, 1), padding
+    )
+    certain = (position < keep.first) | ~choice
+    ranked = jnp.where(position < length, jnp.where(certain, jnp.inf, smooth), -jnp.inf)
+    _, best = lax.top_k(ranked, most)
+    return jnp.minimum(jnp.sort(jnp.where(jnp.arange(most) < budget, best, keys), axis=1), keys - 1)
+
+
+def _rows(
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    table: Int[Array, " pages"],
+    kept: Int[Array, "kv_heads kept"],
+) -> Float[Array, "kept kv_heads tiles 128"]:
+    """The stored rows of each head's own tokens."""
+    blocks, layers, heads, tiles, block_size, _ = view.shape
+    page = jnp.minimum(kept // block_size, len(table) - 1)
+    block = jnp.clip(table[page], 0, blocks - 1)
+    head = jnp.arange(heads)[:, None]
+    unit = ((block * layers + layer) * heads + head)[..., None] * tiles + jnp.arange(tiles)
+    flat = view.reshape(blocks * layers * heads * tiles, block_size, LANES)
+    rows = flat.at[unit, (kept % block_size)[..., None]].get(mode="promise_in_bounds")
+    return decode(rows).swapaxes(0, 1)

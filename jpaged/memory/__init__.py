@@ -19,6 +19,7 @@ from jpaged.memory.policies import (
     FullAttention,
     MambaState,
     Policy,
+    PromptBudget,
     SlidingWindow,
     TokenBudget,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Pins",
     "Policy",
     "PoolLayout",
+    "PromptBudget",
     "SlidingWindow",
     "SwapCopy",
     "TokenBudget",

@@ -51,6 +51,7 @@ class Admission:
         cached_tokens: int,
         shared_tokens: int,
         encoder_tokens: int,
+        prompt_tokens: int | None,
         may_wait: bool,
     ) -> Fit:
         """See `MemoryManager.can_admit`.
@@ -61,8 +62,9 @@ class Admission:
         step = min(self._max_step_tokens or num_tokens, num_tokens)
         missing, pages = [], 0
         for group in self._layout.groups:
-            policy, size = group.spec.policy.for_request(encoder_tokens), group.spec.block_size
-            peak, total = policy.peak_blocks(num_tokens, step, size), policy.num_blocks(num_tokens, size)
+            policy, size = group.spec.policy.for_request(encoder_tokens, prompt_tokens), group.spec.block_size
+            peak = policy.peak_blocks(num_tokens, step, size)
+            total = max(peak, policy.num_blocks(num_tokens, size))
             diverging = policy.written_blocks(shared_tokens, max(num_tokens, shared_tokens + 1), size)
             own = (num_seqs - 1) * min(peak, len(diverging))
             blocks = peak + own

@@ -23,12 +23,17 @@ class Request:
     __slots__ = ("association", "encoder_tokens", "groups", "num_seqs", "request_id")
 
     def __init__(
-        self, request_id: int, association: Association, groups: Sequence[tuple[Policy, int]], encoder_tokens: int
+        self,
+        request_id: int,
+        association: Association,
+        groups: Sequence[tuple[Policy, int]],
+        encoder_tokens: int,
+        prompt_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.association = association
         self.encoder_tokens = encoder_tokens
-        self.groups = [(policy.for_request(encoder_tokens), size) for policy, size in groups]
+        self.groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
         self.num_seqs = 0
 
 

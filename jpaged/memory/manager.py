@@ -92,6 +92,7 @@ class MemoryManager(MemoryState):
         cached_tokens: int = 0,
         shared_tokens: int | None = None,
         encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
     ) -> Fit:
         """Whether a new request's prompt of `num_tokens` fits, in large pages over all groups.
 
@@ -101,7 +102,7 @@ class MemoryManager(MemoryState):
                 least a copied tail block a group.
             cached_tokens: tokens that `match_prefix` already attached.
             shared_tokens: tokens that all of them share; None = all `num_tokens`.
-            encoder_tokens: see `add`.
+            encoder_tokens, prompt_tokens: see `add`.
 
         Returns:
             NEVER when it could not fit an empty pool above the watermark; OK when it fits now; else LATER.
@@ -109,17 +110,27 @@ class MemoryManager(MemoryState):
         self._check_encoder(encoder_tokens)
         shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
         return self._admission.verdict(
-            num_tokens, num_seqs, cached_tokens, shared, encoder_tokens, may_wait=self._somebody_runs
+            num_tokens,
+            num_seqs,
+            cached_tokens,
+            shared,
+            encoder_tokens,
+            prompt_tokens,
+            may_wait=self._somebody_runs,
         )
 
     # The life of a sequence.
 
-    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0) -> None:
+    def add(
+        self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None
+    ) -> None:
         """A sequence with empty tables; its blocks are placed beside those of its request.
 
         Args:
             encoder_tokens: of the request's images or audio, which cross-attention layers keep KV of; the same for
                 all its sequences.
+            prompt_tokens: length of the request's prompt; layers with a `PromptBudget` drop tokens only where it is
+                given.
 
         Raises:
             ValueError: when the sequence exists, or the encoder tokens are not those of its request or nobody's.
@@ -128,7 +139,8 @@ class MemoryManager(MemoryState):
         self._check_encoder(encoder_tokens)
         request = self._requests.get(request_id)
         if request is None:
-            request = Request(request_id, self._allocator.associate(), self._groups, encoder_tokens)
+            placed = self._allocator.associate()
+            request = Request(request_id, placed, self._groups, encoder_tokens, prompt_tokens)
             self._requests[request_id] = request
         elif request.encoder_tokens != encoder_tokens:
             raise ValueError(f"encoder_tokens={encoder_tokens}: the request has {request.encoder_tokens}")

@@ -125,6 +125,7 @@ class Ownership:
         """Give up the blocks that no token from position `length` on will read."""
         self._clock += 1
         for g, (policy, size) in enumerate(sequence.request.groups):
+            self._cut(sequence, g, policy.most_blocks(length, size))
             runs = policy.active_blocks(length, size)
             behind, first_active = sequence.behind[g], runs[-1].start
             if first_active <= behind:
@@ -141,6 +142,14 @@ class Ownership:
             sequence.version = self.next_version()
         if self._predicted is not None:
             self._trim()
+
+    def _cut(self, sequence: BlockTables, g: int, most: int) -> None:
+        """Give up the entries of a table behind the first `most`."""
+        table = sequence.tables[g]
+        if len(table) > most:
+            self._release(sequence, g, range(most, len(table)))
+            del table[most:]
+            sequence.version = self.next_version()
 
     def release_all(self, sequence: BlockTables) -> None:
         """Give up every block, tails before heads; those in the prefix cache stay, evictable."""

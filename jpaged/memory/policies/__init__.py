@@ -1,7 +1,7 @@
 """What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state` recurrent layers,
-`encoder` cross-attention, `budget` layers that keep a fixed number of tokens. Layers that read another layer's KV
+`encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` of a prompt's. Layers that read another layer's KV
 (cross-layer sharing) own no block and need no policy: they are not counted in `GroupSpec.num_layers`. A draft
 model's layers are one more group of `FullAttention`.
 """
@@ -10,6 +10,7 @@ from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttentio
 from jpaged.memory.policies.base import UNBOUNDED, Policy
 from jpaged.memory.policies.budget import TokenBudget
 from jpaged.memory.policies.encoder import CrossAttention
+from jpaged.memory.policies.prompt_budget import PromptBudget
 from jpaged.memory.policies.state import MambaState
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LocalAttention",
     "MambaState",
     "Policy",
+    "PromptBudget",
     "SlidingWindow",
     "TokenBudget",
 ]

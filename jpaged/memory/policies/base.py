@@ -27,8 +27,9 @@ class Policy(ABC):
 
     names_tokens: ClassVar[bool] = True
 
-    def for_request(self, encoder_tokens: int) -> Policy:
-        """The policy of a request with so many encoder tokens (image patches, audio frames)."""
+    def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
+        """The policy of a request with so many encoder tokens (image patches, audio frames) and prompt tokens, where
+        these are known."""
         return self
 
     # Which blocks are needed.
@@ -53,6 +54,11 @@ class Policy(ABC):
     def alignment(self, block_size: int) -> int:
         """Every prefix length, in tokens, is a multiple of it."""
         return block_size
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        """Entries that the block table keeps once `length` tokens are computed; those behind are given up, and new
+        ones may be appended in their place."""
+        return UNBOUNDED
 
     # Where tokens lie.
 

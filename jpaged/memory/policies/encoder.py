@@ -28,7 +28,7 @@ class CrossAttention(Policy):
         if self.encoder_tokens < 0:
             raise ValueError(f"encoder_tokens={self.encoder_tokens} must not be negative")
 
-    def for_request(self, encoder_tokens: int) -> Policy:
+    def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
         return CrossAttention(encoder_tokens)
 
     def num_blocks(self, length: int, block_size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
 from jpaged.scheduling.forks import plan_forks, tokens_to_fork
+from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk
 
@@ -14,10 +15,12 @@ class Holdings:
     Args:
         memory: owns the blocks; every allocation goes through it.
         max_num_seqs: slots.
+        prompt_tail: see `tokens_before_end`.
     """
 
-    def __init__(self, memory: MemoryManager, max_num_seqs: int) -> None:
+    def __init__(self, memory: MemoryManager, max_num_seqs: int, prompt_tail: int = 0) -> None:
         self.memory = memory
+        self._prompt_tail = prompt_tail
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     def place(
@@ -33,12 +36,18 @@ class Holdings:
             if seq.parent is not None and seq.parent.num_computed < seq.fork_at:
                 continue
             seq.parent = None
-            self.memory.add(seq.seq_id, request.request_id, encoder_tokens=request.encoder_tokens)
+            self.memory.add(
+                seq.seq_id,
+                request.request_id,
+                encoder_tokens=request.encoder_tokens,
+                prompt_tokens=len(request.prompt_token_ids),
+            )
             most = None if use_cache and request.params.prompt_logprobs is None else 0
             seq.num_computed = self.memory.match_prefix(
                 seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most
             )
             length = min(seq.num_tokens - seq.num_computed, budget, max_chunk, tokens_to_fork(live, seq))
+            length = tokens_before_end(seq, length, self._prompt_tail)
             made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
             if made is None:
                 for placed in live[: number + 1]:

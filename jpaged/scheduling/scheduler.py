@@ -14,6 +14,7 @@ from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.order import SchedulingPolicy, service_order
 from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
+from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import Chunk, ScheduledStep, TopTokens
 from jpaged.scheduling.stops import token_stop
@@ -32,6 +33,7 @@ class Scheduler:
         policy: "fcfs", or "priority" (see `order`).
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
+        prompt_tail: see `tokens_before_end`; at most what one prompt gets in a step, however many decodes there are.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Scheduler:
         policy: SchedulingPolicy = "fcfs",
         long_prefill_token_threshold: int = 0,
         preemption_mode: PreemptionMode = "recompute",
+        prompt_tail: int = 0,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -55,7 +58,8 @@ class Scheduler:
         self.swapped: list[Request] = []
         self._num_added = 0
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
-        self.holdings = Holdings(memory, max_num_seqs)
+        self.holdings = Holdings(memory, max_num_seqs, prompt_tail)
+        self._prompt_tail = prompt_tail
         self.preemption = Preemption(self.holdings, preemption_mode)
 
     @property
@@ -128,6 +132,7 @@ class Scheduler:
             if missing > 1:
                 most = tokens_to_fork(request.sequences, seq)
                 length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
+                length = tokens_before_end(seq, length, self._prompt_tail)
             if length <= 0:
                 continue
             tables = None
@@ -178,6 +183,7 @@ class Scheduler:
         num_tokens = max(seq.num_tokens for seq in live)
         if (
             plan.left <= 0
+            or not tokens_before_end(live[0], min(plan.left, self._max_chunk), self._prompt_tail)
             or len(live) > len(self.holdings.free_slots)
             or any(seq.num_pending for seq in live)
             or self._can_admit(request, num_tokens, len(live)) is not Fit.OK
@@ -205,7 +211,13 @@ class Scheduler:
     def _can_admit(self, request: Request, num_tokens: int, num_seqs: int) -> Fit:
         """Whether that many sequences of the request, `num_tokens` each, fit."""
         shared = len(request.prompt_token_ids)
-        return self.memory.can_admit(num_tokens, num_seqs, shared_tokens=shared, encoder_tokens=request.encoder_tokens)
+        return self.memory.can_admit(
+            num_tokens,
+            num_seqs,
+            shared_tokens=shared,
+            encoder_tokens=request.encoder_tokens,
+            prompt_tokens=shared,
+        )
 
     # ------------------------------------------------------------------ what came back
 

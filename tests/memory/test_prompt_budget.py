@@ -54,7 +54,8 @@ def test_a_prompt_within_the_budget_is_plain_full_attention():
         assert kept.written_blocks(length, length + 3, SIZE) == full.written_blocks(length, length + 3, SIZE)
 
 
-def test_the_first_token_behind_the_prompt_has_to_be_allocated():
+def test_the_end_of_the_prompt_and_the_token_behind_it_have_to_be_allocated():
+    assert EIGHT.capacity(6, SIZE, 18) == 20
     assert EIGHT.capacity(6, SIZE, 21) == EIGHT.capacity(2, SIZE, 21) == 21
     assert EIGHT.capacity(3, SIZE, 22) == 21 + 4
 

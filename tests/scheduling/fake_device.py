@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 
 from jpaged.beam_search_params import BeamSearchParams
-from jpaged.memory import FullAttention, GroupSpec, HostBlock, MemoryManager, PoolLayout, SlidingWindow
+from jpaged.memory import FullAttention, GroupSpec, HostBlock, MemoryManager, PoolLayout, PromptBudget, SlidingWindow
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.beam import Hypothesis
@@ -42,9 +42,16 @@ def most_likely(name: Hashable, num_top: int) -> TokenRanking:
     return TokenRanking(1, tokens, [scores[token] for token in tokens])
 
 
-def group(name: str = "full", *, window: int | None = None, block_size: int = 4, layer_bytes: int = 8) -> GroupSpec:
+def group(
+    name: str = "full",
+    *,
+    window: int | None = None,
+    budget: int | None = None,
+    block_size: int = 4,
+    layer_bytes: int = 8,
+) -> GroupSpec:
     policy = FullAttention() if window is None else SlidingWindow(window)
-    return GroupSpec(name, layer_bytes, 1, block_size, policy)
+    return GroupSpec(name, layer_bytes, 1, block_size, policy if budget is None else PromptBudget(budget))
 
 
 def layout_of(groups: list[GroupSpec], num_pages: int) -> PoolLayout:
@@ -159,18 +166,33 @@ class FakeDevice:
             tokens.append(self.last_tokens[source_row])
         assert len(tokens) == length, f"tokens [{start}, {start + length}) are not known"
         name: Hashable = None
+        dropped = [num_dropped(layout.spec, seq.num_prompt, start) for layout in self.layout.groups]
         for position, token in enumerate(tokens, start):
             read = []
             for g, layout in enumerate(self.layout.groups):
                 first = first_read(layout.spec, position)
-                read.append(tuple(self._at(g, tables[g], p) for p in range(first, position)))
+                read.append(tuple(self._at(g, tables[g], p) for p in range(first, position - dropped[g])))
             name = hash((token, tuple(read)))
-            for g, layout in enumerate(self.layout.groups):
-                size = layout.spec.block_size
-                block = tables[g][position // size]
-                assert block >= 0, f"group {g}: no block for position {position}"
-                self._write(g, block, position % size, name)
+            for g in range(len(tables)):
+                self._put(g, tables[g], position - dropped[g], name)
+        if start < seq.num_prompt < start + length:
+            assert not any(num_dropped(layout.spec, seq.num_prompt, seq.num_prompt) for layout in self.layout.groups)
+        if start + length == seq.num_prompt:
+            self._drop(tables, seq.num_prompt)
         return name
+
+    def _drop(self, tables: list[list[int]], num_prompt: int) -> None:
+        """At a prompt's end, move what is kept of it to the first slots."""
+        for g, layout in enumerate(self.layout.groups):
+            if num_dropped(layout.spec, num_prompt, num_prompt):
+                names = [self._at(g, tables[g], position) for position in range(num_prompt)]
+                for slot, name in enumerate(kept_names(layout.spec, names)):
+                    self._put(g, tables[g], slot, name)
+
+    def _put(self, g: int, table: list[int], slot: int, name: Hashable) -> None:
+        size = self.layout.groups[g].spec.block_size
+        assert table[slot // size] >= 0, f"group {g}: no block for slot {slot}"
+        self._write(g, table[slot // size], slot % size, name)
 
     def _at(self, g: int, table: list[int], position: int) -> Hashable:
         size = self.layout.groups[g].spec.block_size
@@ -243,12 +265,30 @@ def first_read(spec: GroupSpec, position: int) -> int:
     return max(0, position - spec.policy.window + 1) if isinstance(spec.policy, SlidingWindow) else 0
 
 
-def last_name(tokens: list[int], groups: list[GroupSpec]) -> Hashable:
+def num_dropped(spec: GroupSpec, num_prompt: int, position: int) -> int:
+    """Tokens of a prompt that a query at `position` finds no more in this group."""
+    dropped = num_prompt - spec.policy.budget if isinstance(spec.policy, PromptBudget) else 0
+    return max(0, dropped) if position >= num_prompt else 0
+
+
+def kept_names(spec: GroupSpec, names: list[Hashable]) -> list[Hashable]:
+    """What a group with a budget keeps of a prompt: some choice that all its names have a part in."""
+    by_score = sorted(range(len(names)), key=lambda position: hash((names[position], names[-1])))
+    return [names[position] for position in sorted(by_score[: spec.policy.budget])]
+
+
+def seen_names(spec: GroupSpec, names: list[Hashable], num_prompt: int) -> tuple[Hashable, ...]:
+    """Of all tokens so far, those that the next one's query sees, on a device without paging."""
+    if num_dropped(spec, num_prompt, len(names)):
+        return (*kept_names(spec, names[:num_prompt]), *names[num_prompt:])
+    return tuple(names[first_read(spec, len(names)) :])
+
+
+def last_name(tokens: list[int], groups: list[GroupSpec], num_prompt: int) -> Hashable:
     """KV of the last of `tokens`, on a device without paging."""
     names: list[Hashable] = []
-    for position, token in enumerate(tokens):
-        read = tuple(tuple(names[first_read(spec, position) : position]) for spec in groups)
-        names.append(hash((token, read)))
+    for token in tokens:
+        names.append(hash((token, tuple(seen_names(spec, names, num_prompt) for spec in groups))))
     return names[-1]
 
 
@@ -257,7 +297,8 @@ def alone_beams(request: Request, groups: list[GroupSpec]) -> list[Hypothesis]:
     search = BeamSearch(request.beam.params, request.beam.max_tokens, request.eos_ids)
     outputs: list[list[int]] = [[]]
     while outputs:
-        names = [last_name([*request.prompt_token_ids, *output], groups) for output in outputs]
+        prompt = request.prompt_token_ids
+        names = [last_name([*prompt, *output], groups, len(prompt)) for output in outputs]
         going_on = search.advance(outputs, [most_likely(name, search.num_candidates) for name in names])
         outputs = [[*outputs[beam.parent], beam.token] for beam in going_on]
     return search.finished
@@ -270,9 +311,9 @@ def alone(
     batching."""
     tokens, names = list(request.prompt_token_ids), []
     while True:
-        for position in range(len(names), len(tokens)):
-            read = tuple(tuple(names[first_read(spec, position) : position]) for spec in groups)
-            names.append(hash((tokens[position], read)))
+        for token in tokens[len(names) :]:
+            read = tuple(seen_names(spec, names, len(request.prompt_token_ids)) for spec in groups)
+            names.append(hash((token, read)))
         tokens.append(draw(model, names[-1], index))
         output = tokens[len(request.prompt_token_ids) :]
         if output[-1] in request.stop_ids and len(output) >= request.params.min_tokens:

@@ -20,6 +20,10 @@ GROUPS = {
         group("full", block_size=2, layer_bytes=3),
         group("window", window=5, block_size=2, layer_bytes=2),
     ],
+    "budgets": [
+        group("low", budget=8, layer_bytes=3),
+        group("high", budget=2, block_size=2, layer_bytes=2),
+    ],
     "sizes": [
         group("full", block_size=4, layer_bytes=4),
         group("window", window=3, block_size=2, layer_bytes=6),
@@ -51,7 +55,7 @@ def pages_for(arrivals, options) -> int:
 
     def fits(num_pages: int) -> bool:
         memory = make_scheduler(num_pages, **options).memory
-        return memory.can_admit(total, width, shared_tokens=prompt) is not Fit.NEVER
+        return memory.can_admit(total, width, shared_tokens=prompt, prompt_tokens=prompt) is not Fit.NEVER
 
     return next(n for n in count(1) if fits(n))
 
@@ -63,6 +67,7 @@ def pages_for(arrivals, options) -> int:
     spare_pages=st.integers(0, 4),
     max_num_seqs=st.integers(2, 8),
     extra_budget=st.integers(0, 12),
+    tail=st.integers(1, 8),
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
     prefix_caching=st.booleans(),
     preemption_mode=st.sampled_from(["recompute", "swap"]),
@@ -74,6 +79,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     spare_pages,
     max_num_seqs,
     extra_budget,
+    tail,
     watermark,
     prefix_caching,
     preemption_mode,
@@ -88,6 +94,8 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         "prefix_caching": prefix_caching,
     }
     num_pages = pages_for(arrivals, options) + spare_pages
+    if groups == "budgets":
+        options["prompt_tail"] = min(tail, 1 + extra_budget)
     options |= {"preemption_mode": preemption_mode, "swap_blocks": min(swap_blocks, num_pages)}
     scheduler = make_scheduler(num_pages, **options)
     loop = Loop(scheduler)

@@ -66,8 +66,8 @@ class PromptBudget(Policy):
     def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:
         if num_slots > self._drops_at:
             return num_blocks * block_size + self.dropped
-        # The first token behind the prompt has to be allocated: that gives up the blocks of those dropped.
-        return self._drops_at if num_slots == self._drops_at else min(self._drops_at, num_blocks * block_size)
+        # The prompt's end and the token behind it have to be allocated: that gives up the blocks of those dropped.
+        return self._drops_at if num_slots == self._drops_at else min(self._drops_at - 1, num_blocks * block_size)
 
     def written_blocks(self, start: int, stop: int, block_size: int) -> range:
         if start < self._drops_at <= stop:  # what is kept moves to the front

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ _HOMES = {
     "EngineBusy": "jpaged.errors",
     "EngineStopped": "jpaged.errors",
     "ProcessLost": "jpaged.errors",
+    "PyramidKV": "jpaged.pyramid_kv",
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.structured_outputs",
     "RequestOutput": "jpaged.outputs",
@@ -41,6 +43,7 @@ __all__ = [
     "EngineStopped",
     "MemoryReport",
     "ProcessLost",
+    "PyramidKV",
     "RequestOutput",
     "SamplingParams",
     "StreamDelta",

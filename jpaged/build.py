@@ -49,6 +49,8 @@ def build_engine(config: EngineConfig) -> Built:
     """
     enable_compilation_cache()
     part = join(config)
+    if part is not None and config.kv_budget is not None:
+        raise ValueError("kv_budget needs one process")
     if part is None:
         return _build(config, None)
     try:
@@ -135,6 +137,7 @@ def _scheduler(config: EngineConfig, spec: PoolSpec, max_model_len: int) -> Sche
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=config.preemption_mode,
+        prompt_tail=0 if config.kv_budget is None else config.kv_budget.window,
     )
 
 

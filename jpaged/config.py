@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jpaged.pyramid_kv import PyramidKV
+
 DTYPES = ("auto", "float32", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 QUANTIZATIONS = ("int8", "int4", "fp8", "gguf")
@@ -46,6 +48,8 @@ class EngineConfig:
         enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
         prefix_eviction: in which order cached blocks are lost, see `jpaged.memory.MemoryManager`: "lru", "aligned", or
             "predicted", which also protects prefixes that recent prompts shared.
+        kv_budget: layers drop most of a prompt's KV once it is computed, see `jpaged.PyramidKV`; None = they keep all.
+            For models of full attention; not with prefix caching, int8 KV, replicas, several processes or deterministic.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         max_logprobs: most that a request's `logprobs` may ask for.
         seed: draws the seeds of requests that bring none.
@@ -73,6 +77,7 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     prefix_eviction: Literal["lru", "aligned", "predicted"] = "aligned"
+    kv_budget: PyramidKV | None = None
     watermark: float = 0.01
     max_logprobs: int = 20
     seed: int = 0
@@ -107,6 +112,8 @@ class EngineConfig:
                 raise ValueError(f"preemption_mode={self.preemption_mode!r} needs data_parallel_size=1")
             if self.deterministic:
                 raise ValueError("deterministic=True needs data_parallel_size=1")
+        if self.kv_budget is not None:
+            self._check_kv_budget(self.kv_budget)
         if not 0 < self.memory_utilization <= 1:
             raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
         if not 0 <= self.watermark < 1:
@@ -119,6 +126,23 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
                 f"{self.max_num_seqs}: a step could not give every running sequence one token"
+            )
+
+    def _check_kv_budget(self, kv_budget: PyramidKV) -> None:
+        if not isinstance(kv_budget, PyramidKV):
+            raise ValueError(f"kv_budget={kv_budget!r} must be a PyramidKV or None")
+        for name, needed in (("enable_prefix_caching", False), ("data_parallel_size", 1), ("deterministic", False)):
+            if getattr(self, name) != needed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: kv_budget needs {name}={needed}")
+        if self.kv_cache_dtype == "int8":
+            raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto' or 'fp8'")
+        # What one prompt gets in a step in which all other sequences decode.
+        least = self.max_num_batched_tokens - self.max_num_seqs + 1
+        least = min(least, self.long_prefill_token_threshold or least)
+        if kv_budget.window > least:
+            raise ValueError(
+                f"kv_budget.window={kv_budget.window} is above {least}, the tokens a prompt may get in a step "
+                "(max_num_batched_tokens - max_num_seqs + 1, or long_prefill_token_threshold)"
             )
 
 

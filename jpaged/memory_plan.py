@@ -82,7 +82,8 @@ def plan_memory(
         measure: finds what programs need; by default `compile_largest`.
 
     Raises:
-        ValueError: weights and temporaries leave no room, or not for one large page.
+        ValueError: weights and temporaries leave no room, or not for one large page; or kv_budget does not fit the
+            model.
     """
     memory = device_memory(mesh, params) if memory is None else memory
     kv: _KV = {
@@ -92,6 +93,8 @@ def plan_memory(
         "tile": rows_tile(mesh),
     }
     groups = model.layer_groups
+    if config.kv_budget is not None:
+        groups = config.kv_budget.bands(groups, config.block_size)
     useful = _useful_bytes(group_specs(groups, **kv), config.max_num_seqs, max_model_len, config.watermark)
 
     def size(temporary_bytes: int) -> int:
@@ -111,14 +114,14 @@ def plan_memory(
             model,
             graphdef,
             params,
-            plan_pool(groups, pool_bytes=size(0) // 2, **kv),
+            plan_pool(groups, pool_bytes=size(0) // 2, kv_budget=config.kv_budget, **kv),
             mesh,
             max_model_len=max_model_len,
             kernel_impl=kernel_impl,
         )
         sizes = (measure or compile_largest)(programs)
     temporary = max((program.temporary_bytes for program in sizes), default=0)
-    spec = plan_pool(groups, pool_bytes=size(temporary), **kv)
+    spec = plan_pool(groups, pool_bytes=size(temporary), kv_budget=config.kv_budget, **kv)
     return MemoryPlan(spec, device_bytes(params), useful, memory, sizes)
 
 

@@ -53,6 +53,8 @@ class LayerGroup:
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
         readers: how many further layers read the KV of these and keep none.
+        prompt_budget: tokens of a prompt that are kept once it is computed; set by the engine, see
+            `jpaged.pyramid_kv`.
 
     Raises:
         ValueError: both a window and chunks.
@@ -65,6 +67,7 @@ class LayerGroup:
     sliding_window: int | None = None
     chunk_size: int | None = None
     readers: int = 0
+    prompt_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.sliding_window is not None and self.chunk_size is not None:

@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
+from jpaged.execution.kept_batch import KeptBatch, kept_batch, prompt_budgets
 from jpaged.memory.layout import PoolLayout
 from jpaged.scheduling.step import Chunk, ScheduledStep
 
@@ -24,6 +25,7 @@ class StepBatch(NamedTuple):
         slots: per group, where each token's KV goes; padding tokens lie out of range and are dropped.
         sample_at: token row whose hidden state each sampled row starts from; as wide as the engine's batch, so
             that what comes after the step does not depend on its bucket.
+        kept: where layers keep only part of a prompt; None = they keep all.
     """
 
     tokens: Int[HostOrDevice, " tokens"]
@@ -34,6 +36,7 @@ class StepBatch(NamedTuple):
     tables: tuple[Int[HostOrDevice, "seqs pages"], ...]
     slots: tuple[Int[HostOrDevice, " tokens"], ...]
     sample_at: Int[HostOrDevice, " max_seqs"]
+    kept: KeptBatch | None = None
 
 
 class BatchBuilder:
@@ -49,6 +52,7 @@ class BatchBuilder:
         self._num_blocks = [group.num_blocks for group in layout.groups]
         self._tables = [np.full((max_num_seqs, -(-max_model_len // size)), -1, np.int32) for size in self._sizes]
         self._max_num_seqs = max_num_seqs
+        self._budgets = prompt_budgets(layout)
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
         """Arrays of a step, padded to `bucket`.
@@ -75,13 +79,17 @@ class BatchBuilder:
         positions[:num_tokens] = np.repeat(starts, lengths) + offsets
         tokens, source_rows = self._tokens(chunks, query_starts, bucket.tokens)
 
+        kept = kept_batch(chunks, self._budgets, bucket.seqs) if self._budgets else None
         rows = np.repeat(slots, lengths)
         tables, write_slots = [], []
         for group, table in enumerate(self._tables):
             padded = np.full((bucket.seqs, table.shape[1]), -1, np.int32)
             padded[:num_seqs] = table[slots]
             tables.append(padded)
-            write_slots.append(self._write_slots(group, rows, positions[:num_tokens], bucket.tokens))
+            places = positions[:num_tokens]
+            if kept is not None:
+                places = places - np.repeat(kept.dropped[group, :num_seqs], lengths)
+            write_slots.append(self._write_slots(group, rows, places, bucket.tokens))
 
         return StepBatch(
             tokens=tokens,
@@ -92,6 +100,7 @@ class BatchBuilder:
             tables=tuple(tables),
             slots=tuple(write_slots),
             sample_at=self._sample_at(step, query_starts),
+            kept=kept,
         )
 
     def _refresh(self, chunk: Chunk) -> None:
@@ -120,13 +129,13 @@ class BatchBuilder:
                 tokens[at : at + length] = seq.token_ids[start : start + length]
         return tokens, source_rows
 
-    def _write_slots(self, group: int, rows: np.ndarray, positions: np.ndarray, width: int) -> np.ndarray:
+    def _write_slots(self, group: int, rows: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
         size, num_blocks = self._sizes[group], self._num_blocks[group]
-        blocks = self._tables[group][rows, positions // size]
+        blocks = self._tables[group][rows, places // size]
         if blocks.size and blocks.min() < 0:
             raise RuntimeError(f"a token of group {group} has no block to be written to")
         slots = np.full(width, num_blocks * size, np.int32)
-        slots[: len(rows)] = blocks * size + positions % size
+        slots[: len(rows)] = blocks * size + places % size
         return slots
 
     def _sample_at(self, step: ScheduledStep, query_starts: np.ndarray) -> np.ndarray:
@@ -143,7 +152,7 @@ def empty_batch(bucket: Bucket, layout: PoolLayout, *, max_num_seqs: int, max_mo
     def full(value: int, *shape: int) -> np.ndarray:
         return np.full(shape, value, np.int32)
 
-    sizes = [(group.spec.block_size, group.num_blocks) for group in layout.groups]
+    sizes, budgets = [(group.spec.block_size, group.num_blocks) for group in layout.groups], prompt_budgets(layout)
     return StepBatch(
         tokens=full(0, bucket.tokens),
         source_rows=full(-1, bucket.tokens),
@@ -153,4 +162,5 @@ def empty_batch(bucket: Bucket, layout: PoolLayout, *, max_num_seqs: int, max_mo
         tables=tuple(full(-1, bucket.seqs, -(-max_model_len // size)) for size, _ in sizes),
         slots=tuple(full(size * blocks, bucket.tokens) for size, blocks in sizes),
         sample_at=full(0, max_num_seqs),
+        kept=KeptBatch(full(0, len(budgets), bucket.seqs), full(-1, bucket.seqs)) if budgets else None,
     )

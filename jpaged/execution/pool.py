@@ -12,8 +12,9 @@ from jaxtyping import Array, Shaped
 
 from jpaged.execution.replicas import num_replicas, pool_sharding
 from jpaged.memory.layout import GroupSpec, PoolLayout
-from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow
+from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, PromptBudget, SlidingWindow
 from jpaged.model_api import LayerGroup
+from jpaged.pyramid_kv import PyramidKV
 from pallas_kernels.layout import LANES, view_shape
 
 
@@ -26,7 +27,9 @@ class PoolSpec:
         dtype: of every element.
         shards: tensor shards; each holds its own heads' share of every block.
         views: per group, the view's shape on one device.
-        groups: as the model describes them.
+        groups: as the model describes them, or the bands that `kv_budget` cuts its one group into. Views of bands are
+            all alike.
+        kv_budget: how layers choose what they keep of a prompt; None = they keep all.
     """
 
     layout: PoolLayout
@@ -35,6 +38,7 @@ class PoolSpec:
     views: tuple[tuple[int, ...], ...]
     groups: tuple[LayerGroup, ...]
     group_index: dict[str, int]
+    kv_budget: PyramidKV | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -60,6 +64,8 @@ def group_specs(
 
 
 def _policy(group: LayerGroup) -> Policy:
+    if group.prompt_budget is not None:
+        return PromptBudget(group.prompt_budget)
     if group.sliding_window is not None:
         return SlidingWindow(group.sliding_window)
     return FullAttention() if group.chunk_size is None else ChunkedLocalAttention(group.chunk_size)
@@ -73,6 +79,7 @@ def plan_pool(
     shards: int,
     pool_bytes: int,
     tile: int = 1,
+    kv_budget: PyramidKV | None = None,
 ) -> PoolSpec:
     """Cut `pool_bytes` (a device) into large pages for the model's groups.
 
@@ -83,7 +90,7 @@ def plan_pool(
         ValueError: `pool_bytes` holds no large page.
     """
     specs = group_specs(groups, block_size=block_size, dtype=dtype, shards=shards, tile=tile)
-    layout = PoolLayout.plan(specs, pool_bytes)
+    layout = PoolLayout.plan(specs, pool_bytes, alike=kv_budget is not None)
     views = tuple(
         view_shape(
             plan.num_blocks, plan.padded_layers, group.kv_heads // shards, group.head_dim, block_size, dtype, tile
@@ -91,7 +98,7 @@ def plan_pool(
         for plan, group in zip(layout.groups, groups, strict=True)
     )
     index = {group.name: i for i, group in enumerate(groups)}
-    return PoolSpec(layout, jnp.dtype(dtype), shards, views, groups, index)
+    return PoolSpec(layout, jnp.dtype(dtype), shards, views, groups, index, kv_budget)
 
 
 def abstract_pool(spec: PoolSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:

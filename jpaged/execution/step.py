@@ -13,19 +13,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
+from jpaged.execution.attend import Pool, attend
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
 from jpaged.execution.tracing import traced_for
-from jpaged.model_api import TENSOR_AXIS, LayerRef
+from jpaged.model_api import TENSOR_AXIS
 from pallas_kernels.block_copy import block_copy
-from pallas_kernels.kv_write import kv_write
-from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.platform import Impl
-
-Pool = Shaped[Array, "shards pages rows 128"]
 
 
 def make_step(
@@ -52,9 +49,9 @@ def make_step(
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
-        attend = partial(_attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
+        attend_here = partial(attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
         with traced_for(mesh, kernel_impl), under_mesh(mesh):
-            hidden, pool = model(tokens, batch.positions, pool, attend)
+            hidden, pool = model(tokens, batch.positions, pool, attend_here)
         return pool, hidden[batch.sample_at], hidden
 
     def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
@@ -70,60 +67,6 @@ def make_step(
         static_argnames=("decode_only",),
         out_shardings=(pool_sharding(mesh), own_sharding(mesh), own_sharding(mesh)),
     )
-
-
-def _attend(
-    spec: PoolSpec,
-    mesh: Mesh,
-    batch: StepBatch,
-    pool: Pool,
-    layer: LayerRef,
-    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    k: Float[Array, "tokens kv_heads head_dim"] | None,
-    v: Float[Array, "tokens kv_heads head_dim"] | None,
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
-    max_query_len: int | None,
-    impl: Impl | None,
-) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
-    """The engine's side of `jpaged.model_api.Attend`: each shard attends with its own heads over its own blocks."""
-    group = spec.group_index[layer.group]
-
-    def on_shard(pool, index, q, kv, sinks, table, slots, query_starts, kv_lens):
-        view = pool.reshape(spec.views[group])
-        if kv:
-            new_k, new_v = kv
-            view = kv_write(view, index, new_k, new_v, slots, impl=impl)
-        out = paged_attention(
-            q,
-            view,
-            index,
-            table,
-            query_starts,
-            kv_lens,
-            scale=scale,
-            soft_cap=soft_cap,
-            sliding_window=spec.groups[group].sliding_window,
-            chunk_size=spec.groups[group].chunk_size,
-            sinks=sinks,
-            max_query_len=max_query_len,
-            impl=impl,
-        )
-        return view.reshape(pool.shape), out
-
-    heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()
-    sharded = over_tensor(
-        on_shard,
-        mesh,
-        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, PartitionSpec(TENSOR_AXIS), *(whole,) * 4),
-        out_specs=(PartitionSpec(TENSOR_AXIS), heads),
-    )
-    index = jnp.asarray(layer.index, jnp.int32)
-    kv = () if k is None else (k, v)
-    tables, slots = batch.tables[group], batch.slots[group]
-    return sharded(pool, index, q, kv, sinks, tables, slots, batch.query_starts, batch.kv_lens)
 
 
 def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None) -> jax.stages.Wrapped:

@@ -85,7 +85,14 @@ class PoolLayout:
     num_pages: int
 
     @classmethod
-    def plan(cls, groups: Sequence[GroupSpec], pool_bytes: int, *, max_page_bytes: int | None = None) -> PoolLayout:
+    def plan(
+        cls,
+        groups: Sequence[GroupSpec],
+        pool_bytes: int,
+        *,
+        max_page_bytes: int | None = None,
+        alike: bool = False,
+    ) -> PoolLayout:
         """Lay out `pool_bytes` (one device's share) for `groups`.
 
         Args:
@@ -94,6 +101,7 @@ class PoolLayout:
             max_page_bytes: pad blocks when the exact large page exceeds it (default: the larger of 128 blocks
                 of the smallest group and 4 MiB). A model is never refused: where no padding stays within the
                 bound, it is doubled until one does.
+            alike: pad all groups to as many layers, so that groups of like layers have views of one shape.
 
         Raises:
             ValueError: when there are no groups, names repeat, or `pool_bytes` holds no large page.
@@ -106,7 +114,9 @@ class PoolLayout:
         exact = math.lcm(*(spec.real_bytes for spec in groups))
         layers = [spec.num_layers for spec in groups]
         # Groups whose blocks are all of one size have nothing to gain from padding, however large the block.
-        if exact > min(bound, pool_bytes) and exact != max(spec.real_bytes for spec in groups):
+        if alike:
+            layers = [max(layers)] * len(layers)
+        elif exact > min(bound, pool_bytes) and exact != max(spec.real_bytes for spec in groups):
             layers = _padded_layers(groups, bound, pool_bytes) or layers
         block_bytes = [spec.layer_bytes * n for spec, n in zip(groups, layers, strict=True)]
         page_bytes = math.lcm(*block_bytes)

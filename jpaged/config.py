@@ -49,7 +49,7 @@ class EngineConfig:
         prefix_eviction: in which order cached blocks are lost, see `jpaged.memory.MemoryManager`: "lru", "aligned", or
             "predicted", which also protects prefixes that recent prompts shared.
         kv_budget: layers drop most of a prompt's KV once it is computed, see `jpaged.PyramidKV`; None = they keep all.
-            For models of full attention; not with prefix caching, int8 KV, replicas, several processes or deterministic.
+            For models of full attention; not with prefix caching, int8 KV, replicas, several processes, deterministic.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         max_logprobs: most that a request's `logprobs` may ask for.
         seed: draws the seeds of requests that bring none.

@@ -80,9 +80,7 @@ def attend(
             seq = ending[i]
             last = lax.dynamic_slice_in_dim(q, query_starts[seq + 1] - kv_budget.window, kv_budget.window)
             length, options = place.kv_lens[seq], {"scale": scale, "soft_cap": soft_cap, "sinks": sinks, "impl": impl}
-            return kv_select(
-                view, place.index, last, place.table[seq], length, budget, keep=keep, most=most, **options
-            )
+            return kv_select(view, place.index, last, place.table[seq], length, budget, keep=keep, most=most, **options)
 
         return lax.fori_loop(0, (ending >= 0).sum(), one, view)
 

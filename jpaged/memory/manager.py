@@ -121,9 +121,7 @@ class MemoryManager(MemoryState):
 
     # The life of a sequence.
 
-    def add(
-        self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None
-    ) -> None:
+    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None) -> None:
         """A sequence with empty tables; its blocks are placed beside those of its request.
 
         Args:

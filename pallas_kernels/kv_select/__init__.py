@@ -70,7 +70,7 @@ def kv_select(
     Raises:
         ValueError: when the view's shape does not fit the queries, or it holds int8 codes.
     """
-    window, heads, _, head_dim = q.shape
+    _, heads, _, head_dim = q.shape
     check_view(view, heads, head_dim)
     if has_scales(view.dtype):
         raise ValueError(f"kv_select takes no view of {view.dtype}: its tokens' scales lie in rows of their own")
@@ -95,9 +95,7 @@ def kept_tokens(
     position = jnp.arange(keys)
     choice = position < length - keep.recent
     padding = [(0, 0), (keep.pool // 2, keep.pool // 2)]
-    smooth = lax.reduce_window(
-        jnp.where(choice, scores, -jnp.inf), -jnp.inf, lax.max, (1, keep.pool), (1, 1), padding
-    )
+    smooth = lax.reduce_window(jnp.where(choice, scores, -jnp.inf), -jnp.inf, lax.max, (1, keep.pool), (1, 1), padding)
     certain = (position < keep.first) | ~choice
     ranked = jnp.where(position < length, jnp.where(certain, jnp.inf, smooth), -jnp.inf)
     _, best = lax.top_k(ranked, most)

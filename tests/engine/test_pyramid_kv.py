@@ -1,11 +1,18 @@
 """A prompt's KV is cut down to a budget a layer: the tokens of a plain torch reference, the memory, what is refused."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from checkpoints import make_checkpoint
 from greedy_reference import GREEDY, NUM_TOKENS, Reference, assert_same_tokens, one_torch_thread, random_prompts
+from pyramid_by_devices import KEEP, PYRAMID
+from pyramid_by_devices import NUM_TOKENS as TOKENS_OF_TWO_DEVICES
 from pyramid_reference import PyramidReference
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -13,11 +20,10 @@ from jpaged import LLM, BeamSearchParams, PyramidKV, SamplingParams
 
 LENGTHS = (1, 2, 5, 9, 15, 16, 17, 24, 32, 33, 40, 41, 57, 79, 100, 117)
 PROMPTS = random_prompts(lengths=LENGTHS)
-KEEP = {"sinks": 2, "recent": 6, "window": 4, "pool": 3}
-PYRAMID = PyramidKV(budget=24, beta=4.0, **KEEP)
 BUDGETS = [32] * 4 + [24] * 4 + [16] * 3
 """Of 11 layers: from 36 down to 12 tokens, meant over bands of two layers, to whole blocks of 8."""
 
+WITH_LOGPROB = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 SETTINGS = {
     "dtype": "float32",
     "block_size": 8,
@@ -52,7 +58,9 @@ def llama(tmp_path_factory):
     with one_torch_thread():
         generated = [reference.generate(prompt, NUM_TOKENS) for prompt in PROMPTS]
     roomy = LLM(str(folder), max_num_seqs=16, max_num_batched_tokens=512, kv_budget=PYRAMID, **SETTINGS)
-    return SimpleNamespace(folder=str(folder), generated=generated, expected=[certain(*g) for g in generated], roomy=roomy)
+    return SimpleNamespace(
+        folder=str(folder), generated=generated, expected=[certain(*g) for g in generated], roomy=roomy
+    )
 
 
 def certain(tokens, logits):
@@ -63,9 +71,9 @@ def certain(tokens, logits):
     return Reference(tokens, int(close[0]) if len(close) else len(tokens), float(logprob))
 
 
-def tight(llama, pages=130, **changes):
+def tight(llama, **changes):
     """An engine whose pool is too small for 8 running sequences; prompts above 16 tokens need several steps."""
-    size = pages * llama.roomy.memory_report().page_bytes
+    size = 130 * llama.roomy.memory_report().page_bytes
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "kv_cache_memory_bytes": size, "kv_budget": PYRAMID}
     return LLM(llama.folder, **SETTINGS | settings | changes)
 
@@ -110,16 +118,21 @@ def test_chunks_and_preemption_change_no_token(llama, mode):
     assert preemptions > 0 and swaps == (preemptions if mode == "swap" else 0)
 
 
-def test_a_budget_as_long_as_the_prompt_gives_the_plain_models_tokens_exactly(llama):
+@pytest.fixture(scope="module")
+def plain(llama):
+    """What the model generates when all is kept."""
+    return generate(tight(llama, kv_budget=None), params=WITH_LOGPROB)
+
+
+def test_a_budget_as_long_as_the_prompt_gives_the_plain_models_tokens_exactly(llama, plain):
     kept = PyramidKV(budget=120, beta=1.0, **KEEP)
-    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
-    plain, whole = (generate(tight(llama, 600, kv_budget=budget), params=params) for budget in (None, kept))
+    whole = generate(tight(llama, kv_budget=kept), params=WITH_LOGPROB)
     assert tokens_of(whole) == tokens_of(plain)
-    assert [o.outputs[0].logprobs for o in whole] == [o.outputs[0].logprobs for o in plain]
+    for kept_all, output in zip(whole, plain, strict=True):
+        assert kept_all.outputs[0].cumulative_logprob == pytest.approx(output.outputs[0].cumulative_logprob, abs=1e-4)
 
 
-def test_a_budget_changes_what_long_prompts_generate(llama):
-    plain = generate(tight(llama, 600, kv_budget=None), params=GREEDY)
+def test_a_budget_changes_what_long_prompts_generate(llama, plain):
     same = [a.outputs[0].token_ids == e.tokens for a, e in zip(plain, llama.expected, strict=True)]
     assert all(same[i] for i, prompt in enumerate(PROMPTS) if len(prompt) <= 16)
     assert not any(same[i] for i, prompt in enumerate(PROMPTS) if len(prompt) > 57)
@@ -148,13 +161,14 @@ def test_after_the_prompt_each_band_holds_its_budget_and_the_tokens_that_follow(
     assert engine.memory.num_used_blocks == 0
 
 
-@pytest.mark.parametrize("pages", [600, 150])
-def test_several_outputs_share_what_is_kept_of_their_prompt(llama, pages):
-    params = [SamplingParams(temperature=1.0, seed=3, n=n, max_tokens=24, ignore_eos=True) for n in (1, 4)]
-    llm = tight(llama, pages)
-    alone, several = (generate(llm, [PROMPTS[0], PROMPTS[1]], p) for p in params)
-    assert [o[0] for o in tokens_of(several)] == [o[0] for o in tokens_of(alone)]
-    assert len({tuple(t) for output in tokens_of(several) for t in output}) == 8
+def test_several_outputs_share_what_is_kept_of_their_prompt(llama):
+    params = [SamplingParams(temperature=1.0, seed=3, n=n, max_tokens=40, ignore_eos=True) for n in (1, 4)]
+    prompts = [prompt for prompt in PROMPTS if len(prompt) > 57]
+    alone, several = (tokens_of(generate(llama.roomy, prompts, p)) for p in params)
+    assert [outputs[:1] for outputs in several] == alone
+    assert len({tuple(tokens) for outputs in several for tokens in outputs}) == 4 * len(prompts)
+    again = generate(tight(llama), prompts, params[1])
+    assert tokens_of(again) == several and sum(output.metrics.num_preemptions for output in again) > 0
 
 
 def test_a_beam_search_of_one_beam_is_greedy(llama):
@@ -164,8 +178,19 @@ def test_a_beam_search_of_one_beam_is_greedy(llama):
     assert found.outputs[0].token_ids == llama.expected[0].tokens[:12]
 
 
+def test_two_devices_generate_what_the_reference_generates(llama):
+    here, prompts = Path(__file__).parent, PROMPTS[:4]
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(here / "pyramid_by_devices.py"), llama.folder, json.dumps(prompts)]
+    done = subprocess.run(command, env=os.environ | two, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for tokens, reference in zip(json.loads(done.stdout.splitlines()[-1]), llama.expected, strict=False):
+        certain = min(TOKENS_OF_TWO_DEVICES, reference.certain)
+        assert tokens[:certain] == reference.tokens[:certain]
+
+
 def test_after_the_warm_up_nothing_is_compiled(llama):
-    llm = tight(llama, 600, max_num_seqs=2)
+    llm = tight(llama, max_num_seqs=2)
     llm.warmup(use_tqdm=False)
     generate(llm, PROMPTS[:4])
     assert llm.num_recompiles == 0

@@ -1,4 +1,4 @@
-"""KV selection against NumPy: which tokens each KV head keeps, where they lie afterwards, and that nothing else moves."""
+"""KV selection against NumPy: which tokens each KV head keeps, where they lie then, and that nothing else moves."""
 
 from functools import partial
 

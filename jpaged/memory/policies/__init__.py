@@ -1,9 +1,9 @@
 """What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state` recurrent layers,
-`encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` of a prompt's. Layers that read another layer's KV
-(cross-layer sharing) own no block and need no policy: they are not counted in `GroupSpec.num_layers`. A draft
-model's layers are one more group of `FullAttention`.
+`encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep a fixed
+number of the prompt's. Layers that read another layer's KV (cross-layer sharing) own no block and need no policy: they
+are not counted in `GroupSpec.num_layers`. A draft model's layers are one more group of `FullAttention`.
 """
 
 from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttention, LocalAttention, SlidingWindow

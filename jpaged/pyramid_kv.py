@@ -91,7 +91,7 @@ class PyramidKV:
         (group,) = groups
         layers, budgets = group.layers, self.layer_budgets(len(group.layers))
         size = _band_size(len(layers))
-        bands = []
+        bands: list[LayerGroup] = []
         for start in range(0, len(layers), size):
             part = budgets[start : start + size]
             blocks = max(math.ceil(self.always / block_size), math.floor(sum(part) / len(part) / block_size + 0.5))

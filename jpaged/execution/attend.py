@@ -79,7 +79,7 @@ def attend(
         if place.selection is not None and max_query_len != 1:
             where = place.table, query_starts, place.kv_lens
             options = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks, "impl": impl}
-            view = select_kept(spec, place.selection, view, place.layer, q, *where, **options)
+            view = select_kept(spec, place.selection, view, place.layer, q, out, *where, **options)
         return view.reshape(pool.shape), out
 
     heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()

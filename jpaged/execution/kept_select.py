@@ -32,6 +32,7 @@ def select_kept(
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
     layer: Int[Array, ""],
     q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    out: Float[Array, "tokens kv_heads q_per_kv head_dim"],
     table: Int[Array, "seqs pages"],
     query_starts: Int[Array, " seqs+1"],
     kv_lens: Int[Array, " seqs"],
@@ -43,7 +44,7 @@ def select_kept(
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
     """The view after `kv_select` of each prompt that ends, one after the other: there are few, and mostly none.
 
-    Args: of one layer, as `paged_attention` takes them.
+    Args: of one layer, as `paged_attention` takes them; and `out`, what it gave.
     """
     kv_budget = spec.kv_budget
     assert kv_budget is not None, "there are selections where there is a budget"
@@ -54,10 +55,10 @@ def select_kept(
     most = max(band.prompt_budget or 0 for band in spec.groups)
     ending = jnp.asarray(selection.ending)
 
-    def one(i: Array, view: Array) -> Array:
+    def one(i: Array, rows: Array) -> Array:
         seq = ending[i]
-        return kv_select(
-            view,
+        after = kv_select(
+            rows.reshape(view.shape),
             layer,
             lax.dynamic_slice_in_dim(q, query_starts[seq + 1] - window, window),
             table[seq],
@@ -70,5 +71,10 @@ def select_kept(
             sinks=sinks,
             impl=impl,
         )
+        return after.reshape(rows.shape)
 
-    return lax.fori_loop(0, (ending >= 0).sum(), one, view)
+    # XLA:CPU copies the pool unless the loop depends on `out`, so that attention has surely read before: a zero that it
+    # cannot foresee. And it carries a view, whose dimensions may be of size one, as a copy in another layout.
+    zero = jnp.minimum(jnp.isnan(out[0, 0, 0, 0]).astype(jnp.int32), 0)
+    rows = view.reshape(-1, view.shape[-1])
+    return lax.fori_loop(zero, (ending >= 0).sum(), one, rows).reshape(view.shape)

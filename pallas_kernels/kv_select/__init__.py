@@ -81,8 +81,8 @@ def kv_select(
     block_size = tokens_of(view)
     moved = (nth < budget) & (length > budget)
     slots = jnp.where(moved, table[nth // block_size] * block_size + nth % block_size, view.shape[0] * block_size)
-    # All reads come before the writes: without the barrier a read could be fused into them.
-    view, k, v = lax.optimization_barrier((view, k, v))
+    # Without the barrier XLA:GPU could fuse the reads into the writes, and then has to write to a second pool.
+    k, v = lax.optimization_barrier((k, v))
     return kv_write(view, layer, k, v, slots, impl=impl)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jpaged.execution import Bucket
 from jpaged.execution.batch import BatchBuilder
-from jpaged.memory import FullAttention, GroupSpec, PoolLayout, SlidingWindow
+from jpaged.memory import FullAttention, GroupSpec, PoolLayout, PromptBudget, SlidingWindow
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Sequence
 
@@ -99,3 +99,25 @@ def test_a_token_without_a_block_is_an_error(tables):
     step = ScheduledStep([Chunk(sequence([1], 0), 0, 1, -1, tables)])
     with pytest.raises(RuntimeError, match="has no block to be written to"):
         builder().build(step, Bucket(1, 1, True))
+
+
+def test_behind_a_prompt_that_a_group_cut_down_tokens_lie_as_many_slots_before_their_positions():
+    """Two groups that keep 4 and 8 tokens of a prompt: one sequence decodes behind its 10, one ends its 6, one its 3."""
+    specs = [GroupSpec(str(keeps), 8, 1, 2, PromptBudget(keeps)) for keeps in (4, 8)]
+    build = BatchBuilder(PoolLayout.plan(specs, 8 * 12), max_num_seqs=4, max_model_len=16).build
+    chunks = [
+        Chunk(sequence(list(range(12)), 0, num_prompt=10), 11, 1, -1, [[4, 5, 6], [0, 1, 2, 3, 7]]),
+        Chunk(sequence(list(range(6)), 1), 4, 2, -1, [[8, 9, 10], [4, 5, 6]]),
+        Chunk(sequence(list(range(3)), 2), 0, 3, -1, [[0, 1], [8, 9]]),
+    ]
+    batch = build(ScheduledStep(chunks), Bucket(8, 4, False))
+    assert batch.positions.tolist() == [11, 4, 5, 0, 1, 2, 0, 0]
+    assert batch.kv_lens.tolist() == [12, 6, 3, 0]
+    assert batch.kept.dropped.tolist() == [[6, 0, 0, 0], [2, 0, 0, 0]]
+    assert batch.kept.ending.tolist() == [1, -1, -1, -1], "a prompt of 3 tokens is kept whole by both"
+    assert batch.slots[0].tolist() == [6 * 2 + 1, 20, 21, 0, 1, 2, 24, 24]
+    assert batch.slots[1].tolist() == [7 * 2 + 1, 12, 13, 16, 17, 18, 24, 24]
+
+
+def test_without_such_groups_a_batch_says_nothing_of_them(mixed):
+    assert mixed.kept is None

@@ -102,7 +102,7 @@ def test_a_token_without_a_block_is_an_error(tables):
 
 
 def test_behind_a_prompt_that_a_group_cut_down_tokens_lie_as_many_slots_before_their_positions():
-    """Two groups that keep 4 and 8 tokens of a prompt: one sequence decodes behind its 10, one ends its 6, one its 3."""
+    """Two groups that keep 4 and 8 tokens of a prompt: one sequence is behind its 10, one ends its 6, one its 3."""
     specs = [GroupSpec(str(keeps), 8, 1, 2, PromptBudget(keeps)) for keeps in (4, 8)]
     build = BatchBuilder(PoolLayout.plan(specs, 8 * 12), max_num_seqs=4, max_model_len=16).build
     chunks = [

@@ -162,7 +162,7 @@ def test_after_the_prompt_each_band_holds_its_budget_and_the_tokens_that_follow(
 
 
 def test_several_outputs_share_what_is_kept_of_their_prompt(llama):
-    params = [SamplingParams(temperature=1.0, seed=3, n=n, max_tokens=40, ignore_eos=True) for n in (1, 4)]
+    params = [SamplingParams(temperature=1.0, seed=3, n=n, max_tokens=24, ignore_eos=True) for n in (1, 4)]
     prompts = [prompt for prompt in PROMPTS if len(prompt) in (33, 40, 41, 57)]
     alone, several = (tokens_of(generate(llama.roomy, prompts, p)) for p in params)
     assert [outputs[:1] for outputs in several] == alone

@@ -13,7 +13,7 @@ from jpaged.beam_search_params import BeamSearchParams
 from jpaged.detokenizer import Detokenizer
 from jpaged.execution import Runner
 from jpaged.grammar import GrammarCompiler
-from jpaged.memory import MemoryManager, Pins
+from jpaged.memory import MemoryManager
 from jpaged.replica import Replica
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Scheduler, Sequence
@@ -79,11 +79,6 @@ class Engine:
     def memory(self) -> MemoryManager:
         """The first replica's, and mostly the only one."""
         return self.replicas[0].memory
-
-    @property
-    def pins(self) -> Pins:
-        """The first replica's; nothing is pinned where there are others."""
-        return self.replicas[0].pins
 
     def make_request(
         self,
@@ -181,7 +176,9 @@ class Engine:
         Raises:
             ValueError: it could never fit the pool.
         """
-        replica = min(self.replicas, key=lambda replica: replica.load)
+        self._add_to(min(self.replicas, key=lambda replica: replica.load), request)
+
+    def _add_to(self, replica: Replica, request: Request) -> None:
         replica.add(request)
         self._homes[request.request_id] = replica
         if request.needs_text and self._tokenizer is not None:
@@ -243,26 +240,43 @@ class Engine:
         return ended
 
     def pin_prefix(self, token_ids: list[int], cache_salt: str | None = None) -> tuple[int, int]:
-        """Keep the KV of a prefix, computed if need be, in the pool; (id for `Pins.unpin`, tokens that are kept).
+        """Keep the KV of a prefix, computed if need be, in each replica's pool; (id for `unpin`, tokens that are kept).
 
         Raises:
-            ValueError: as `Pins.pin` or `make_request`, or there are several replicas.
+            ValueError: as `Pins.pin` or `make_request`; then nothing is pinned.
             RuntimeError: requests are running, which were promised the memory.
         """
-        if len(self.replicas) > 1:
-            raise ValueError(f"pin_prefix() needs data_parallel_size=1, not {len(self.replicas)}")
         if self.has_work:
             raise RuntimeError("pin_prefix() while requests run")
-        length, seq_id = self.pins.length(len(token_ids)), next(self._seq_ids)
+        length, seq_id = self.replicas[0].pins.length(len(token_ids)), next(self._seq_ids)
         once = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
-        request = self.make_request(token_ids, once, cache_salt=cache_salt)
-        if not self.pins.pin(seq_id, token_ids, cache_salt):
-            self.add(request)
+        requests = [self.make_request(token_ids, once, cache_salt=cache_salt) for _ in self.replicas]
+        try:
+            missing = [replica for replica in self.replicas if not replica.pins.pin(seq_id, token_ids, cache_salt)]
+            for replica, request in zip(missing, requests, strict=False):
+                self._add_to(replica, request)
             while self.has_work:
                 self.step()
-            if not self.pins.pin(seq_id, token_ids, cache_salt):
+            if not all(replica.pins.pin(seq_id, token_ids, cache_salt) for replica in missing):
                 raise ValueError(f"{length} tokens are more than the pool can cache at once")
+        except ValueError:
+            self._unpin_everywhere(seq_id)
+            raise
         return seq_id, length
+
+    def unpin(self, seq_id: int) -> None:
+        """Let a prefix be evicted again, in every replica.
+
+        Raises:
+            ValueError: nothing is pinned under this id.
+        """
+        self.replicas[0].pins.unpin(seq_id)
+        self._unpin_everywhere(seq_id)
+
+    def _unpin_everywhere(self, seq_id: int) -> None:
+        for replica in self.replicas:
+            if seq_id in replica.pins.seq_ids:
+                replica.pins.unpin(seq_id)
 
     def abort(self, request: Request) -> None:
         """Drop a request; its blocks are free at once."""

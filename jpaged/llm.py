@@ -232,7 +232,8 @@ class LLM:
 
     def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
         """Keep the KV of a prompt's whole blocks in the pool until `unpin`, computing it if need be, for prompts that
-        begin with it and go on (the shared prefix a provider registers; PagedAttention, section 4.4).
+        begin with it and go on (the shared prefix a provider registers; PagedAttention, section 4.4). Of several
+        replicas, each keeps it.
 
         Args:
             cache_salt: as in a prompt's mapping.
@@ -252,7 +253,7 @@ class LLM:
         """Let a pinned prefix be evicted again; ValueError when it is not pinned any more."""
         if not isinstance(pinned, PinnedPrefix):
             raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
-        self._engine.pins.unpin(pinned.seq_id)
+        self._engine.unpin(pinned.seq_id)
 
     def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
         """Who holds the pool's blocks; `str()` of it is a table.

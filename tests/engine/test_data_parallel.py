@@ -52,10 +52,18 @@ def test_each_replica_serves_prefixes_from_its_own_cache(found):
     assert len({tuple(tokens) for tokens in found["again"]}) == 2
 
 
+def test_a_pinned_prefix_lies_in_the_pool_of_every_replica(found):
+    """24 of the longest prompt's 30 tokens fill blocks of 8; four requests of eight run on each replica."""
+    pinned = found["pinned"]
+    assert pinned["tokens"] == 24 and pinned["blocks"] == [3, 3]
+    assert min(pinned["before"]) == 0 and pinned["while"] == [24] * 8
+    assert pinned["emptied"] is False and pinned["left"] == [0, 0]
+    assert pinned["again"] == "prefix N is not pinned, or no longer"
+
+
 def test_what_replicas_cannot_do_is_refused(found):
     assert found["refused"] == [
         "prompt 0: prompt_logprobs=1 needs data_parallel_size=1, not 2",
-        "pin_prefix() needs data_parallel_size=1, not 2",
         "replica=2 is not one of the 2 replicas",
     ]
 

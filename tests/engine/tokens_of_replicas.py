@@ -49,7 +49,6 @@ def refusals(llm: LLM) -> list[str]:
     found = []
     for attempt in (
         lambda: llm.generate(PROMPTS[0], SamplingParams(prompt_logprobs=1), use_tqdm=False),
-        lambda: llm.pin_prefix(PROMPTS[-1]),
         lambda: llm.memory_report(replica=2),
     ):
         try:
@@ -57,6 +56,37 @@ def refusals(llm: LLM) -> list[str]:
         except ValueError as error:
             found.append(str(error))
     return found
+
+
+def pinned(llm: LLM) -> dict:
+    """Tokens of a prompt found in the cache by as many requests as there are places, before and while it is pinned."""
+
+    def cached(prompt: dict) -> list[int]:
+        llm.reset_prefix_cache()  # does nothing while a prefix is pinned
+        return [output.num_cached_tokens for output in llm.generate([prompt] * 8, GREEDY, use_tqdm=False)]
+
+    longest = max(PROMPTS, key=lambda prompt: len(prompt["prompt_token_ids"]))
+    before = cached(longest)
+    llm.reset_prefix_cache()
+    prefix = llm.pin_prefix(longest)
+    blocks = [llm.memory_report(replica=i).groups[0].used for i in range(2)]
+    while_pinned = cached(longest)
+    emptied = llm.reset_prefix_cache()
+    llm.unpin(prefix)
+    left = [llm.memory_report(replica=i).groups[0].used for i in range(2)]
+    try:
+        llm.unpin(prefix)
+    except ValueError as error:
+        again = str(error).replace(str(prefix.seq_id), "N")
+    return {
+        "before": before,
+        "tokens": prefix.num_tokens,
+        "blocks": blocks,
+        "while": while_pinned,
+        "emptied": emptied,
+        "left": left,
+        "again": again,
+    }
 
 
 def main(folder: str) -> None:
@@ -80,6 +110,7 @@ def main(folder: str) -> None:
                 "busiest": [max(g.used for g in two.memory_report(peak=True, replica=i).groups) for i in range(2)],
                 "left": [[replica.memory.num_used_blocks, replica.load] for replica in engine.replicas],
                 "refused": refusals(two),
+                "pinned": pinned(two),
                 "emptied": two.reset_prefix_cache(),
             }
         )

@@ -106,10 +106,18 @@ class ContiguousMemory:
         """Whether the sequence could be served by an empty pool."""
         return self._regions.fits(self._reserve(*self._lengths[seq_id]))
 
-    def can_admit(self, num_tokens: int, num_seqs: int = 1, *, shared_tokens: int = 0, encoder_tokens: int = 0) -> Fit:
+    def can_admit(
+        self,
+        num_tokens: int,
+        num_seqs: int = 1,
+        *,
+        shared_tokens: int = 0,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+    ) -> Fit:
         return Fit.OK  # found out by `allocate`
 
-    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0) -> None:
+    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None) -> None:
         pass
 
     def match_prefix(

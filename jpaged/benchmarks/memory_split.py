@@ -25,26 +25,37 @@ class SplitMemory:
         self._groups = groups
         self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0)
         self.swap_space = self.parts[0].swap_space
-        self._added: dict[int, tuple[int, int]] = {}
+        self._added: dict[int, tuple[int, int, int | None]] = {}
 
     def _encoder(self, g: int, encoder_tokens: int) -> int:
         return 0 if self._groups[g].policy.names_tokens else encoder_tokens
 
     def can_admit(
-        self, num_tokens: int, num_seqs: int = 1, *, shared_tokens: int | None = None, encoder_tokens: int = 0
+        self,
+        num_tokens: int,
+        num_seqs: int = 1,
+        *,
+        shared_tokens: int | None = None,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
     ) -> Fit:
         verdicts = {
             part.can_admit(
-                num_tokens, num_seqs, shared_tokens=shared_tokens, encoder_tokens=self._encoder(g, encoder_tokens)
+                num_tokens,
+                num_seqs,
+                shared_tokens=shared_tokens,
+                encoder_tokens=self._encoder(g, encoder_tokens),
+                prompt_tokens=prompt_tokens,
             )
             for g, part in enumerate(self.parts)
         }
         return next(fit for fit in (Fit.NEVER, Fit.LATER, Fit.OK) if fit in verdicts)
 
-    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0) -> None:
-        self._added[seq_id] = request_id, encoder_tokens
+    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None) -> None:
+        self._added[seq_id] = request_id, encoder_tokens, prompt_tokens
         for g, part in enumerate(self.parts):
-            part.add(seq_id, request_id, encoder_tokens=self._encoder(g, encoder_tokens))
+            encoder = self._encoder(g, encoder_tokens)
+            part.add(seq_id, request_id, encoder_tokens=encoder, prompt_tokens=prompt_tokens)
 
     def match_prefix(
         self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
@@ -56,9 +67,9 @@ class SplitMemory:
             if len(set(hits)) == 1:
                 return hits[0]
             length = min(hits)
-            request_id, encoder_tokens = self._added[seq_id]
+            request_id, encoder_tokens, prompt_tokens = self._added[seq_id]
             self.free(seq_id)
-            self.add(seq_id, request_id, encoder_tokens=encoder_tokens)
+            self.add(seq_id, request_id, encoder_tokens=encoder_tokens, prompt_tokens=prompt_tokens)
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         made = [part.allocate(seq_id, num_tokens, first_write=first_write) for part in self.parts]

@@ -1,7 +1,7 @@
 """Products of small tiles with every sum in a register, as LLVM instructions for the machine they run on.
 
 Sizes are chosen so that the sums of a tile, the vectors of a turn and one more fill the vector registers: 32 with
-AVX-512 and on ARM, 16 with AVX. Every sum is one chain of fused multiply-adds over ascending positions, whatever the
+AVX-512 and on ARM, else 16. Every sum is one chain of fused multiply-adds over ascending positions, whatever the
 tile: a row's bits do not depend on the rows beside it.
 """
 
@@ -15,17 +15,26 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_FEATURES = binding.get_host_cpu_features()
 
+def _features() -> dict[str, bool]:
+    """Of the processor, by LLVM's names; none where it cannot tell."""
+    try:
+        return binding.get_host_cpu_features()
+    except RuntimeError:
+        return {}
+
+
+_FEATURES = _features()
+_MANY_REGISTERS = any(_FEATURES.get(name) for name in ("avx512f", "neon"))
 LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
 """float32 of a vector register."""
-ROWS = 4 if LANES == 8 else 8
+ROWS = 8 if _MANY_REGISTERS else 4
 """Rows of x in a tile."""
 VECTORS = 3
 """Vectors of columns in a tile."""
 LINE_BYTES = 64
 """Of a cache."""
-DOT_ROWS, TABLE_ROWS = 1 if LANES == 8 else 2, 8
+DOT_ROWS, TABLE_ROWS = 2 if _MANY_REGISTERS else 1, 8
 """Rows of x and of a table in a tile of dot products."""
 
 _WORD, _FLOAT, _INDEX = ir.IntType(64), ir.FloatType(), ir.IntType(32)

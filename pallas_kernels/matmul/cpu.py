@@ -8,15 +8,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+MOST_ROWS_OF_X = 2048
+"""Up to which x, read once a panel, stays in the cache."""
 TABLE_ROWS_OF_X = 2, 64
 """How many rows of x a table is multiplied with here: XLA is faster with one row and with many."""
 
 
 def takes(x: jax.Array, matrix: jax.Array, out_dtype: jnp.dtype) -> bool:
-    """Whether `matmul` does this product: float32, columns in whole vectors."""
+    """Whether `matmul` does this product: float32, columns in whole vectors, up to `MOST_ROWS_OF_X`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    return x.dtype == matrix.dtype == out_dtype == jnp.float32 and matrix.shape[1] % LANES == 0
+    fits = x.shape[0] <= MOST_ROWS_OF_X and matrix.shape[1] % LANES == 0
+    return fits and x.dtype == matrix.dtype == out_dtype == jnp.float32
 
 
 def takes_table(x: jax.Array, table: jax.Array) -> bool:

@@ -21,12 +21,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pallas_kernels.platform import Impl
-
 if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import PartitionSpec
     from jaxtyping import Array, Float, Int
+
+    from pallas_kernels.platform import Impl
 
 TENSOR_AXIS = "tensor"
 """Mesh axis over which heads, MLP columns and the vocabulary are sharded."""

@@ -64,11 +64,11 @@ class PyramidKV:
         >>> PyramidKV(budget=136, beta=2.0).layer_budgets(3)
         [186.0, 136.0, 86.0]
         """
-        mean = self.budget - self.always
-        last = mean / self.beta
-        fall = 2 * (mean - last) / max(1, num_layers - 1)
         if num_layers == 1:
             return [float(self.budget)]
+        mean = self.budget - self.always
+        last = mean / self.beta
+        fall = 2 * (mean - last) / (num_layers - 1)
         return [self.always + 2 * mean - last - fall * layer for layer in range(num_layers)]
 
     def bands(self, groups: Sequence[LayerGroup], block_size: int) -> tuple[LayerGroup, ...]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from pallas_kernels.matmul import chosen_product
 from pallas_kernels.quantised import QuantisedMatrix
 
 
@@ -53,9 +54,7 @@ class Bank:
 
     def multiply(self, product: Callable[[Array, Any], Array], x: Array) -> Array:
         """``product(x, matrix)`` with the chosen matrix."""
-        if len(self.matrices) == 1:
-            return product(x, self.matrices[0])
-        return jax.lax.switch(self.index, [lambda x, m=m: product(x, m) for m in self.matrices], x)
+        return chosen_product(product, x, self.matrices, self.index)
 
 
 def choose(layers: Sequence[Any], index: int | Int[Array, ""]) -> Any:

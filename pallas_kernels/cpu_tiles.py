@@ -1,8 +1,8 @@
 """Products of small tiles with every sum in a register, as LLVM instructions for the machine they run on.
 
 Sizes are chosen so that the sums of a tile, the vectors of a turn and one more fill the vector registers: 32 with
-AVX-512 and on ARM, else 16. Every sum is one chain of fused multiply-adds over ascending positions, whatever the
-tile: a row's bits do not depend on the rows beside it.
+AVX-512 and on ARM, else 16. Every sum is added up in one order, whatever the tile: a row's bits do not depend on the
+rows beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from pallas_kernels.ffi_primitives import emit_prefetch
 
 
 def _features() -> dict[str, bool]:
@@ -32,6 +34,8 @@ ROWS = 8 if _MANY_REGISTERS else 4
 """Rows of x in a tile."""
 VECTORS = 3
 """Vectors of columns in a tile."""
+FLOAT = 4
+"""Bytes of a number."""
 LINE_BYTES = 64
 """Of a cache."""
 DOT_ROWS, TABLE_ROWS = 2 if _MANY_REGISTERS else 1, 8
@@ -40,7 +44,7 @@ DOT_ROWS, TABLE_ROWS = 2 if _MANY_REGISTERS else 1, 8
 _WORD, _FLOAT, _INDEX = ir.IntType(64), ir.FloatType(), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
-_BYTES = LANES * 4
+_BYTES = LANES * FLOAT
 
 
 class _Code:
@@ -57,17 +61,10 @@ class _Code:
         return [self.at(base, self.builder.mul(stride, ir.Constant(_WORD, row))) for row in range(number)]
 
     def load(self, address: ir.Value, kind: ir.Type = _VECTOR) -> ir.Value:
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=FLOAT)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
-        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=4)
-
-    def fetch(self, address: ir.Value) -> None:
-        """Bring a line, which may be anywhere, into the second cache while other work goes on."""
-        line, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = self._function("llvm.prefetch.p0", ir.VoidType(), [line, number, number, number])
-        read, level, data = (ir.Constant(number, value) for value in (0, 2, 1))
-        self.builder.call(function, [self.builder.inttoptr(address, line), read, level, data])
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=FLOAT)
 
     def put(self, value: ir.Value, address: ir.Value, more: ir.Value) -> None:
         """Store; where `more` is not 0, add to what is there."""
@@ -151,8 +148,8 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
                 for n, vector in enumerate(columns if pack else ()):
                     code.store(vector, code.at(beside, n * _BYTES))
                 for line in range(fetch):
-                    code.fetch(code.at(beside, line * LINE_BYTES))
-                offset = builder.mul(position, ir.Constant(_WORD, 4))
+                    emit_prefetch(builder, code.at(beside, line * LINE_BYTES))
+                offset = builder.mul(position, ir.Constant(_WORD, FLOAT))
                 added = []
                 for m, x_row in enumerate(x_rows):
                     number = code.spread(code.load(code.at(x_row, offset), _FLOAT))

@@ -79,15 +79,21 @@ def free(typingctx, address):
     return types.void(types.intp), generate
 
 
+def emit_prefetch(builder, address):
+    """Append the instruction that brings the cache line of an address, which may be any, into the second cache."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, level, data = (ir.Constant(number, value) for value in (0, 2, 1))
+    builder.call(function, [builder.inttoptr(address, _BYTES), read, level, data])
+
+
 @intrinsic
 def prefetch(typingctx, address):
-    """Bring the cache line of an address, which may be any, into the cache while other work goes on."""
+    """Bring the cache line of an address, which may be any, into the second cache while other work goes on."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, *[ir.IntType(32)] * 3])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, near, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
-        builder.call(function, [builder.inttoptr(args[0], _BYTES), read, near, data])
+        emit_prefetch(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(types.intp), generate

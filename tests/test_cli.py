@@ -1,5 +1,8 @@
 """Options of the command line reach the engine, and what it refuses is told."""
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -40,3 +43,8 @@ def test_how_weights_and_kv_lie_on_devices_is_an_option_of_every_command_that_ge
     options = ["--quantization", "int8", "--kv-cache-dtype", "fp8", "--tensor-parallel-size", "4"]
     result = CliRunner().invoke(app, [*command, "--model", "some/model", *options, "--enable-expert-parallel"])
     assert result.exit_code == 2 and "built as asked" in result.output
+
+
+def test_help_is_told_without_jax():
+    code = "import sys, jpaged.config, jpaged.cli; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

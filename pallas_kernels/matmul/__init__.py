@@ -1,4 +1,4 @@
-"""Products of a few hundred rows, at most, with a layer's matrix or the vocabulary's table.
+"""Products of up to some thousand rows with a layer's matrix or the vocabulary's table.
 
 XLA has its own products, and they are right for sharded operands, which a custom call would gather. On a CPU that
 holds a model alone, `cpu` reads each matrix once from where it lies: XLA:CPU repacks it for every product, which costs
@@ -7,7 +7,8 @@ as much as multiplying a few dozen rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.matmul import cpu
 from pallas_kernels.platform import Impl
 
-__all__ = ["matmul", "matmul_table"]
+__all__ = ["chosen_product", "matmul", "matmul_table"]
 
 
 def matmul(
@@ -38,9 +39,16 @@ def matmul(
     dtype = out_dtype or x.dtype
     if impl == "cpu" and cpu.takes(x, matrices[0], dtype):
         return cpu.matmul(x, matrices, index)
+    return chosen_product(lambda x, matrix: _product(x, matrix, dtype), x, matrices, index)
+
+
+def chosen_product(
+    product: Callable[[Array, Any], Array], x: Array, matrices: Sequence[Any], index: int | Int[Array, ""]
+) -> Array:
+    """``product(x, matrices[index])``, each in a branch of its own, so that no matrix is copied to be chosen."""
     if len(matrices) == 1:
-        return _product(x, matrices[0], dtype)
-    return jax.lax.switch(index, [lambda x, m=m: _product(x, m, dtype) for m in matrices], x)
+        return product(x, matrices[0])
+    return jax.lax.switch(index, [lambda x, m=m: product(x, m) for m in matrices], x)
 
 
 def matmul_table(

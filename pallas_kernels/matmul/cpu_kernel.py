@@ -13,10 +13,20 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_tiles import DOT_ROWS, LANES, LINE_BYTES, ROWS, TABLE_ROWS, VECTORS, dots, stack_memory, tile
+from pallas_kernels.cpu_tiles import (
+    DOT_ROWS,
+    FLOAT,
+    LANES,
+    LINE_BYTES,
+    ROWS,
+    TABLE_ROWS,
+    VECTORS,
+    dots,
+    stack_memory,
+    tile,
+)
 from pallas_kernels.ffi import address, argument, data, dimension, result
 
-FLOAT = 4
 PANEL = VECTORS * LANES
 """Columns of a matrix that are an item of work."""
 GRAINS = 2

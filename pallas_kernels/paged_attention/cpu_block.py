@@ -8,11 +8,10 @@ from __future__ import annotations
 from numba import njit
 
 from pallas_kernels import cpu_tiles
-from pallas_kernels.cpu_tiles import DOT_ROWS, LINE_BYTES, TABLE_ROWS, dots, tile
+from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LINE_BYTES, TABLE_ROWS, dots, tile
 from pallas_kernels.ffi_primitives import prefetch
 from pallas_kernels.layout import LANES
 
-FLOAT = 4
 ROW_BYTES = LANES * FLOAT
 """Between the rows of two tokens in a tile."""
 

@@ -14,10 +14,11 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi import dimension as size
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.cpu_block import FLOAT, ROW_BYTES, add_values, scores
+from pallas_kernels.paged_attention.cpu_block import ROW_BYTES, add_values, scores
 from pallas_kernels.paged_attention.cpu_math import FAST, cap_scores, exponentials, f32, hide
 
 SPAN = 64
@@ -61,8 +62,8 @@ def _arrays(frame):
 @njit
 def _rows_at(view, layer, block, head):
     """Address of a block's rows; what lies there is not to be read where the block or the head does not exist."""
-    _, layers, heads, tiles, block_size, lanes = view.shape
-    return view.ctypes.data + (((block * layers + layer) * heads + head) * tiles * block_size * lanes) * 4
+    _, layers, heads, tiles, block_size, _ = view.shape
+    return view.ctypes.data + ((block * layers + layer) * heads + head) * tiles * block_size * ROW_BYTES
 
 
 def _attend(group: int, tiles: int, cap: float) -> Any:

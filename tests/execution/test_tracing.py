@@ -1,6 +1,7 @@
 """What a model is told of the devices it is traced for."""
 
-import jax
+from types import SimpleNamespace
+
 import pytest
 
 from jpaged.execution.mesh import make_mesh
@@ -21,14 +22,7 @@ def test_the_kernels_that_were_asked_for_multiply():
 
 
 def test_sharded_weights_are_left_to_xla():
-    devices = jax.sharding.AbstractMesh((2,), ("tensor",))
-    mesh = make_mesh(1)
-
-    class OfTwo:
-        def __init__(self):
-            self.devices, self.size = mesh.devices, devices.size
-
-    with traced_for(OfTwo()):
+    with traced_for(SimpleNamespace(devices=make_mesh(1).devices, size=2)):
         assert PRODUCT_IMPL.get() == "xla"
 
 

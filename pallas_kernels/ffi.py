@@ -134,9 +134,7 @@ def _task(job):
 binding.add_symbol("jpaged_ffi_task", _task.address)
 
 
-def register(
-    name: str, run: Any, *, item_axes: tuple[int, ...], argument_of_items: int = 0, portion: int = 1, grains: int = 8
-) -> None:
+def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], portion: int = 1, grains: int = 8) -> None:
     """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
 
     A call returns when its items are computed. Its job outlives it where a thread of the pool comes late, and is
@@ -144,7 +142,7 @@ def register(
 
     Args:
         run: ``cfunc(RUN)`` of a frame and a range of items, which it computes; called on several threads at once.
-        item_axes: the items of a call are those of these axes of one of its arguments, `portion` of them at a time.
+        items_of: an argument and one of its axes, whose lengths' product, `portion` at a time, are a call's items.
         grains: items are handed out so many times a thread; several even out items of different cost.
     """
     symbol = f"{name}_run"
@@ -155,8 +153,8 @@ def register(
         if _answered(frame):
             return 0
         items = 1
-        for axis in item_axes:
-            items *= dimension(argument(frame, argument_of_items), axis)
+        for index, axis in items_of:
+            items *= dimension(argument(frame, index), axis)
         items = (items + portion - 1) // portion
         job = allocate(_JOB_BYTES)
         threads = max(1, min(_num_threads(frame, job), items))

@@ -43,7 +43,7 @@ PORTION = 8 * TABLE_ROWS
 def matrices_target() -> str:
     """The custom call ``(x [rows, inputs], index [1], matrices [inputs, outputs]...) -> x @ matrices[index]``."""
     name = "jpaged_matmul"
-    ffi.register(name, _multiply, item_axes=(1,), argument_of_items=2, portion=PANEL, grains=GRAINS)
+    ffi.register(name, _multiply, items_of=((2, 1),), portion=PANEL, grains=GRAINS)
     return name
 
 
@@ -51,7 +51,7 @@ def matrices_target() -> str:
 def table_target() -> str:
     """The custom call ``(x [rows, inputs], table [outputs, inputs]) -> x @ table.T``."""
     name = "jpaged_matmul_table"
-    ffi.register(name, _multiply_by_table, item_axes=(0,), argument_of_items=1, portion=PORTION)
+    ffi.register(name, _multiply_by_table, items_of=((1, 0),), portion=PORTION)
     return name
 
 

@@ -1,7 +1,7 @@
 """paged_attention for CPUs: loops that read the pool in place, compiled by Numba, called by XLA.
 
 XLA:CPU has to gather K and V into arrays of their own before it multiplies; here each cached token is read from where
-it lies. One custom call a layer, shared by XLA's threads. Chunks of long contexts run as XLA's matrix products.
+it lies. One custom call a layer, shared by XLA's threads.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.xla import Problem, prefill
 
-ROWS_UP_TO = 512
-"""Cached tokens of a sequence whose queries are rows of their own. Products waste what a tile of queries and a span of
-keys has beyond the causal triangle, which short sequences feel most."""
+ROWS_TOGETHER = 16
+"""Neighbouring tokens that read keys together where they are of one sequence."""
 
 
 def paged_attention(
@@ -36,26 +34,19 @@ def paged_attention(
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`; the view is float32."""
     from pallas_kernels.paged_attention.cpu_kernel import target  # needs Numba
-    from pallas_kernels.paged_attention.cpu_math import NEVER
+    from pallas_kernels.paged_attention.cpu_math import NO_SINK
 
     tokens, kv_heads, q_per_kv, head_dim = q.shape
-    width = padded_head_dim(head_dim)
-    queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
-    layer = jnp.asarray(layer, jnp.int32)
-    reach = Reach(sliding_window, chunk_size)
-    token = jnp.arange(tokens)
-    seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1), len(kv_lens) - 1)
+    queries = jnp.pad(q.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, padded_head_dim(head_dim) - head_dim)))
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1, dtype=jnp.int32), len(kv_lens) - 1)
     position = kv_lens[seq] - query_starts[seq + 1] + token
-    lengths = jnp.diff(query_starts)
-    by_products = (lengths > 1) & (kv_lens > ROWS_UP_TO) if max_query_len != 1 else jnp.zeros_like(lengths, bool)
-    live = token < query_starts[-1]
-    stop = jnp.where(live & ~by_products[seq], position + 1, 0)
-    call = jax.ffi.ffi_call(target(q_per_kv, view.shape[3], soft_cap), jax.ShapeDtypeStruct(queries.shape, jnp.float32))
-    rows = [x.astype(jnp.int32) for x in (seq, reach.first_key(position), stop)]
-    shares = jnp.full((kv_heads, q_per_kv), NEVER) if sinks is None else sinks.astype(jnp.float32)
-    out = call(queries, view, layer[None], block_tables, *rows, shares)
-    if max_query_len != 1:
-        problem = Problem(queries, view, layer, block_tables, kv_lens, soft_cap, reach, sinks)
-        products = prefill(problem, query_starts, jnp.where(by_products, lengths, 0))
-        out = jnp.where((live & by_products[seq])[:, None, None, None], products, out)
+    first = Reach(sliding_window, chunk_size).first_key(position)
+    stop = jnp.where(token < query_starts[-1], position + 1, 0)
+    shares = jnp.full((kv_heads, q_per_kv), NO_SINK) if sinks is None else sinks.astype(jnp.float32)
+    scale_and_cap = jnp.asarray([scale, soft_cap or 0.0], jnp.float32)
+    parts = jnp.arange(0, tokens, 1 if max_query_len == 1 else ROWS_TOGETHER, dtype=jnp.int32)
+    layers = jnp.asarray(layer, jnp.int32)[None]
+    call = jax.ffi.ffi_call(target(), jax.ShapeDtypeStruct(queries.shape, jnp.float32))
+    out = call(queries, view, layers, block_tables, seq, first, stop, shares, scale_and_cap, parts)
     return out[..., :head_dim].astype(q.dtype)

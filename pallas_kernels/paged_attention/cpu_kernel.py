@@ -1,14 +1,14 @@
 """The loops of `pallas_kernels.paged_attention.cpu`, compiled by Numba for the machine they run on.
 
-Of each query row and KV head, the keys are read once, block by block, straight from the pool: scores of a block, the
-online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the block's values. What a
-row gets depends on its own keys only, and every block is cut at the same positions: bits do not depend on the batch.
+Queries of neighbouring tokens of a sequence read their keys together, block by block, straight from the pool: scores
+of a block, the online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the block's
+values. Every sum is over a row's own keys and cut at the same positions: bits do not depend on the batch.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, cfunc, njit
@@ -26,34 +26,37 @@ SPAN = 64
 
 
 @cache
-def target(q_per_kv: int, tiles: int, soft_cap: float | None) -> str:
-    """Name of the custom call for heads of this shape, compiled and registered when first asked for.
+def target() -> str:
+    """Name of the custom call, compiled and registered when first asked for.
 
-    Arguments of the call: q ``[rows, kv_heads, q_per_kv, padded_dim]``, scaled; view; layer ``[1]``; tables
+    Arguments of the call: q ``[rows, kv_heads, q_per_kv, padded_dim]``; view; layer ``[1]``; tables
     ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence ``seq[r]``;
-    sinks ``[kv_heads, q_per_kv]``, `NEVER` where there is none.
-    Result: like q. An item of work is one KV head of a row.
+    sinks ``[kv_heads, q_per_kv]``, `NO_SINK` where there is none; scale and soft_cap ``[2]``, a cap of 0 for none;
+    parts ``[parts]``, ascending first rows: a KV head of the rows from one to the next is an item of work.
+    Result: like q.
     """
-    name = f"jpaged_paged_attention_{q_per_kv}_{tiles}_{soft_cap or 0.0}"
-    ffi.register(name, _attend(q_per_kv, tiles, soft_cap or 0.0), item_axes=(0, 1))
+    name = "jpaged_paged_attention"
+    ffi.register(name, _attend, items_of=((9, 0), (0, 1)), grains=32)
     return name
 
 
 @njit
+def _ints(frame, index):
+    """An argument of one axis of int32."""
+    buffer = ffi.argument(frame, index)
+    return carray(at(buffer), (size(buffer, 0),), np.int32)
+
+
+@njit
 def _arrays(frame):
-    """(q, view, layer, tables, seq, first, stop, sinks, out) of a call."""
+    """(q, view, tables, sinks, out) of a call."""
     q, view, tables = ffi.argument(frame, 0), ffi.argument(frame, 1), ffi.argument(frame, 3)
-    rows = size(q, 0)
-    q_shape = (rows, size(q, 1), size(q, 2), size(q, 3))
+    q_shape = (size(q, 0), size(q, 1), size(q, 2), size(q, 3))
     view_shape = (size(view, 0), size(view, 1), size(view, 2), size(view, 3), size(view, 4), size(view, 5))
     return (
         carray(at(q), q_shape, np.float32),
         carray(at(view), view_shape, np.float32),
-        carray(at(ffi.argument(frame, 2)), (1,), np.int32)[0],
         carray(at(tables), (size(tables, 0), size(tables, 1)), np.int32),
-        carray(at(ffi.argument(frame, 4)), (rows,), np.int32),
-        carray(at(ffi.argument(frame, 5)), (rows,), np.int32),
-        carray(at(ffi.argument(frame, 6)), (rows,), np.int32),
         carray(at(ffi.argument(frame, 7)), q_shape[1:3], np.float32),
         carray(at(ffi.result(frame, 0)), q_shape, np.float32),
     )
@@ -66,62 +69,128 @@ def _rows_at(view, layer, block, head):
     return view.ctypes.data + ((block * layers + layer) * heads + head) * tiles * block_size * ROW_BYTES
 
 
-def _attend(group: int, tiles: int, cap: float) -> Any:
-    """The loops for a static shape; `cap` 0 = none. Closes over plain values only, so that Numba can cache it."""
+class _Scratch(NamedTuple):
+    """Of rows that are computed together, for each of their queries."""
+
+    queries: np.ndarray
+    weights: np.ndarray
+    values: np.ndarray
+    top: np.ndarray
+    total: np.ndarray
+    shrink: np.ndarray
+
+
+@njit
+def _scratch(number, width, span):
+    return _Scratch(
+        np.empty((number, width), np.float32),
+        np.empty((number, span), np.float32),
+        np.empty((number, width), np.float32),
+        np.empty(number, np.float32),
+        np.empty(number, np.float32),
+        np.empty(number, np.float32),
+    )
+
+
+@njit
+def _part(parts, index, num_rows):
+    """First row of a part, and of the one after."""
+    return parts[index], parts[index + 1] if index + 1 < parts.size else num_rows
+
+
+@njit
+def _load(q, scale, sinks, scratch):
+    """Begin with queries [rows, q_per_kv, width] that have seen their sinks, keys without a value."""
+    number = 0
+    for row in range(q.shape[0]):
+        for g in range(q.shape[1]):
+            scratch.top[number], scratch.total[number] = sinks[g], f32(1.0)
+            for lane in range(q.shape[2]):
+                scratch.queries[number, lane] = q[row, g, lane] * scale
+                scratch.values[number, lane] = f32(0.0)
+            number += 1
+
+
+@njit(fastmath=FAST)
+def _store(scratch, out):
+    """End with the values' means."""
+    number = 0
+    for row in range(out.shape[0]):
+        for g in range(out.shape[1]):
+            share = f32(1.0) / scratch.total[number]
+            for lane in range(out.shape[2]):
+                out[row, g, lane] = scratch.values[number, lane] * share
+            number += 1
+
+
+@njit(error_model="numpy")
+def _attend_together(view, layer, head, table, seen, group, cap, scratch):
+    """Bring maxima, sums and values up to date with the keys of some rows of one sequence: row r sees those from
+    ``seen[0][r]`` to ``seen[1][r]``, and has `group` queries."""
+    first, stop = seen
+    number, width = first.size * group, scratch.values.shape[1]
+    queries, weights, values = scratch.queries[:number], scratch.weights[:number], scratch.values[:number]
+    num_blocks, tiles, block_size = view.shape[0], view.shape[3], view.shape[4]
     lanes = LANES // 2 if tiles == 1 else LANES
-    parts = max(1, tiles // 2)  # tiles of K; V has as many after them, or the other half of the only one
-    value_tile, value_lane = tiles // 2, LANES - lanes
-    width = parts * lanes
+    k_tiles = max(1, tiles // 2)  # V has as many after them, or the other half of the only one
+    v_offset = tiles // 2 * block_size * ROW_BYTES + (LANES - lanes) * FLOAT
+    span = weights.shape[1]
+    stride, pages_of_span = span * FLOAT, span // block_size
+    begin, end = first[0], stop[0]
+    for row in range(1, first.size):
+        begin, end = min(begin, first[row]), max(end, stop[row])
+    pages = range(begin // block_size, (end + block_size - 1) // block_size)
+    for page_0 in range(pages.start // pages_of_span * pages_of_span, pages.stop, pages_of_span):
+        here, key_0 = range(max(pages.start, page_0), min(pages.stop, page_0 + pages_of_span)), page_0 * block_size
+        for page in here:
+            block, key = table[page], (page - page_0) * block_size
+            if 0 <= block < num_blocks:
+                is_last = page + 1 == pages.stop  # then the next head is to come
+                next_block = table[pages.start if is_last else page + 1]
+                coming = _rows_at(view, layer, next_block, head + is_last)
+                rows, to = _rows_at(view, layer, block, head), weights.ctypes.data + key * FLOAT
+                scores(queries.ctypes.data, rows, coming, to, stride, number, block_size, k_tiles, lanes)
+                if cap > 0:
+                    cap_scores(weights, key, key + block_size, cap)
+            else:
+                hide(weights, key, key + block_size)
+        for row in range(first.size):
+            mine = weights[row * group : (row + 1) * group]
+            hide(mine, 0, first[row] - key_0)
+            hide(mine, stop[row] - key_0, span)
+        exponentials(weights, scratch.top, scratch.total, values, scratch.shrink)
+        for page in here:
+            block, key = table[page], page * block_size
+            from_key, to_key = max(begin, key), min(end, key + block_size)
+            if 0 <= block < num_blocks:
+                rows = _rows_at(view, layer, block, head) + v_offset + (from_key - key) * ROW_BYTES
+                mine = weights.ctypes.data + (from_key - key_0) * FLOAT
+                for tile in range(k_tiles):
+                    v, to = rows + tile * block_size * ROW_BYTES, values.ctypes.data + tile * lanes * FLOAT
+                    add_values(mine, stride, v, to, width * FLOAT, number, to_key - from_key, lanes)
 
-    @cfunc(ffi.RUN, fastmath=FAST, error_model="numpy", cache=True)
-    def attend(frame, begin_item, end_item):
-        q, view, layer, tables, seq, first, stop, sinks, out = _arrays(frame)
-        num_blocks, block_size = view.shape[0], view.shape[4]
-        span = max(1, SPAN // block_size)
-        weights = np.empty((group, span * block_size), np.float32)
-        values = np.empty((group, width), np.float32)
-        top = np.empty(group, np.float32)
-        total = np.empty(group, np.float32)
-        at_weights, stride = weights.ctypes.data, span * block_size * FLOAT
-        for item in range(begin_item, end_item):
-            row, head = item // q.shape[1], item % q.shape[1]
-            queries = q.ctypes.data + item * group * width * FLOAT
-            pages = range(first[row] // block_size, (stop[row] + block_size - 1) // block_size)
-            for g in range(group):
-                top[g], total[g] = sinks[head, g], f32(1.0)  # a key without a value, the first thing seen
-                for lane in range(width):
-                    values[g, lane] = f32(0.0)
-            for page_0 in range(pages.start // span * span, pages.stop, span):
-                here = range(max(pages.start, page_0), min(pages.stop, page_0 + span))
-                for page in here:
-                    block, key = tables[seq[row], page], (page - page_0) * block_size
-                    if 0 <= block < num_blocks:
-                        is_last = page + 1 == pages.stop  # then the next head is to come
-                        next_block = tables[seq[row], pages.start if is_last else page + 1]
-                        coming = _rows_at(view, layer, next_block, head + is_last)
-                        rows, to = _rows_at(view, layer, block, head), at_weights + key * FLOAT
-                        scores(queries, rows, coming, to, stride, group, block_size, parts, lanes)
-                        if cap > 0:
-                            cap_scores(weights, key, key + block_size, f32(cap))
-                    else:
-                        hide(weights, key, key + block_size)
-                key_0 = page_0 * block_size
-                hide(weights, 0, first[row] - key_0)
-                hide(weights, stop[row] - key_0, span * block_size)
-                exponentials(weights, top, total, values)
-                for page in here:
-                    block, key = tables[seq[row], page], page * block_size
-                    begin, end = max(first[row], key), min(stop[row], key + block_size)
-                    if 0 <= block < num_blocks:
-                        rows = _rows_at(view, layer, block, head) + (begin - key) * ROW_BYTES
-                        mine = at_weights + (begin - key_0) * FLOAT
-                        for part in range(parts):
-                            v = rows + (value_tile + part) * block_size * ROW_BYTES + value_lane * FLOAT
-                            to = values.ctypes.data + part * lanes * FLOAT
-                            add_values(mine, stride, v, to, width * FLOAT, group, end - begin, lanes)
-            for g in range(group):
-                share = f32(1.0) / total[g]
-                for lane in range(width):
-                    out[row, head, g, lane] = values[g, lane] * share
 
-    return attend
+@cfunc(ffi.RUN, fastmath=FAST, error_model="numpy", cache=True)
+def _attend(frame, begin_item, end_item):
+    q, view, tables, sinks, out = _arrays(frame)
+    layer, seq, first, stop = _ints(frame, 2)[0], _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
+    scale, cap = carray(at(ffi.argument(frame, 8)), (2,), np.float32)
+    parts = _ints(frame, 9)
+    num_rows, num_heads, group, width = q.shape
+    most = 0
+    for index in range(parts.size):
+        begin, end = _part(parts, index, num_rows)
+        most = max(most, end - begin)
+    scratch = _scratch(most * group, width, max(1, SPAN // view.shape[4]) * view.shape[4])
+    for item in range(begin_item, end_item):
+        head = item % num_heads
+        row, end = _part(parts, item // num_heads, num_rows)
+        while row < end:
+            after = row + 1
+            while after < end and seq[after] == seq[row]:
+                after += 1
+            table, seen = tables[seq[row]], (first[row:after], stop[row:after])
+            _load(q[row:after, head], scale, sinks[head], scratch)
+            _attend_together(view, layer, head, table, seen, group, cap, scratch)
+            _store(scratch, out[row:after, head])
+            row = after

@@ -11,8 +11,10 @@ FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 """Fused multiply-adds, reductions in vector order, maxima that need not look for NaN."""
 
 f32 = np.float32
-NEVER = f32(-1e30)
-"""Below every score; the difference of two of them is a number."""
+HIDDEN = f32(-1e30)
+"""Score of a key that is not seen."""
+NO_SINK = f32(-1e29)
+"""Below every score of a key that is seen, so far above `HIDDEN` that what is hidden weighs nothing."""
 
 
 @intrinsic
@@ -23,19 +25,35 @@ def _float_of_bits(typingctx, bits):
     return types.float32(types.int32), generate
 
 
-@njit(fastmath=FAST)
+@intrinsic
+def _fma(typingctx, a, b, c):
+    """``a * b + c``, rounded once whatever else the compiler does."""
+
+    def generate(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@njit
 def exp(x):
-    """e to the x <= 0, to a few units in the last place: Cephes' polynomial."""
-    x = max(x, f32(-87.0))
-    n = np.floor(x * f32(1.44269504) + f32(0.5))
-    r = x - n * f32(0.693359375) + n * f32(2.12194440e-4)
-    p = f32(1.9875691500e-4)
-    p = p * r + f32(1.3981999507e-3)
-    p = p * r + f32(8.3334519073e-3)
-    p = p * r + f32(4.1665795894e-2)
-    p = p * r + f32(1.6666665459e-1)
-    p = p * r + f32(5.0000001201e-1)
-    return (p * r * r + r + f32(1.0)) * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    """e to the x <= 0, to a few units in the last place: Cephes' polynomial. 0 where float32 has no normal number.
+
+    One number has one result, alone or in a vector.
+    """
+    least = f32(-87.0)
+    is_normal = x >= least
+    x = max(x, least)
+    n = np.floor(_fma(x, f32(1.44269504), f32(0.5)))
+    r = _fma(n, f32(2.12194440e-4), _fma(n, f32(-0.693359375), x))
+    p = _fma(f32(1.9875691500e-4), r, f32(1.3981999507e-3))
+    p = _fma(p, r, f32(8.3334519073e-3))
+    p = _fma(p, r, f32(4.1665795894e-2))
+    p = _fma(p, r, f32(1.6666665459e-1))
+    p = _fma(p, r, f32(5.0000001201e-1))
+    p = _fma(p, r * r, r) + f32(1.0)
+    power = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    return power if is_normal else f32(0.0)
 
 
 @njit(fastmath=FAST)
@@ -48,37 +66,42 @@ def tanh(x):
 @njit(fastmath=FAST)
 def cap_scores(scores, begin, end, cap):
     """``cap * tanh(score / cap)`` in the place of the scores of some keys."""
-    for g in range(scores.shape[0]):
+    for row in range(scores.shape[0]):
         for key in range(begin, end):
-            scores[g, key] = cap * tanh(scores[g, key] / cap)
+            scores[row, key] = cap * tanh(scores[row, key] / cap)
 
 
 @njit
 def hide(scores, begin, end):
-    """Keys that are not seen; none where the range is empty."""
-    for g in range(scores.shape[0]):
-        for key in range(max(begin, 0), end):
-            scores[g, key] = NEVER
+    """Keys that are not seen, of a range that may reach beyond them."""
+    for row in range(scores.shape[0]):
+        for key in range(max(begin, 0), min(end, scores.shape[1])):
+            scores[row, key] = HIDDEN
 
 
 @njit(fastmath=FAST)
-def exponentials(scores, top, total, values):
-    """Put weights in the place of scores [group, keys]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
-    algorithm 1), whose maximum and sum so far, ``[group]``, and weighted values are brought up to date."""
-    for g in range(scores.shape[0]):
-        mine = scores[g]
-        new_top = top[g]
-        for key in range(mine.size):
-            new_top = max(new_top, mine[key])
-        if new_top <= NEVER:
-            continue
-        shrink = exp(top[g] - new_top)
-        top[g] = new_top
-        sum_ = f32(0.0)
-        for key in range(mine.size):
-            weight = exp(mine[key] - new_top)
-            mine[key] = weight
+def exponentials(scores, top, total, values, shrink):
+    """Put weights in the place of scores [rows, keys]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
+    algorithm 1), whose maximum, at least `NO_SINK`, and sum so far, ``[rows]``, and weighted values are brought up to
+    date. `shrink`, ``[rows]``, is for what they are multiplied with. The rows take each step together: they wait for
+    one another's results less than one row's steps do."""
+    rows, keys = scores.shape
+    for row in range(rows):
+        new_top = top[row]
+        for key in range(keys):
+            new_top = max(new_top, scores[row, key])
+        shrink[row] = top[row] - new_top
+        top[row] = new_top
+    for row in range(rows):
+        shrink[row] = exp(shrink[row])
+    for row in range(rows):
+        sum_, its_top = f32(0.0), top[row]
+        for key in range(keys):
+            weight = exp(scores[row, key] - its_top)
+            scores[row, key] = weight
             sum_ += weight
-        total[g] = total[g] * shrink + sum_
+        total[row] = total[row] * shrink[row] + sum_
+    for row in range(rows):
+        factor = shrink[row]
         for lane in range(values.shape[1]):
-            values[g, lane] *= shrink
+            values[row, lane] *= factor

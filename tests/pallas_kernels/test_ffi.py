@@ -57,7 +57,7 @@ def increment():
         for i in range(begin, end):
             target[i] = source[i] + 1
 
-    ffi.register("jpaged_test_increment", run, item_axes=(0,))
+    ffi.register("jpaged_test_increment", run, items_of=((0, 0),))
 
     def call(x):
         return jax.ffi.ffi_call("jpaged_test_increment", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)

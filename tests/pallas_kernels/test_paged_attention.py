@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, make_batch
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import cpu, paged_attention, tpu
+from pallas_kernels.paged_attention import paged_attention, tpu
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
@@ -42,9 +42,8 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch):
-    """Steps of 128 keys, so that short contexts take several; some chunks on CPU as rows, others as products."""
+    """Steps of 128 keys, so that short contexts take several."""
     monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 128)
-    monkeypatch.setattr(cpu, "ROWS_UP_TO", 100)
 
 
 @cache
@@ -146,6 +145,20 @@ def test_a_prompt_in_chunks_gives_what_it_gives_at_once(impl):
     first = compiled(impl, case)(whole.q, whole.view, whole.layer, whole.block_tables, starts, kv_lens)
     assert_close(first[:10], at_once[:10], case.dtype)
     assert not np.asarray(first)[10:].any()
+
+
+@pytest.mark.parametrize("limits", [{}, {"sliding_window": 5, "soft_cap": 5.0}, {"chunk_size": 70}, {"sinks": True}])
+def test_on_cpu_a_token_has_the_same_bits_in_a_chunk_and_alone(limits):
+    case = Case(q_per_kv=3, tokens=40, **limits)
+    chunk = make_batch(case, [37], [100])
+    together = np.asarray(compiled("cpu", case)(*chunk.arrays))
+    alone = replace(case, tokens=1, seqs=1, max_query_len=1)
+    starts, table = np.asarray([0, 1], np.int32), chunk.block_tables[:1]
+    for row in range(37):
+        kv_lens = np.asarray([100 + row + 1], np.int32)
+        q = chunk.q[row : row + 1]
+        mine = compiled("cpu", alone)(q, chunk.view, chunk.layer, table, starts, kv_lens, *chunk.arrays[6:])
+        np.testing.assert_array_equal(np.asarray(mine)[0], together[row])
 
 
 @pytest.mark.parametrize("impl", ["reference", *IMPLS])

@@ -19,7 +19,7 @@ from jpaged.benchmarks.prompts import Lengths
 from jpaged.llm import LLM
 from jpaged.loading import LoadedModel, model_class
 from jpaged.loading.placement import layers_are_stacked
-from jpaged.loading.weights import abstract_model, abstract_params
+from jpaged.loading.targets import abstract_model, abstract_params
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.sampling_params import SamplingParams
 

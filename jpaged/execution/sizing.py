@@ -97,15 +97,22 @@ def device_bytes(params: Any) -> int:
 
 
 def host_memory_available() -> int:
-    """Bytes of host memory that programs can still take without swapping."""
+    """Bytes of host memory that programs can still take without swapping.
+
+    Pages of files that this process has mapped, weights perhaps, count as taken, though Linux could drop them.
+    """
     try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        return _kilobytes("/proc/meminfo", "MemAvailable:") - _kilobytes("/proc/self/status", "RssFile:")
     except OSError:
         logger.debug("no /proc/meminfo: assuming 8 GiB of free host memory")
     return 8 << 30
+
+
+def _kilobytes(file: str, name: str) -> int:
+    """Bytes, from a line such as ``RssFile:   123 kB``; 0 if there is none."""
+    with open(file) as lines:
+        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
+    return sum(found)
 
 
 def program_size(name: str, lowered: jax.stages.Lowered) -> ProgramSize:

@@ -2,6 +2,8 @@
 
 A checkpoint is a folder: `params` (Orbax, one array a layer whether or not the model stacked them), config.json,
 the tokenizer's files, generation_config.json, and jpaged.json, written last, which says what the others hold.
+Each device's part of an array is a raw file, which is read without Orbax (`ZarrArray`): a CPU device takes the pages
+of the file as its memory, so nothing is copied.
 Parameters are laid out for one number of tensor shards; a mesh of the same number loads them straight into
 their shards, any other through `OrbaxWeights`, which undoes the layout on the host.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,32 +23,21 @@ import numpy as np
 from flax import nnx
 
 from jpaged.loading.quantisation import Forms
-from jpaged.loading.quantised_format import Format
+from jpaged.loading.quantised_format import PACKED, Format
 from jpaged.loading.relayout import unconvert
 from jpaged.loading.source import CHECKPOINT_MARKER
-from jpaged.loading.weights import (
-    StatePath,
-    Target,
-    Value,
-    abstract_model,
-    abstract_value,
-    fill,
-    flat_values,
-    in_forms,
-    store,
-    targets,
-)
+from jpaged.loading.streaming import HostValue, place_all
+from jpaged.loading.targets import Target, abstract_model, fill, flat_values, in_forms, targets
+from jpaged.loading.zarr_array import ZarrArray
 from jpaged.model_api import CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
 
 if TYPE_CHECKING:
     from jpaged.loading.load import LoadedModel
 
-FORMAT = 1
-QUANTISED_FORMAT = 2
+FORMAT = 3
+QUANTISED_FORMAT = 4
 """As `FORMAT`, but some parameters are in parts: codes, scales and minimums."""
-_BATCH_BYTES = 512 << 20
-"""Parameters restored at a time; those that go into stacks exist twice for that long."""
 
 
 def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
@@ -70,8 +61,8 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         if isinstance(value, QuantisedMatrix):
             forms[".".join(target.source.path)] = Format.of(value).as_json()
         params |= _parts(target, jax.tree.map(partial(_single, index=target.index), value))
-    # Weights hardly compress, and decompressing takes longer than reading from a disk.
-    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+    # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
     if jax.process_index() == 0:
@@ -104,8 +95,6 @@ class OrbaxWeights:
     quantised = False
 
     def __init__(self, folder: Path, model_cls: type[Any], config: Any):
-        import orbax.checkpoint as ocp
-
         about = json.loads((folder / CHECKPOINT_MARKER).read_text())
         if about["format"] not in (FORMAT, QUANTISED_FORMAT):
             raise ValueError(
@@ -118,7 +107,6 @@ class OrbaxWeights:
         self.expert_parallel: bool = about.get("expert_parallel", False)
         self.stored_dtype = np.dtype(jnp.dtype(about["dtype"]))
         self._shapes = {name: tuple(shape) for name, shape in about["tensor_shapes"].items()}
-        self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
         self._model_cls, self._config = model_cls, config
         self._makers: dict[str, Target] | None = None
         self._last: tuple[Target, dict[str, np.ndarray]] | None = None
@@ -141,28 +129,34 @@ class OrbaxWeights:
             target = self._maker_of(name)
             if self._last is None or self._last[0] is not target:
                 sources = target.source.sources
-                array = self.restore({_key(target): np.ndarray})[_key(target)]
-                tensors = unconvert(target.source.convert, [self._shapes[s] for s in sources], array)
+                array = self.parameter(target)
+                assert not isinstance(array, QuantisedMatrix)
+                tensors = unconvert(target.source.convert, [self._shapes[s] for s in sources], np.asarray(array))
                 self._last = target, dict(zip(sources, tensors, strict=True))
             tensor = self._last[1][name]
         assert tensor.shape == shape
         return tensor
 
-    def restore(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Parameters by key: NumPy where `np.ndarray` is wanted, else like the `jax.ShapeDtypeStruct` given."""
-        import orbax.checkpoint as ocp
+    def parameter(self, target: Target) -> HostValue:
+        """What was saved of a target, read when it is sliced.
 
-        args = {
-            key: ocp.RestoreArgs(restore_type=np.ndarray)
-            if like is np.ndarray
-            else ocp.ArrayRestoreArgs(dtype=like.dtype, sharding=like.sharding, global_shape=like.shape)
-            for key, like in wanted.items()
-        }
-        item = {key: 0 if like is np.ndarray else like for key, like in wanted.items()}
-        return self._checkpointer.restore(
-            Path(self.location).absolute() / "params",
-            args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True),
-        )
+        Raises:
+            ValueError: it has another shape, or is missing.
+        """
+
+        def saved(part: str = "") -> Any:
+            return ZarrArray(Path(self.location) / "params" / f"{_key(target)}{part}")
+
+        form, axis = target.form, target.source.contracted
+        if form is None:
+            found = saved()
+        else:
+            assert axis is not None
+            minimums = saved(".minimums") if form.minimums else None
+            found = QuantisedMatrix(saved(".codes"), saved(".scales"), minimums, axis, form.codes == PACKED)
+        if found.shape != target.shape:
+            raise ValueError(f"parameter {target.name} has shape {target.shape}, but {self.location} has {found.shape}")
+        return found
 
     def _maker_of(self, name: str) -> Target:
         """The saved parameter that holds a tensor's values."""
@@ -203,17 +197,7 @@ def restore_params(
     layout: dict[str, Any] = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
     model = abstract_model(model_cls, config, dtype=dtype, stacked=stacked, **layout)
     graphdef, abstract = nnx.split(model)
-    values: dict[StatePath, Value] = {}
-    for batch in _batches(in_forms(targets(model), reader.forms)):
-        likes = {target.path: abstract_value(target, mesh, stacked=False) for target in batch}
-        wanted: dict[str, Any] = {}
-        for target in batch:
-            wanted |= _parts(target, likes[target.path])
-        restored = reader.restore(wanted)
-        for target in batch:
-            names = _parts(target, likes[target.path])
-            parts = [restored.pop(name) for name in names]
-            store(values, target, jax.tree.unflatten(jax.tree.structure(likes[target.path]), parts), mesh)
+    values = place_all(in_forms(targets(model), reader.forms), reader.parameter, mesh)
     return model, graphdef, fill(abstract, values)
 
 
@@ -231,21 +215,8 @@ def _key(target: Target) -> str:
 
 
 def _parts(target: Target, value: Any) -> dict[str, Any]:
-    """A parameter's arrays, or their shapes, by their names in a checkpoint, in the order of the tree's leaves."""
+    """A parameter's arrays by their names in a checkpoint."""
     if not isinstance(value, QuantisedMatrix):
         return {_key(target): value}
     parts = {"codes": value.codes, "scales": value.scales, "minimums": value.minimums}
     return {f"{_key(target)}.{name}": part for name, part in parts.items() if part is not None}
-
-
-def _batches(places: list[Target]) -> Iterator[list[Target]]:
-    batch: list[Target] = []
-    size = 0
-    for target in places:
-        batch.append(target)
-        size += target.dtype.itemsize * int(np.prod(target.shape))
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

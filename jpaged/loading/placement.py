@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
+from jpaged.loading.host_memory import ALIGNMENT
 from jpaged.model_api import HostArray
 from pallas_kernels.platform import Impl, resolve_impl
 
@@ -39,7 +40,7 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a host array of `shape`, what this process's devices hold: ``parts[index]`` is contiguous and cast."""
+    """Of a host array of `shape`, what this process's devices hold: ``parts[index]`` is cast and aligned."""
 
     shape: tuple[int, ...]
     parts: Mapping[tuple[tuple[int | None, int | None], ...], np.ndarray]
@@ -48,12 +49,27 @@ class Parts:
         return self.parts[_bounds(index)]
 
 
-def own_parts(array: HostArray, dtype: np.dtype, sharding: NamedSharding) -> Parts:
-    """Cut out of a host array what this process's devices hold: of a file view no more is read."""
+def own_parts(
+    array: HostArray, dtype: np.dtype, sharding: NamedSharding, empty: Callable[..., np.ndarray] = np.empty
+) -> Parts:
+    """Cut out of a host array, what this process's devices hold: of a file view no more is read.
+
+    Parts are copies, unless they lie in `array` just as a CPU device would hold them: then it takes that memory.
+
+    Args:
+        empty: makes the copies' memory from a shape and a dtype.
+    """
     indices = sharding.addressable_devices_indices_map(array.shape).values()
     wanted = {_bounds(index): index for index in indices if index is not None}
-    cut = {at: np.ascontiguousarray(array[index]).astype(dtype, copy=False) for at, index in wanted.items()}
-    return Parts(array.shape, cut)
+    return Parts(array.shape, {at: _as_held(array[index], dtype, empty) for at, index in wanted.items()})
+
+
+def _as_held(part: np.ndarray, dtype: np.dtype, empty: Callable[..., np.ndarray]) -> np.ndarray:
+    if part.dtype == dtype and part.flags.c_contiguous and part.ctypes.data % ALIGNMENT == 0:
+        return part
+    copy = empty(part.shape, dtype)
+    np.copyto(copy, part, casting="unsafe")
+    return copy
 
 
 def place(parts: Parts, sharding: NamedSharding) -> Shaped[Array, "*shape"]:

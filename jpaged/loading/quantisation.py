@@ -21,7 +21,7 @@ from jpaged.model_api import WeightSource
 from pallas_kernels.quantised import QuantisedMatrix
 
 if TYPE_CHECKING:
-    from jpaged.loading.weights import Target
+    from jpaged.loading.targets import Target
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, poo
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.placement import layers_are_stacked
 from jpaged.loading.quantisation import check_device
-from jpaged.loading.weights import abstract_model, abstract_params
+from jpaged.loading.targets import abstract_model, abstract_params
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
 from jpaged.planning.devices import Device, find_device

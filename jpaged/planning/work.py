@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.pool import PoolSpec
 from jpaged.execution.sizing import device_bytes
-from jpaged.loading.weights import Target, flat_values, targets
+from jpaged.loading.targets import Target, flat_values, targets
 from jpaged.model_api import CausalLM
 from jpaged.planning.roofline import Work
 

@@ -36,7 +36,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     from jpaged.execution.sampling_batch import RANKED, greedy_rows
     from jpaged.execution.step import make_block_copy
     from jpaged.execution.swap import make_gather, make_scatter
-    from jpaged.loading.weights import abstract_model, abstract_params
+    from jpaged.loading.targets import abstract_model, abstract_params
     from models.llama import Llama
     from pallas_kernels.gpu_launch import compiling_for
 

@@ -11,7 +11,7 @@ from transformers import GptOssConfig, Llama4TextConfig, LlamaConfig
 
 from jpaged.execution import make_mesh, plan_pool
 from jpaged.execution.ahead import StepPrograms
-from jpaged.loading.weights import abstract_model, abstract_params
+from jpaged.loading.targets import abstract_model, abstract_params
 from jpaged_models.gpt_oss import GptOss
 from jpaged_models.llama import Llama
 from jpaged_models.llama4 import Llama4

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from tiny_folders import write_llama
 
 from jpaged.loading import load_model
-from jpaged.loading.weights import flat_values
+from jpaged.loading.targets import flat_values
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import torch
 from checkpoints import make_checkpoint
 from tiny_folders import write_llama
 
 from jpaged.loading import convert_checkpoint, load_model, save_checkpoint
+from jpaged.loading.orbax import _key
+from jpaged.loading.targets import flat_values, targets
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def test_an_unknown_format_is_named(checkpoint, tmp_path):
     about = json.loads((checkpoint / "jpaged.json").read_text())
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     (tmp_path / "jpaged.json").write_text(json.dumps(about | {"format": 99}))
-    with pytest.raises(ValueError, match="has checkpoint format 99; this version reads 1"):
+    with pytest.raises(ValueError, match="has checkpoint format 99; this version reads 3"):
         load_model(tmp_path)
 
 
@@ -115,3 +119,19 @@ def test_bfloat16_is_stored_as_such(folder, tmp_path):
     save_checkpoint(tmp_path / "half", load_model(folder, dtype="bfloat16"))
     loaded = load_model(tmp_path / "half", dtype="bfloat16")
     assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(loaded.params))
+
+
+def test_orbax_reads_what_is_saved(folder, checkpoint):
+    saved = ocp.PyTreeCheckpointer().restore(checkpoint / "params")
+    loaded = load_model(folder, stacked=False)
+    found = {target.path: saved[_key(target)] for target in targets(loaded.model)}
+    for path, value in flat_values(loaded.params).items():
+        np.testing.assert_array_equal(found[path], value)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "changed")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "changed" / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(ValueError, match=r"parameter .*mlp.gate_up has shape \(.*, 80\), but .*changed has"):
+        load_model(tmp_path / "changed", stacked=False)

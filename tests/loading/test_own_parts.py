@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from jpaged.loading.placement import own_parts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.weights import targets
+from jpaged.loading.targets import targets
 from jpaged.model_api import TENSOR_AXIS
 
 SHARDS = 4

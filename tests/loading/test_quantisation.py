@@ -21,7 +21,8 @@ from jpaged.loading.gguf_weights import GGUFWeights
 from jpaged.loading.quantisation import check_device
 from jpaged.loading.quantised_format import INT8, PACKED, Format
 from jpaged.loading.registry import model_class
-from jpaged.loading.weights import abstract_params, flat_values, load_params
+from jpaged.loading.targets import abstract_params, flat_values
+from jpaged.loading.weights import load_params
 from jpaged.model_api import TENSOR_AXIS, WeightSource
 from pallas_kernels.quantised import QuantisedMatrix
 

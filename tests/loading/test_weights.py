@@ -8,7 +8,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from toy_family import Toy, toy_config, toy_tensors
 
-from jpaged.loading.weights import abstract_params, load_params
+from jpaged.loading.targets import abstract_params
+from jpaged.loading.weights import load_params
 from jpaged.model_api import TENSOR_AXIS
 
 

@@ -39,6 +39,9 @@ PRODUCT_IMPL: ContextVar[Impl] = ContextVar("product_impl", default="xla")
 """Which version of `pallas_kernels.matmul` multiplies in a model that is traced. The engine asks for another than XLA's
 where one device holds all weights."""
 
+LIVE_ROWS: ContextVar[Int[Array, ""] | None] = ContextVar("live_rows", default=None)
+"""How many of a step's tokens, the first ones, are not padding: products of the others may be skipped. None: all."""
+
 
 @dataclass(frozen=True)
 class LayerGroup:

@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import PRODUCT_IMPL, TENSOR_AXIS, WeightSource, padded
+from jpaged.model_api import LIVE_ROWS, PRODUCT_IMPL, TENSOR_AXIS, WeightSource, padded
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.quantised import QuantisedMatrix, quantised_dot, quantised_table_dot
 
@@ -62,11 +62,12 @@ def dot(
     weight: Float[Array, "inputs outputs"] | QuantisedMatrix | Bank,
     out_dtype: jnp.dtype | None = None,
 ) -> Float[Array, "tokens outputs"]:
-    """``x @ weight``, in `out_dtype` or that of `x`."""
+    """``x @ weight``, in `out_dtype` or that of `x`; from `LIVE_ROWS` on, rows may be 0."""
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
     if isinstance(bank.matrices[0], QuantisedMatrix):
         return bank.multiply(partial(quantised_dot, out_dtype=out_dtype), x)
-    return matmul(x, bank.matrices, bank.index, out_dtype=out_dtype, impl=PRODUCT_IMPL.get())
+    options = {"rows": LIVE_ROWS.get(), "impl": PRODUCT_IMPL.get()}
+    return matmul(x, bank.matrices, bank.index, out_dtype=out_dtype, **options)
 
 
 def embed(

@@ -50,7 +50,7 @@ def make_step(
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         attend_here = partial(attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
-        with traced_for(mesh, kernel_impl), under_mesh(mesh):
+        with traced_for(mesh, kernel_impl, batch.query_starts[-1]), under_mesh(mesh):
             hidden, pool = model(tokens, batch.positions, pool, attend_here)
         return pool, hidden[batch.sample_at], hidden
 

@@ -25,6 +25,7 @@ def matmul(
     matrices: Sequence[Float[Array, "inputs outputs"]],
     index: int | Int[Array, ""] = 0,
     *,
+    rows: Int[Array, ""] | None = None,
     out_dtype: jnp.dtype | None = None,
     impl: Impl = "xla",
 ) -> Float[Array, "rows outputs"]:
@@ -32,13 +33,14 @@ def matmul(
 
     Args:
         index: may be traced.
+        rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: by default that of `x`.
         impl: ``cpu`` needs Numba and unsharded operands, and leaves what is not float32, or not a whole number of
             vectors wide, to XLA. All others are XLA's.
     """
     dtype = out_dtype or x.dtype
     if impl == "cpu" and cpu.takes(x, matrices[0], dtype):
-        return cpu.matmul(x, matrices, index)
+        return cpu.matmul(x, matrices, index, rows)
     return chosen_product(lambda x, matrix: _product(x, matrix, dtype), x, matrices, index)
 
 

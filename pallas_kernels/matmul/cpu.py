@@ -29,13 +29,17 @@ def takes_table(x: jax.Array, table: jax.Array) -> bool:
 
 
 def matmul(
-    x: Float[Array, "rows inputs"], matrices: Sequence[Float[Array, "inputs outputs"]], index: int | Int[Array, ""]
+    x: Float[Array, "rows inputs"],
+    matrices: Sequence[Float[Array, "inputs outputs"]],
+    index: int | Int[Array, ""],
+    rows: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows outputs"]:
     """See `pallas_kernels.matmul.matmul`."""
     from pallas_kernels.matmul.cpu_kernel import matrices_target
 
     shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].shape[1]), jnp.float32)
-    return jax.ffi.ffi_call(matrices_target(), shape)(x, jnp.asarray(index, jnp.int32)[None], *matrices)
+    index_and_rows = jnp.asarray([index, x.shape[0] if rows is None else rows], jnp.int32)
+    return jax.ffi.ffi_call(matrices_target(), shape)(x, index_and_rows, *matrices)
 
 
 def matmul_table(x: Float[Array, "rows inputs"], table: Float[Array, "outputs inputs"]) -> Float[Array, "rows outputs"]:

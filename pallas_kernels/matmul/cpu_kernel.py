@@ -26,6 +26,7 @@ from pallas_kernels.cpu_tiles import (
     tile,
 )
 from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi_primitives import pointer
 
 PANEL = VECTORS * LANES
 """Columns of a matrix that are an item of work."""
@@ -41,7 +42,10 @@ PORTION = 8 * TABLE_ROWS
 
 @cache
 def matrices_target() -> str:
-    """The custom call ``(x [rows, inputs], index [1], matrices [inputs, outputs]...) -> x @ matrices[index]``."""
+    """The custom call ``(x [rows, inputs], [index, wanted], matrices [inputs, outputs]...) -> x @ matrices[index]``.
+
+    Only the first `wanted` rows are multiplied; the others give 0.
+    """
     name = "jpaged_matmul"
     ffi.register(name, _multiply, items_of=((2, 1),), portion=PANEL, grains=GRAINS)
     return name
@@ -97,17 +101,28 @@ def _panel_product(vectors: int) -> Any:
 _three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 
 
+@njit
+def _clear(out, rows, columns, stride):
+    """Zeros of rows `stride` bytes apart."""
+    for row in range(rows):
+        numbers = carray(pointer(out + row * stride), (columns,), np.float32)
+        for column in range(columns):
+            numbers[column] = np.float32(0.0)
+
+
 @cfunc(ffi.RUN, error_model="numpy", cache=True)
 def _multiply(frame, begin, end):
-    index = carray(data(argument(frame, 1)), (1,), np.int32)[0]
+    index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
     first, matrix = argument(frame, 0), argument(frame, 2 + index)
-    rows, inputs, outputs = dimension(first, 0), dimension(matrix, 0), dimension(matrix, 1)
+    all_rows, inputs, outputs = dimension(first, 0), dimension(matrix, 0), dimension(matrix, 1)
+    rows = min(wanted, all_rows)
     x, x_stride, stride = address(first), inputs * FLOAT, outputs * FLOAT
     packed = stack_memory(PACKED)
     for item in range(begin, end):
         column = item * PANEL
         panel, out = address(matrix) + column * FLOAT, address(result(frame, 0)) + column * FLOAT
         vectors = min(VECTORS, (outputs - column) // LANES)
+        _clear(out + rows * stride, all_rows - rows, vectors * LANES, stride)
         for at in range(0, inputs, DEPTH):
             depth = min(DEPTH, inputs - at)
             mine, theirs = x + at * FLOAT, panel + at * stride

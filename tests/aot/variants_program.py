@@ -1,0 +1,81 @@
+"""Compile steps of LLM(kv_budget=...) and LLM(enable_expert_parallel=True) for hardware this machine lacks.
+
+    variants_program.py tpu|cuda DEVICES KERNELS
+
+Run by `test_aot_variants.py`; prints what they need as JSON, as `step_program.py` does. Models and steps are small, as
+what is asked (is the pool copied, what crosses devices) does not depend on their size, but the pool is not.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from step_program import HOPPER, report
+from targets import h200_mesh, tpu_mesh
+
+LAYERS, MAX_NUM_SEQS, MAX_MODEL_LEN, TOKENS, BLOCK, POOL_BYTES = 2, 16, 256, 16, 16, 1 << 30
+SIZES = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128, "rope_parameters": ROPE}
+
+
+def main(target: str, devices: int, kernels: str) -> None:
+    mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
+
+    import jax.numpy as jnp
+    from flax import nnx
+    from transformers import GptOssConfig, LlamaConfig
+
+    from jpaged import PyramidKV
+    from jpaged.execution import plan_pool
+    from jpaged.execution.ahead import StepPrograms
+    from jpaged.loading.placement import layers_are_stacked
+    from jpaged.loading.weights import abstract_model, abstract_params
+    from models.gpt_oss import GptOss
+    from models.llama import Llama
+    from pallas_kernels.gpu_launch import compiling_for
+
+    assert mesh.size == devices, mesh
+    dtype = jnp.dtype(jnp.bfloat16)
+
+    def programs(family: Any, config: Any, budget: PyramidKV | None = None, **layout: bool) -> StepPrograms:
+        layout |= {"stacked": layers_are_stacked(target, kernels)}
+        model = abstract_model(family, config, dtype=dtype, tensor_parallel=devices, **layout)
+        groups = model.layer_groups if budget is None else budget.bands(model.layer_groups, BLOCK)
+        pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES, "kv_budget": budget}
+        return StepPrograms(
+            graphdef=nnx.split(model)[0],
+            params=abstract_params(model, mesh),
+            spec=plan_pool(groups, **pool),
+            mesh=mesh,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=TOKENS,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=config.vocab_size,
+            kernel_impl=kernels,
+        )
+
+    kept = programs(Llama, LlamaConfig(**SIZES), PyramidKV(budget=128))
+    assert len(kept.spec.groups) == LAYERS, "a band a layer"
+    whole = programs(GptOss, GptOssConfig(**SIZES, **EXPERTS), expert_parallel=True)
+    for name, steps, lower in (("kv_budget", kept, kept.mixed), ("whole experts", whole, whole.decode)):
+        start = time.perf_counter()
+        with compiling_for(HOPPER):
+            lowered = lower()
+        report(name, lowered, steps.spec, start)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

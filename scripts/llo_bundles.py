@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +23,7 @@ GRANULE = 32
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*>*\s*\{(.*)$")
 _START = re.compile(r"Start(?:/End empty)? region (\d+)")
 _BRANCH = re.compile(r"= sbr\.rel (?:\((!?)(%\w+)\) )?target = \$region(\d+)")
-_DMA = re.compile(r"%\w+ = dma\.hbm_to_vmem ")
+_DMA = re.compile(r"%?\w+ = dma\.(hbm_to_vmem|vmem_to_hbm) ")
 _SIZE = re.compile(r"/\*size_in_granules=\*/(\d+)")
 
 
@@ -35,7 +36,7 @@ class Bundle:
         target: region that a branch here goes to; None = no branch.
         predicate: condition of the branch; None = none.
         taken_if: value of the predicate with which it is taken.
-        dma_bytes: bytes whose copy from HBM to VMEM starts here.
+        dma_bytes: bytes whose copy between HBM and VMEM starts here.
         multiplies: a matrix product is issued here.
     """
 
@@ -49,7 +50,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a loop: its cycles and the bytes whose copy from HBM it starts."""
+    """One turn of a loop: its cycles and the bytes whose copy from or to HBM it starts."""
 
     cycles: int
     dma_bytes: int
@@ -106,7 +107,7 @@ def parse(dump: str) -> list[Bundle]:
 
 
 def steady_turn(bundles: list[Bundle]) -> Turn:
-    """One turn of the innermost loop that both starts copies from HBM and multiplies matrices.
+    """One turn of the innermost loop that both starts copies and multiplies matrices.
 
     Of the ways through the loop's body the one that starts the most copies counts, the shortest of those: the
     kernel's steady state. A loop inside it would count as one turn.
@@ -114,17 +115,32 @@ def steady_turn(bundles: list[Bundle]) -> Turn:
     Raises:
         ValueError: when there is no such loop.
     """
+    turns = [(end - start, turn) for start, end, turn in _turns(bundles) if turn.dma_bytes and turn.multiplies]
+    if not turns:
+        raise ValueError("no loop that starts copies from HBM and multiplies")
+    _, turn = min(turns, key=lambda found: found[0])
+    return Turn(turn.cycles, turn.dma_bytes)
+
+
+def last_copying_turn(bundles: list[Bundle]) -> Turn:
+    """One turn of the loop that starts copies and stands last in the program, the way that starts the most of them.
+
+    Raises:
+        ValueError: when no loop starts a copy.
+    """
+    turns = [turn for _, _, turn in _turns(bundles) if turn.dma_bytes]
+    if not turns:
+        raise ValueError("no loop that starts copies")
+    return Turn(turns[-1].cycles, turns[-1].dma_bytes)
+
+
+def _turns(bundles: list[Bundle]) -> Iterator[tuple[int, int, _Path]]:
+    """Every loop's first bundle, its branch back, and its best way; in the order in which loops end."""
     place = {region: i for i, bundle in enumerate(bundles) for region in bundle.regions}
-    loops = []
     for end, bundle in enumerate(bundles):
         start = place.get(bundle.target, len(bundles)) if bundle.target is not None else len(bundles)
-        if start <= end:
-            loops.append((end - start, start, end))
-    for _, start, end in sorted(loops):
-        turn = _turn(bundles, place, start, end)
-        if turn is not None and turn.dma_bytes and turn.multiplies:
-            return Turn(turn.cycles, turn.dma_bytes)
-    raise ValueError("no loop that starts copies from HBM and multiplies")
+        if start <= end and (turn := _turn(bundles, place, start, end)) is not None:
+            yield start, end, turn
 
 
 def _turn(bundles: list[Bundle], place: dict[int, int], start: int, end: int) -> _Path | None:

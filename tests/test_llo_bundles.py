@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
-from llo_bundles import Turn, parse, steady_turn
+from llo_bundles import Turn, last_copying_turn, parse, steady_turn
 
 DMA = "%{} = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s1, /*size_in_granules=*/{}, /*vmem=*/%s2"
 MULTIPLY = "%9 = vmatmul.bf16.gmra.mxu0 %v3"
@@ -86,6 +86,18 @@ def test_a_kernel_that_only_copies_has_no_such_loop():
     loop = [f"LB| {DMA.format(1, 4)}//Start region 7", "%5 = sbr.rel (!%p1_p0) target = $region7", *DELAY]
     with pytest.raises(ValueError, match="no loop"):
         steady_turn(parse(dump(*loop)))
+
+
+def test_of_loops_that_only_copy_the_last_one_counts_with_what_it_writes():
+    write = "%4 = dma.vmem_to_hbm [thread:$0]  /*vmem=*/%s1, /*size_in_granules=*/3, /*hbm=*/%s2"
+    loops = [
+        *[f"LB| {DMA.format(1, 9)}//Start region 1", "%5 = sbr.rel (!%p1_p0) target = $region1", *DELAY],
+        *[f"LB| {DMA.format(2, 1)}//Start region 2", write, "%6 = sbr.rel (!%p2_p0) target = $region2", *DELAY],
+        *["LB| //Start region 3", "%7 = sbr.rel (!%p3_p0) target = $region3", *DELAY],
+    ]
+    assert last_copying_turn(parse(dump(*loops))) == Turn(cycles=3 + 4, dma_bytes=32 * (1 + 3))
+    with pytest.raises(ValueError, match="no loop"):
+        last_copying_turn(parse(dump(*loops[-6:])))
 
 
 def test_what_is_no_dump_is_refused():

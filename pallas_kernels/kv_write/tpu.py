@@ -15,6 +15,7 @@ are consecutive) is detected beforehand and its runs go one at a time.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +34,33 @@ MAX_WORDS_BYTES = 4 * 2**20
 """VMEM that the scales of all tokens may take."""
 
 
-def _kernel(layer, slots, first, end, num_runs, shared, _, rows, *refs, lead):
+class Runs(NamedTuple):
+    """Runs in the order of their tokens; the first `num_runs` entries of the arrays count."""
+
+    block: Int[Array, " tokens"]
+    offset: Int[Array, " tokens"]
+    """In its block of the first token."""
+    count: Int[Array, " tokens"]
+    """Tokens."""
+    start: Int[Array, " tokens"]
+    """Token whose row, were there one, would lie at offset 0 of the block: up to a block before token 0."""
+    num_runs: Int[Array, " 1"]
+    shared: Int[Array, " 1"]
+    """Nonzero when two runs meet in a block."""
+
+
+def _kernel(layer, *refs, lead):
     """Merge runs of tokens into their blocks.
 
-    SMEM: layer [1]; first, end [tokens] int32: run r holds tokens ``first[r]`` up to ``end[first[r]]``;
-    slots [tokens]; num_runs [1]; shared [1]: nonzero when two runs meet in a block.
-    HBM: rows [kv_heads, tiles, padded tokens, 128], `lead` zero rows before token 0; view, aliased.
+    SMEM: layer [1]; the fields of `Runs`.
+    HBM: the view, not used; rows [kv_heads, tiles, padded tokens, 128], `lead` zero rows before token 0; and, after
+    `words`, the view, aliased.
     VMEM: with scales, words int32 [padded tokens / 128, kv_heads, tiles, 1, 128] with `lead` lanes before token 0;
     block_buf [ring, kv_heads, tiles, block_rows, 128], rows_buf likewise with the rows' windows.
     sems [3, ring]: a block's read, its rows' read, its write.
     """
-    *words, view, block_buf, rows_buf, sems = refs
+    runs = Runs(*refs[: len(Runs._fields)])
+    _, rows, *words, view, block_buf, rows_buf, sems = refs[len(runs) :]
     ring, _, _, block_rows, _ = block_buf.shape
     block_size = tokens_of(block_buf)
     wide = jnp.int32 if block_buf.dtype.itemsize == 1 else jnp.float32
@@ -51,32 +68,28 @@ def _kernel(layer, slots, first, end, num_runs, shared, _, rows, *refs, lead):
     align = window - block_size
 
     def place(run):
-        """(block, offset of the first slot, tokens, first row of the window in `rows`, roll) of a run."""
-        token = first[run]
-        slot = slots[token]
-        offset = lax.rem(slot, block_size)
-        start = token - offset + lead  # the row that lands at offset 0 of the block
-        base = pl.multiple_of(lax.div(start, align) * align, align)
-        return lax.div(slot, block_size), offset, end[token] - token, base, start - base
+        """(first row of the window in `rows`, rows of it before the one that lands at offset 0 of the block)."""
+        start = runs.start[run] + lead
+        return pl.multiple_of(start & -align, align), start & (align - 1)
 
     def home(run):
-        return view.at[place(run)[0], layer[0]]
+        return view.at[runs.block[run], layer[0]]
 
     def read_block(run):
-        at = lax.rem(run, ring)
+        at = run & (ring - 1)
         return pltpu.make_async_copy(home(run), block_buf.at[at], sems.at[0, at])
 
     def read_rows(run):
-        at = lax.rem(run, ring)
-        span = pl.ds(place(run)[3], window)
+        at = run & (ring - 1)
+        span = pl.ds(place(run)[0], window)
         return pltpu.make_async_copy(rows.at[:, :, span], rows_buf.at[at], sems.at[1, at])
 
     def write_block(run):
-        at = lax.rem(run, ring)
+        at = run & (ring - 1)
         return pltpu.make_async_copy(block_buf.at[at], home(run), sems.at[2, at])
 
     def fills_block(run):  # then nothing of the old block is needed
-        return place(run)[2] == block_rows
+        return runs.count[run] == block_rows
 
     def start_reads(run):
         read_rows(run).start()
@@ -92,8 +105,8 @@ def _kernel(layer, slots, first, end, num_runs, shared, _, rows, *refs, lead):
         def _():
             read_block(run).wait()
 
-        _, offset, count, base, roll = place(run)
-        at = lax.rem(run, ring)
+        (base, roll), offset, count = place(run), runs.offset[run], runs.count[run]
+        at = run & (ring - 1)
         token_rows = pl.ds(0, block_size)
         row = lax.broadcasted_iota(jnp.int32, (block_size, LANES), 0)
         mine = (row >= offset) & (row < offset + count)
@@ -118,37 +131,36 @@ def _kernel(layer, slots, first, end, num_runs, shared, _, rows, *refs, lead):
         merged = jnp.where((row == 0) & (lane >= offset) & (lane < offset + count), new, old)
         block_buf[at, head, tile, scale_rows] = pltpu.bitcast(merged, block_buf.dtype)
 
-    runs = num_runs[0]
+    num_runs = runs.num_runs[0]
 
-    @pl.when(shared[0] != 0)
+    @pl.when(runs.shared[0] != 0)
     def _one_at_a_time():
-        @pl.loop(0, runs)
+        @pl.loop(0, num_runs)
         def _(run):
             start_reads(run)
             merge_and_start_write(run)
             write_block(run).wait()
 
-    @pl.when(shared[0] == 0)
+    @pl.when(runs.shared[0] == 0)
     def _pipelined():
         ahead = ring // 2
 
-        @pl.loop(0, runs + ring)
+        @pl.loop(0, num_runs + ring)
         def _(i):
-            @pl.when((i >= ring) & (i - ring < runs))
+            @pl.when((i >= ring) & (i - ring < num_runs))
             def _():
                 write_block(i - ring).wait()
 
-            @pl.when(i < runs)
+            @pl.when(i < num_runs)
             def _():
                 start_reads(i)
 
-            @pl.when((i >= ahead) & (i - ahead < runs))
+            @pl.when((i >= ahead) & (i - ahead < num_runs))
             def _():
                 merge_and_start_write(i - ahead)
 
 
-def _find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int):
-    """(first, end, num_runs [1], shared [1]) as `_kernel` wants them."""
+def _find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int) -> Runs:
     (tokens,) = slots.shape
     index = jnp.arange(tokens, dtype=jnp.int32)
     live = (slots >= 0) & (slots < blocks * block_size)
@@ -157,10 +169,12 @@ def _find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int):
     stops = jnp.where(starts | ~live, index, tokens)
     next_stop = lax.cummin(stops, reverse=True)
     end = jnp.concatenate([next_stop[1:], jnp.full((1,), tokens, jnp.int32)])
-    first = jnp.sort(jnp.where(starts, index, tokens))
+    first = jnp.minimum(jnp.sort(jnp.where(starts, index, tokens)), tokens - 1)
+    block, offset = jnp.divmod(slots[first], block_size)
     homes = jnp.sort(jnp.where(starts, slots // block_size, blocks))
-    shared = jnp.any((homes[1:] == homes[:-1]) & (homes[1:] < blocks))
-    return first, end, jnp.sum(starts, dtype=jnp.int32)[None], shared.astype(jnp.int32)[None]
+    shared = jnp.any((homes[1:] == homes[:-1]) & (homes[1:] < blocks)).astype(jnp.int32)
+    num_runs = jnp.sum(starts, dtype=jnp.int32)
+    return Runs(block, offset, end[first] - first, first - offset, num_runs[None], shared[None])
 
 
 def kv_write(
@@ -194,13 +208,13 @@ def kv_write(
     rows = jnp.moveaxis(stored(rows, view.dtype), 0, 2)
     rows = jnp.pad(rows, ((0, 0), (0, 0), (lead, tail), (0, 0)))
     run_bytes = kv_heads * tiles * (block_rows + window) * LANES * view.dtype.itemsize
-    ring = max(2, min(MAX_RING, RING_BYTES // run_bytes, tokens))
+    ring = 1 << (max(2, min(MAX_RING, RING_BYTES // run_bytes, tokens)).bit_length() - 1)  # so that & finds a place
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         functools.partial(_kernel, lead=lead),
         out_shape=jax.ShapeDtypeStruct(view.shape, view.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=6,
+            num_scalar_prefetch=1 + len(Runs._fields),
             grid=(1,),
             in_specs=[in_hbm, in_hbm, *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(words)],
             out_specs=in_hbm,
@@ -210,11 +224,11 @@ def kv_write(
                 pltpu.SemaphoreType.DMA((3, ring)),
             ],
         ),
-        input_output_aliases={6: 0},
+        input_output_aliases={1 + len(Runs._fields): 0},
         compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),  # ids are checked here
         interpret=interpret,
         name="kv_write",
-    )(jnp.asarray(layer, jnp.int32)[None], slots, *_find_runs(slots, blocks, block_size), view, rows, *words)
+    )(jnp.asarray(layer, jnp.int32)[None], *_find_runs(slots, blocks, block_size), view, rows, *words)
 
 
 def _words(scales: Int8[Array, "tokens kv_heads tiles 4"], lead: int) -> Int[Array, "rows kv_heads tiles 1 128"]:

@@ -74,10 +74,8 @@ def paged_attention(
         )
 
     longest = min(tokens, max_query_len or tokens)
-    tile = 1  # a power of two, so that a row's query is its low bits
-    copies = 2 if has_scales(view.dtype) else 1  # see tpu_codes
-    while 2 * tile * group * copies <= MAX_ROWS and tile < longest:
-        tile *= 2
+    tile = queries_of_tile(longest, group, view.dtype)
+    copies = _copies(view.dtype)
     rows = tile * group * copies
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     span_pages, step_pages = _step_pages(heads * tiles * LANES * view.dtype.itemsize, block_size, pages)
@@ -147,6 +145,25 @@ def paged_attention(
     unit, place = unit_of_token(query_starts, tokens, tile)
     live = jnp.arange(tokens) < query_starts[-1]
     return jnp.where(live[:, None, None, None], out[jnp.minimum(unit, units - 1), :, :, place], 0)
+
+
+def queries_of_tile(longest: int, group: int, dtype: jnp.dtype) -> int:
+    """Queries of one sequence that are multiplied at once: a power of two, so that a row's query is its low bits.
+
+    Args:
+        longest: most queries of a sequence.
+        group: query heads of a KV head.
+        dtype: of the view.
+    """
+    tile = 1
+    while 2 * tile * group * _copies(dtype) <= MAX_ROWS and tile < longest:
+        tile *= 2
+    return tile
+
+
+def _copies(dtype: jnp.dtype) -> int:
+    """Rows that a query takes, see `tpu_codes`."""
+    return 2 if has_scales(dtype) else 1
 
 
 def _step_pages(key_bytes: int, block_size: int, pages: int) -> tuple[int, int]:

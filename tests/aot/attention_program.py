@@ -27,9 +27,9 @@ def main(names: list[str]) -> None:
     for name in names:
         target, shape, batch, *coded = name.split("/")
         kv = coded[0] if coded else "bfloat16"
-        function, arguments = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZES[kv], kv)
-        memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
-        view = max(arguments, key=lambda array: array.size)
+        launch = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZES[kv], kv)
+        memory = jax.jit(launch.function).lower(*launch.arguments).compile().memory_analysis()
+        view = max(launch.arguments, key=lambda array: array.size)
         sizes = {"view": view.size * view.dtype.itemsize, "temp": memory.temp_size_in_bytes}
         print(json.dumps({"name": name} | sizes), flush=True)
 

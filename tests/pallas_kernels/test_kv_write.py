@@ -131,8 +131,8 @@ def test_without_the_one_at_a_time_path_runs_of_one_block_would_race(monkeypatch
     find_runs = tpu._find_runs
 
     def never_shared(*args):
-        first, end, num_runs, shared = find_runs(*args)
-        return first, end, num_runs, jnp.zeros_like(shared)
+        runs = find_runs(*args)
+        return runs._replace(shared=jnp.zeros_like(runs.shared))
 
     monkeypatch.setattr(tpu, "_find_runs", never_shared)
     view, k, v = inputs(128, 16, "float32")

@@ -122,6 +122,19 @@ def steady_turn(bundles: list[Bundle]) -> Turn:
     return Turn(turn.cycles, turn.dma_bytes)
 
 
+def multiplying_turn(bundles: list[Bundle]) -> Turn:
+    """One turn of the innermost loop that multiplies matrices, whatever it copies.
+
+    Raises:
+        ValueError: when there is no such loop.
+    """
+    turns = [(end - start, turn) for start, end, turn in _turns(bundles) if turn.multiplies]
+    if not turns:
+        raise ValueError("no loop that multiplies")
+    _, turn = min(turns, key=lambda found: found[0])
+    return Turn(turn.cycles, turn.dma_bytes)
+
+
 def last_copying_turn(bundles: list[Bundle]) -> Turn:
     """One turn of the loop that starts copies and stands last in the program, the way that starts the most of them.
 

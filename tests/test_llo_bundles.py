@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
-from llo_bundles import Turn, last_copying_turn, parse, steady_turn
+from llo_bundles import Turn, last_copying_turn, multiplying_turn, parse, steady_turn
 
 DMA = "%{} = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s1, /*size_in_granules=*/{}, /*vmem=*/%s2"
 MULTIPLY = "%9 = vmatmul.bf16.gmra.mxu0 %v3"
@@ -80,6 +80,20 @@ def test_the_innermost_loop_that_copies_and_multiplies_is_the_one():
         *DELAY,
     ]
     assert steady_turn(parse(dump(*loop))) == Turn(cycles=4 + 4 + 1 + 4, dma_bytes=32 * 51)
+
+
+def test_keys_that_are_masked_are_multiplied_by_the_innermost_loop():
+    loop = [
+        f"LB| {DMA.format(1, 1)}  ;;  {MULTIPLY}//Start region 1",
+        f"LB| {MULTIPLY}//Start region 2",
+        "%5 = sbr.rel (!%p2_p0) target = $region2",
+        *DELAY,
+        "%6 = sbr.rel (!%p1_p0) target = $region1",
+        *DELAY,
+    ]
+    assert multiplying_turn(parse(dump(*loop))) == Turn(cycles=2 + 4, dma_bytes=0)
+    with pytest.raises(ValueError, match="no loop"):
+        multiplying_turn(parse(dump(MULTIPLY)))
 
 
 def test_a_kernel_that_only_copies_has_no_such_loop():

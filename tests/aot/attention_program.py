@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from targets import describe_tpu_host
-from tpu_schedule import CHIPS, SHAPES, jpaged_kernel
+from tpu_launches import CHIPS, SHAPES, jpaged_kernel
 
 BLOCK_SIZES = {"bfloat16": 16, "int8": 64, "fp8": 32}
 

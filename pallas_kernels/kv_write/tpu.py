@@ -40,7 +40,7 @@ class Runs(NamedTuple):
     block: Int[Array, " tokens"]
     offset: Int[Array, " tokens"]
     """In its block of the first token."""
-    count: Int[Array, " tokens"]
+    length: Int[Array, " tokens"]
     """Tokens."""
     start: Int[Array, " tokens"]
     """Token whose row, were there one, would lie at offset 0 of the block: up to a block before token 0."""
@@ -89,7 +89,7 @@ def _kernel(layer, *refs, lead):
         return pltpu.make_async_copy(block_buf.at[at], home(run), sems.at[2, at])
 
     def fills_block(run):  # then nothing of the old block is needed
-        return runs.count[run] == block_rows
+        return runs.length[run] == block_rows
 
     def start_reads(run):
         read_rows(run).start()
@@ -105,7 +105,7 @@ def _kernel(layer, *refs, lead):
         def _():
             read_block(run).wait()
 
-        (base, roll), offset, count = place(run), runs.offset[run], runs.count[run]
+        (base, roll), offset, count = place(run), runs.offset[run], runs.length[run]
         at = run & (ring - 1)
         token_rows = pl.ds(0, block_size)
         row = lax.broadcasted_iota(jnp.int32, (block_size, LANES), 0)

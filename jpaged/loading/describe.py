@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Described:
-    """A model's config, its family's class, and what its checkpoint holds, as far as the config tells."""
+    """A model's config, its family's class, and what its checkpoint holds, as far as the config tells.
+
+    `gguf` is the file when it is one.
+    """
 
     config: PretrainedConfig
     family: type[Any]
     stored: StoredAs
+    gguf: Path | None = None
 
 
 def describe_model(name: str | Path) -> Described:
@@ -42,7 +46,8 @@ def describe_model(name: str | Path) -> Described:
     if not path.exists() and _is_hub_id(str(name)):
         return _of_config(_config_of_hub(str(name)))
     opened = open_model(name)
-    return Described(opened.config, opened.family, StoredAs(opened.reader.stored_dtype, opened.reader.quantised))
+    stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
+    return Described(opened.config, opened.family, stored, opened.gguf and opened.gguf.path)
 
 
 def _of_config(file: Path) -> Described:

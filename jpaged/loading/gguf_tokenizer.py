@@ -1,4 +1,4 @@
-"""A transformers tokenizer built from GGUF metadata: byte-level BPE, as llama.cpp's ``gpt2`` tokenizer model."""
+"""A transformers tokenizer built from GGUF metadata: byte-level BPE or SentencePiece, by ``tokenizer.ggml.model``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.gguf_sentencepiece import sentencepiece_bpe
 from jpaged.loading.hugging_face import transformers
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         }.items()
         if key in metadata
     }
-    tokenizer = _bpe(file, tokens)
-    if metadata.get("tokenizer.ggml.add_bos_token", False):
-        bos = metadata["tokenizer.ggml.bos_token_id"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", pair=f"{tokens[bos]} $A $B", special_tokens=[(tokens[bos], bos)]
+    kind = _required(file, "model")
+    if kind not in _MODELS:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; known: {', '.join(map(repr, _MODELS))}"
         )
-    else:
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer = _MODELS[kind](file, tokens)
+    _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    tokenizer.post_processor = _around(metadata, tokens, bos_by_default=kind == "llama")
     fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
@@ -90,10 +91,36 @@ def _required(file: GGUFFile, key: str) -> Any:
     return file.metadata[full]
 
 
+def _around(metadata: dict[str, Any], tokens: list[str], *, bos_by_default: bool) -> processors.PostProcessor:
+    """Puts the tokens of beginning and end where the file says, or as llama.cpp does where it does not."""
+    wanted = {
+        "bos": metadata.get("tokenizer.ggml.add_bos_token", bos_by_default),
+        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
+    }
+    ids = {role: metadata[f"tokenizer.ggml.{role}_token_id"] for role, is_wanted in wanted.items() if is_wanted}
+    if not ids:
+        return processors.ByteLevel(trim_offsets=False)
+    first, last = ([tokens[ids[role]]] if role in ids else [] for role in ("bos", "eos"))
+    return processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", "$B", *last],
+        special_tokens=[(tokens[number], number) for number in dict.fromkeys(ids.values())],
+    )
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    return sentencepiece_bpe(
+        tokens,
+        _required(file, "scores"),
+        _required(file, "token_type"),
+        unknown=None if unknown is None else tokens[unknown],
+        prefix_space=file.metadata.get("tokenizer.ggml.add_space_prefix", True),
+    )
+
+
 def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    kind, pre = _required(file, "model"), file.metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2":
-        raise ValueError(f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; 'gpt2' is")
+    pre = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
     if pre not in _PRE_TOKENIZERS:
         raise ValueError(
             f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported; known: {', '.join(_PRE_TOKENIZERS)}"
@@ -107,9 +134,15 @@ def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
-    types = file.metadata.get("tokenizer.ggml.token_type", [])
+    return tokenizer
+
+
+def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Take the special tokens, and those a user defined, out of the text before anything is merged."""
     whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, _ in whole])
     defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in defined])
-    return tokenizer
+
+
+_MODELS: dict[str, Callable[[GGUFFile, list[str]], Tokenizer]] = {"gpt2": _bpe, "llama": _sentencepiece}

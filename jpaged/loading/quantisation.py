@@ -38,6 +38,24 @@ Forms = Mapping[tuple[str, ...], Format]
 """By `WeightSource.path`: all layers' parameters of one name have one form, so that they can be stacked."""
 
 
+def forms_of(
+    quantisation: str | None, places: Sequence[Target], shards: int, reader: TensorReader | None = None
+) -> Forms:
+    """What holds a model's parameters; float are those it does not name.
+
+    Args:
+        reader: "gguf" only: whose blocks are kept.
+
+    Raises:
+        ValueError: "gguf" of another source.
+    """
+    if quantisation is None:
+        return {}
+    return (
+        forms_of_gguf(reader, places, shards) if quantisation == "gguf" else forms_on_load(quantisation, places, shards)
+    )
+
+
 def forms_on_load(quantisation: str, places: Sequence[Target], shards: int) -> Forms:
     """What "int8", "int4" and "fp8" make of a model's parameters.
 
@@ -57,14 +75,15 @@ def forms_on_load(quantisation: str, places: Sequence[Target], shards: int) -> F
     return forms
 
 
-def forms_of_gguf(reader: TensorReader, places: Sequence[Target], shards: int) -> Forms:
+def forms_of_gguf(reader: TensorReader | None, places: Sequence[Target], shards: int) -> Forms:
     """What holds a GGUF file's blocks as they are; parameters with other encodings stay float, which is logged.
 
     Raises:
         ValueError: not a GGUF file with quantised tensors.
     """
     if not isinstance(reader, GGUFWeights) or not reader.quantised:
-        raise ValueError(f"quantization='gguf' needs a GGUF file with quantised tensors; {reader.location} has none")
+        location = "this model" if reader is None else reader.location
+        raise ValueError(f"quantization='gguf' needs a GGUF file with quantised tensors; {location} has none")
     there = set(reader.names())
     found: dict[tuple[str, ...], set[GGMLQuantizationType]] = {}
     first: dict[tuple[str, ...], Target] = {}

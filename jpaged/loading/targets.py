@@ -12,8 +12,9 @@ import numpy as np
 from flax import nnx
 
 from jpaged.loading.placement import sharding_of
-from jpaged.loading.quantisation import Forms, forms_on_load
+from jpaged.loading.quantisation import Forms, forms_of
 from jpaged.loading.quantised_format import Format, partition_of
+from jpaged.loading.readers import TensorReader
 from jpaged.model_api import TENSOR_AXIS, CausalLM, WeightSource
 from pallas_kernels.quantised import QuantisedMatrix
 
@@ -100,18 +101,24 @@ def in_forms(places: Sequence[Target], forms: Forms) -> list[Target]:
     return [replace(target, form=forms.get(target.source.path)) for target in places]
 
 
-def abstract_params(model: CausalLM, mesh: jax.sharding.Mesh, *, quantisation: str | None = None) -> nnx.State:
+def abstract_params(
+    model: CausalLM,
+    mesh: jax.sharding.Mesh,
+    *,
+    quantisation: str | None = None,
+    reader: TensorReader | None = None,
+) -> nnx.State:
     """Shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile without them.
 
     Args:
-        quantisation: "int8", "int4", "fp8" or None.
+        quantisation: see `EngineConfig`.
+        reader: of the file that is kept with "gguf"; only its header is read.
 
     Raises:
-        ValueError: see `targets`.
+        ValueError: see `targets` and `forms_of`.
     """
     places = targets(model)
-    if quantisation is not None:
-        places = in_forms(places, forms_on_load(quantisation, places, mesh.shape[TENSOR_AXIS]))
+    places = in_forms(places, forms_of(quantisation, places, mesh.shape[TENSOR_AXIS], reader))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in places})
 
 

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from jpaged.loading.gguf_weights import GGUFWeights
-from jpaged.loading.quantisation import forms_of_gguf, forms_on_load, read_blocks
+from jpaged.loading.quantisation import forms_of, read_blocks
 from jpaged.loading.quantise import quantise
 from jpaged.loading.readers import TensorReader
 from jpaged.loading.streaming import HostValue, place_all
@@ -51,10 +51,7 @@ def load_params(
     model = abstract_model(model_cls, config, dtype=dtype, stacked=stacked, **layout)
     graphdef, abstract = nnx.split(model)
     places = targets(model)
-    if quantisation == "gguf":
-        places = in_forms(places, forms_of_gguf(reader, places, tensor_parallel))
-    elif quantisation is not None:
-        places = in_forms(places, forms_on_load(quantisation, places, tensor_parallel))
+    places = in_forms(places, forms_of(quantisation, places, tensor_parallel, reader))
     values = place_all(places, partial(_convert, reader=reader, keeps_blocks=quantisation == "gguf"), mesh)
     _warn_of_unread(reader, places)
     return model, graphdef, fill(abstract, values)

@@ -17,6 +17,8 @@ from jpaged.config import EngineConfig
 from jpaged.execution.ahead import StepPrograms
 from jpaged.execution.one_byte import resolve_kv_dtype
 from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
+from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.gguf_weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.placement import layers_are_stacked
 from jpaged.loading.quantisation import check_device
@@ -61,9 +63,10 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
             expert_parallel=config.enable_expert_parallel,
             stacked=layers_are_stacked(kind, kernels),
         )
+        reader = GGUFWeights(GGUFFile(request["gguf"])) if request["gguf"] else None
+        params = abstract_params(model, mesh, quantisation=config.quantization, reader=reader)
     except ValueError as error:
         return {"refused": str(error)}
-    params = abstract_params(model, mesh, quantisation=config.quantization)
     weights = device_bytes(params)
     memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
     found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind, kernels) if compiled else ""}

@@ -56,8 +56,6 @@ def plan(
         RuntimeError: the compiler failed for another reason than memory.
     """
     target = find_device(device)
-    if settings.get("quantization") == "gguf":
-        raise ValueError("quantization='gguf': what a file's blocks take is known when it is loaded; int4 is near Q4_1")
     if memory_bytes is not None and memory_bytes < 1:
         raise ValueError(f"memory_bytes={memory_bytes} must be positive")
     if "tensor_parallel_size" in settings:
@@ -95,6 +93,7 @@ def _ask(python: Path | None, device: Device, described: Described, request: dic
         "family": f"{family.__module__}:{family.__qualname__}",
         "packages": {name: _origin(name) for name in packages},
         "compiled": python is not None,
+        "gguf": described.gguf and str(described.gguf.absolute()),
     }
     with tempfile.TemporaryDirectory() as folder:
         described.config.to_json_file(Path(folder) / "config.json", use_diff=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 SIZES = {
     "context_length": 512,
@@ -48,3 +48,29 @@ def write_gguf(
 
 
 EMBEDDING = {"token_embd.weight": np.zeros((32, 64), np.float32)}
+
+VOCABULARY = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": [*"abcdefgh", "<s>", "</s>", "ab"],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": 8,
+    "tokenizer.ggml.eos_token_id": 9,
+}
+
+
+def write_quantised_llama(path: Path, encoding: GGMLQuantizationType) -> Path:
+    """A model of `SIZES` that can run: random matrices in `encoding`, norms of ones."""
+    rng = np.random.default_rng(0)
+    ones = np.ones(64, np.float32)
+    shapes = {"token_embd": (32, 64)}
+    tensors: dict[str, Any] = {"output_norm.weight": ones}
+    for block in ("blk.0", "blk.1"):
+        tensors |= {f"{block}.attn_norm.weight": ones, f"{block}.ffn_norm.weight": ones}
+        shapes |= {
+            f"{block}.attn_{part}": (64 if part in ("q", "output") else 32, 64) for part in ["q", "k", "v", "output"]
+        }
+        shapes |= {f"{block}.ffn_gate": (96, 64), f"{block}.ffn_up": (96, 64), f"{block}.ffn_down": (64, 96)}
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape, np.float32) * 0.05
+        tensors[f"{name}.weight"] = quants.quantize(values, encoding), encoding
+    return write_gguf(path, "llama", tensors, VOCABULARY)

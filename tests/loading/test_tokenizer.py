@@ -166,7 +166,7 @@ def test_end_of_turn_also_ends_a_generation(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, r"tokenizer\.ggml\.model='llama' is not supported; 'gpt2' is"),
+        ({"model": "bert"}, r"tokenizer\.ggml\.model='bert' is not supported; known: 'gpt2', 'llama'"),
         ({"pre": "tekken"}, r"pre='tekken' is not supported; known: gpt-2, smollm, llama-bpe, qwen2"),
         ({"merges": None}, r"no tokenizer\.ggml\.merges"),
     ],

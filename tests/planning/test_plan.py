@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
+from gguf import GGMLQuantizationType
+from gguf_files import write_quantised_llama
 from typer.testing import CliRunner
 
 from jpaged import LLM
@@ -71,6 +73,24 @@ def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path,
     assert (made.sequences == concurrency) is not scarce
     assert all(program.temporary_bytes > 0 for program in made.programs)
     assert made.decode_tokens_per_s > 0 and made.prefill_tokens_per_s > 0
+
+
+def test_a_plan_of_a_gguf_file_holds_its_own_blocks(in_process, tmp_path):
+    file = str(write_quantised_llama(tmp_path / "m.gguf", GGMLQuantizationType.Q4_1))
+    made = plan(file, "cpu", context=64, concurrency=4, quantization="gguf", **SIZES)
+    llm = LLM(file, max_model_len=64, max_num_seqs=4, quantization="gguf", **SIZES)
+    report = llm.memory_report()
+    assert made.weight_bytes == device_bytes(llm.params)
+    assert made.pool_bytes == report.num_pages * report.page_bytes
+    assert made.fits and all(program.temporary_bytes > 0 for program in made.programs)
+    assert made.weight_bytes < plan(file, "cpu", context=64, concurrency=4, **SIZES).weight_bytes / 4
+
+
+def test_only_a_quantised_gguf_file_can_be_planned_as_its_blocks(no_compiler, in_process, tmp_path):
+    with pytest.raises(
+        ValueError, match="quantization='gguf' needs a GGUF file with quantised tensors; this model has"
+    ):
+        plan(config_of("llama", tmp_path), "cpu", context=64, quantization="gguf")
 
 
 def test_without_a_compiler_the_plan_is_called_an_estimate(no_compiler, in_process, tmp_path):

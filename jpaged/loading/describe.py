@@ -47,7 +47,7 @@ def describe_model(name: str | Path) -> Described:
         return _of_config(_config_of_hub(str(name)))
     opened = open_model(name)
     stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
-    return Described(opened.config, opened.family, stored, opened.gguf and opened.gguf.path)
+    return Described(opened.config, opened.family, stored, opened.gguf.path if opened.gguf else None)
 
 
 def _of_config(file: Path) -> Described:

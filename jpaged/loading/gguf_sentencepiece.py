@@ -35,13 +35,12 @@ def sentencepiece_bpe(
         fuse_unk=True,
     )
     tokenizer = Tokenizer(bpe)
-    spaces = [normalizers.Replace(" ", _SPACE)]
-    text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if prefix_space:
-        spaces.insert(0, normalizers.Prepend(_SPACE))
-        text.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = normalizers.Sequence(spaces)
-    tokenizer.decoder = decoders.Sequence(text)
+    before = [normalizers.Prepend(_SPACE)] if prefix_space else []
+    after = [decoders.Strip(" ", 1, 0)] if prefix_space else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
     return tokenizer
 
 

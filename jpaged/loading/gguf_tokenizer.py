@@ -65,7 +65,9 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
             f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; known: {', '.join(map(repr, _MODELS))}"
         )
     tokenizer = _MODELS[kind](file, tokens)
-    _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    # Gemma's runs of spaces are tokens too, as spaces look once they are normalised; a prefix would be added to them.
+    in_normalised = kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True)
+    _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
     tokenizer.post_processor = _around(metadata, tokens, bos_by_default=kind == "llama")
     fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -137,12 +139,12 @@ def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], in_normalised: bool) -> None:
     """Take the special tokens, and those a user defined, out of the text before anything is merged."""
     whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, _ in whole])
     defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in defined])
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=in_normalised) for t in defined])
 
 
 _MODELS: dict[str, Callable[[GGUFFile, list[str]], Tokenizer]] = {"gpt2": _bpe, "llama": _sentencepiece}

@@ -42,7 +42,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     from jpaged.execution import plan_pool
     from jpaged.execution.ahead import StepPrograms
     from jpaged.loading.placement import layers_are_stacked
-    from jpaged.loading.weights import abstract_model, abstract_params
+    from jpaged.loading.targets import abstract_model, abstract_params
     from models.gpt_oss import GptOss
     from models.llama import Llama
     from pallas_kernels.gpu_launch import compiling_for

@@ -40,7 +40,8 @@ PRODUCT_IMPL: ContextVar[Impl] = ContextVar("product_impl", default="xla")
 where one device holds all weights."""
 
 LIVE_ROWS: ContextVar[Int[Array, ""] | None] = ContextVar("live_rows", default=None)
-"""How many of a step's tokens, the first ones, are not padding: products of the others may be skipped. None: all."""
+"""How many rows, the first ones, are a step's tokens or samples; products of the others, padding, may be skipped. None:
+all."""
 
 
 @dataclass(frozen=True)

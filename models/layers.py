@@ -90,11 +90,14 @@ def vocab_logits(
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "seqs vocab"]:
-    """Float32 logits, times `scale`, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for the vocabulary's padding."""
+    """Float32 logits, times `scale`, ``soft_cap * tanh(x / soft_cap)`` if capped, -inf for the vocabulary's padding.
+
+    From `LIVE_ROWS` on they mean nothing.
+    """
     if isinstance(table, QuantisedMatrix):
         logits = quantised_table_dot(hidden, table)
     else:
-        logits = matmul_table(hidden, table, impl=PRODUCT_IMPL.get())
+        logits = matmul_table(hidden, table, rows=LIVE_ROWS.get(), impl=PRODUCT_IMPL.get())
     if scale is not None:
         logits = scale * logits
     if soft_cap is not None:

@@ -57,7 +57,7 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         top: int,
     ) -> StepOutput:
         rows = args.temperature.shape[0]
-        with traced_for(mesh):
+        with traced_for(mesh, live_rows=(args.position > 0).sum()):
             logits = nnx.merge(graphdef, params).logits(hidden[:rows])
         tokens, logprobs = sample(logits, args, last_tokens) if top else most_likely(logits)
         asked = jnp.any(args.ranked) if top else False

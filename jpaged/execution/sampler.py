@@ -26,7 +26,7 @@ class SamplingArrays(NamedTuple):
         top_p: 1 = all.
         min_p: 0 = all.
         seed: of the sequence, as two 32-bit words.
-        position: of the token that is drawn.
+        position: of the token that is drawn; 0 for padding.
         ranked: whether somebody asked for the most likely tokens.
         edits: of the logits.
     """

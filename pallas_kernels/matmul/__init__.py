@@ -54,11 +54,15 @@ def chosen_product(
 
 
 def matmul_table(
-    x: Float[Array, "rows inputs"], table: Float[Array, "outputs inputs"], *, impl: Impl = "xla"
+    x: Float[Array, "rows inputs"],
+    table: Float[Array, "outputs inputs"],
+    *,
+    rows: Int[Array, ""] | None = None,
+    impl: Impl = "xla",
 ) -> Float[Array, "rows outputs"]:
     """``x @ table.T`` in float32; see `matmul`."""
     if impl == "cpu" and cpu.takes_table(x, table):
-        return cpu.matmul_table(x, table)
+        return cpu.matmul_table(x, table, rows)
     if x.shape[0] == 1:
         # As a matrix times a vector: XLA:CPU turns the product of one row into a slow sum along the table's rows.
         return _product(table, x[0], jnp.float32)[None]

@@ -42,9 +42,12 @@ def matmul(
     return jax.ffi.ffi_call(matrices_target(), shape)(x, index_and_rows, *matrices)
 
 
-def matmul_table(x: Float[Array, "rows inputs"], table: Float[Array, "outputs inputs"]) -> Float[Array, "rows outputs"]:
+def matmul_table(
+    x: Float[Array, "rows inputs"], table: Float[Array, "outputs inputs"], rows: Int[Array, ""] | None = None
+) -> Float[Array, "rows outputs"]:
     """See `pallas_kernels.matmul.matmul_table`."""
     from pallas_kernels.matmul.cpu_kernel import table_target
 
     shape = jax.ShapeDtypeStruct((x.shape[0], table.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(table_target(), shape)(x, table)
+    wanted = jnp.asarray([x.shape[0] if rows is None else rows], jnp.int32)
+    return jax.ffi.ffi_call(table_target(), shape)(x, wanted, table)

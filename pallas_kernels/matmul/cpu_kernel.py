@@ -53,9 +53,9 @@ def matrices_target() -> str:
 
 @cache
 def table_target() -> str:
-    """The custom call ``(x [rows, inputs], table [outputs, inputs]) -> x @ table.T``."""
+    """The custom call ``(x [rows, inputs], [wanted], table [outputs, inputs]) -> x @ table.T``; see above."""
     name = "jpaged_matmul_table"
-    ffi.register(name, _multiply_by_table, items_of=((1, 0),), portion=PORTION)
+    ffi.register(name, _multiply_by_table, items_of=((2, 0),), portion=PORTION)
     return name
 
 
@@ -160,11 +160,13 @@ _several_dots, _single_dots = _dot_products(TABLE_ROWS), _dot_products(1)
 
 @cfunc(ffi.RUN, error_model="numpy", cache=True)
 def _multiply_by_table(frame, begin, end):
-    first, second = argument(frame, 0), argument(frame, 1)
-    rows, outputs, inputs = dimension(first, 0), dimension(second, 0), dimension(second, 1)
+    first, second = argument(frame, 0), argument(frame, 2)
+    all_rows, outputs, inputs = dimension(first, 0), dimension(second, 0), dimension(second, 1)
+    rows = min(carray(data(argument(frame, 1)), (1,), np.int32)[0], all_rows)
     x, table, out = address(first), address(second), address(result(frame, 0))
     stride, out_stride = inputs * FLOAT, outputs * FLOAT
     at, stop = begin * PORTION, min(end * PORTION, outputs)
+    _clear(out + rows * out_stride + at * FLOAT, all_rows - rows, stop - at, out_stride)
     while stop - at >= TABLE_ROWS:
         _several_dots(x, stride, rows, table + at * stride, inputs, out + at * FLOAT, out_stride)
         at += TABLE_ROWS

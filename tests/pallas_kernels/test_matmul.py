@@ -66,6 +66,14 @@ def test_rows_that_are_not_wanted_are_0(rows):
     assert not out[rows:].any()
 
 
+@pytest.mark.parametrize("rows", [0, 1, 7, 63, 64, 99])
+def test_rows_that_are_not_wanted_are_0_multiplied_with_a_table(rows):
+    x, table = numbers(64, 5 * LANES), numbers(PORTION + 3, 5 * LANES)
+    out = np.asarray(multiply_by_table(x, table, rows=jnp.int32(rows), impl="cpu"))
+    assert np.array_equal(out[:rows], multiply_by_table(x, table, impl="cpu")[:rows])
+    assert not out[rows:].any()
+
+
 @pytest.mark.parametrize("rows", [2, 3, 16, 33])
 def test_a_row_has_the_same_bits_in_every_batch_multiplied_with_a_table(rows):
     x, table = numbers(64, 5 * LANES), numbers(PORTION + 3, 5 * LANES)

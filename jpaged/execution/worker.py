@@ -103,6 +103,16 @@ class Worker:
         self._last_tokens = replicate(stack(mesh, [np.zeros(max_num_seqs, np.int32)] * num_replicas(mesh)), mesh)
 
     @property
+    def params(self) -> Any:
+        """The weights."""
+        return self._params
+
+    @params.setter
+    def params(self, params: Any) -> None:
+        self._params = params
+        self._weights = nnx.to_pure_dict(params)  # a program takes plain dictionaries apart faster
+
+    @property
     def pool(self) -> jax.Array:
         """As the calls made so far leave it."""
         if self._pool is None:
@@ -149,20 +159,20 @@ class Worker:
         if len(self._hidden) > 1:
             self._hidden = [jnp.concatenate(self._hidden)]
         (hidden,) = self._hidden
-        return self._score(("score", hidden.shape[0], top), self.params, hidden, rows, targets, top=top)
+        return self._score(("score", hidden.shape[0], top), self._weights, hidden, rows, targets, top=top)
 
     @device_call
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:
         """Sample the next tokens after the last `compute`, which is thereby over."""
         args = self._placed(args)
-        output = self._sample(_sample_key(args, top), self.params, self._sampled, args, self._last_tokens, top=top)
+        output = self._sample(_sample_key(args, top), self._weights, self._sampled, args, self._last_tokens, top=top)
         self._last_tokens = output.tokens
         self._sampled, self._hidden = None, []
         return output
 
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
         self.pool, sampled, hidden = self._step(
-            ("step", bucket), self.params, self.pool, batch, self._last_tokens, decode_only=bucket.decode_only
+            ("step", bucket), self._weights, self.pool, batch, self._last_tokens, decode_only=bucket.decode_only
         )
         self._hidden.append(hidden)
         return sampled
@@ -192,7 +202,7 @@ class Worker:
     def prepare_compute(self, batch: StepBatch, bucket: Bucket) -> Compile:
         return self._step.prepare(
             ("step", bucket),
-            self.params,
+            self._weights,
             abstract_pool(self.spec, self.mesh),
             batch,
             self._last_tokens,
@@ -204,7 +214,7 @@ class Worker:
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
         args = self._placed(args)
-        return self._sample.prepare(_sample_key(args, top), self.params, hidden, args, self._last_tokens, top=top)
+        return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, self._last_tokens, top=top)
 
     def _count(self, shape: Hashable) -> None:
         self._compiled.add(shape)

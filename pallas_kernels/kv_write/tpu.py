@@ -35,15 +35,16 @@ MAX_WORDS_BYTES = 4 * 2**20
 
 
 class Runs(NamedTuple):
-    """Runs in the order of their tokens; the first `num_runs` entries of the arrays count."""
+    """Consecutive tokens whose slots follow each other in one block; the first `num_runs` entries of `first` count.
 
-    block: Int[Array, " tokens"]
-    offset: Int[Array, " tokens"]
-    """In its block of the first token."""
-    length: Int[Array, " tokens"]
-    """Tokens."""
-    start: Int[Array, " tokens"]
-    """Token whose row, were there one, would lie at offset 0 of the block: up to a block before token 0."""
+    Nothing here needs a gather: on a TPU a small operation before the launch costs more than scalars in the kernel.
+    """
+
+    slots: Int[Array, " tokens"]
+    first: Int[Array, " tokens"]
+    """Each run's first token."""
+    end: Int[Array, " tokens"]
+    """Of a first token, the one behind its run's last."""
     num_runs: Int[Array, " 1"]
     shared: Int[Array, " 1"]
     """Nonzero when two runs meet in a block."""
@@ -68,12 +69,18 @@ def _kernel(layer, *refs, lead):
     align = window - block_size
 
     def place(run):
+        """(block, offset in it of the run's first slot, tokens)."""
+        token = runs.first[run]
+        return *_divmod(runs.slots[token], block_size), runs.end[token] - token
+
+    def window_of(run):
         """(first row of the window in `rows`, rows of it before the one that lands at offset 0 of the block)."""
-        start = runs.start[run] + lead
+        token = runs.first[run]
+        start = token - _divmod(runs.slots[token], block_size)[1] + lead
         return pl.multiple_of(start & -align, align), start & (align - 1)
 
     def home(run):
-        return view.at[runs.block[run], layer[0]]
+        return view.at[place(run)[0], layer[0]]
 
     def read_block(run):
         at = run & (ring - 1)
@@ -81,7 +88,7 @@ def _kernel(layer, *refs, lead):
 
     def read_rows(run):
         at = run & (ring - 1)
-        span = pl.ds(place(run)[0], window)
+        span = pl.ds(window_of(run)[0], window)
         return pltpu.make_async_copy(rows.at[:, :, span], rows_buf.at[at], sems.at[1, at])
 
     def write_block(run):
@@ -89,7 +96,7 @@ def _kernel(layer, *refs, lead):
         return pltpu.make_async_copy(block_buf.at[at], home(run), sems.at[2, at])
 
     def fills_block(run):  # then nothing of the old block is needed
-        return runs.length[run] == block_rows
+        return place(run)[2] == block_rows
 
     def start_reads(run):
         read_rows(run).start()
@@ -105,7 +112,7 @@ def _kernel(layer, *refs, lead):
         def _():
             read_block(run).wait()
 
-        (base, roll), offset, count = place(run), runs.offset[run], runs.length[run]
+        (base, roll), (_, offset, count) = window_of(run), place(run)
         at = run & (ring - 1)
         token_rows = pl.ds(0, block_size)
         row = lax.broadcasted_iota(jnp.int32, (block_size, LANES), 0)
@@ -169,12 +176,17 @@ def _find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int) -> Ru
     stops = jnp.where(starts | ~live, index, tokens)
     next_stop = lax.cummin(stops, reverse=True)
     end = jnp.concatenate([next_stop[1:], jnp.full((1,), tokens, jnp.int32)])
-    first = jnp.minimum(jnp.sort(jnp.where(starts, index, tokens)), tokens - 1)
-    block, offset = jnp.divmod(slots[first], block_size)
+    first = jnp.sort(jnp.where(starts, index, tokens))
     homes = jnp.sort(jnp.where(starts, slots // block_size, blocks))
     shared = jnp.any((homes[1:] == homes[:-1]) & (homes[1:] < blocks)).astype(jnp.int32)
-    num_runs = jnp.sum(starts, dtype=jnp.int32)
-    return Runs(block, offset, end[first] - first, first - offset, num_runs[None], shared[None])
+    return Runs(slots, first, end, jnp.sum(starts, dtype=jnp.int32)[None], shared[None])
+
+
+def _divmod(x, n: int):
+    """Of x >= 0; by shift and mask where `n` is a power of two, as scalar division takes long."""
+    if n & (n - 1):
+        return lax.div(x, n), lax.rem(x, n)
+    return x >> (n.bit_length() - 1), x & (n - 1)
 
 
 def kv_write(

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention.reach import Reach
 
-ROWS_TOGETHER = 16
-"""Neighbouring tokens that read keys together where they are of one sequence."""
+QUERIES_TOGETHER = 48
+"""Of neighbouring tokens of a sequence, which read keys together: so few that their scores stay in the first cache."""
 
 
 def paged_attention(
@@ -45,7 +45,8 @@ def paged_attention(
     stop = jnp.where(token < query_starts[-1], position + 1, 0)
     shares = jnp.full((kv_heads, q_per_kv), NO_SINK) if sinks is None else sinks.astype(jnp.float32)
     scale_and_cap = jnp.asarray([scale, soft_cap or 0.0], jnp.float32)
-    parts = jnp.arange(0, tokens, 1 if max_query_len == 1 else ROWS_TOGETHER, dtype=jnp.int32)
+    tokens_together = 1 if max_query_len == 1 else max(1, QUERIES_TOGETHER // q_per_kv)
+    parts = jnp.arange(0, tokens, tokens_together, dtype=jnp.int32)
     layers = jnp.asarray(layer, jnp.int32)[None]
     call = jax.ffi.ffi_call(target(), jax.ShapeDtypeStruct(queries.shape, jnp.float32))
     out = call(queries, view, layers, block_tables, seq, first, stop, shares, scale_and_cap, parts)

@@ -115,10 +115,13 @@ class Attend(Protocol):
 class HostArray(Protocol):
     """An array on the host that may be read only where it is sliced; NumPy's are."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
-    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray:
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray | HostArray:
         """A part, by a slice for each axis."""
         ...
 

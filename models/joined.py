@@ -38,7 +38,7 @@ class Joined:
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         start, stop, _ = index[self.axis].indices(self.shape[self.axis])
         parts = [piece[(*index[: self.axis], own, *index[self.axis + 1 :])] for piece, own in self._meet(start, stop)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, self.axis)
+        return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, self.axis)
 
     def _meet(self, start: int, stop: int) -> Iterator[tuple[np.ndarray | Joined, slice]]:
         """Pieces between two places along the axis, with the part of each."""

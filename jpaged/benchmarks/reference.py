@@ -69,7 +69,7 @@ def torch_model(name: str) -> Any:
 
     opened = open_model(name)
     model = transformers().AutoModelForCausalLM.from_config(opened.config, dtype=torch.float32).eval()
-    state = {name: torch.from_numpy(opened.reader.read(name).astype(np.float32)) for name in opened.reader.names()}
+    state = {name: torch.from_numpy(np.array(opened.reader.read(name), np.float32)) for name in opened.reader.names()}
     missing = set(model.load_state_dict(state, strict=False).missing_keys)
     if missing - {"lm_head.weight"} or (missing and not opened.config.tie_word_embeddings):
         raise RuntimeError(f"{name} has no weights for {sorted(missing)}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import ml_dtypes
 import numpy as np
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jpaged.loading.gguf_codes import split_rows
 from jpaged.loading.gguf_reader import GGUFFile
+from jpaged.loading.gguf_rows import GGUFRows
+from jpaged.model_api import HostArray
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -75,21 +78,38 @@ class GGUFWeights:
 
     def codes(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """A matrix of an encoding in `CODED` as `split_rows` gives it, in Hugging Face's conventions."""
-        return split_rows(self._stored_rows(self._gguf_names[name]), self.encoding(name))
-
-    def read(self, name: str) -> np.ndarray:
         source = self._gguf_names[name]
-        values = self._file.decode(source, self._stored_rows(source))
-        return values - 1 if self._arch == "gemma2" and source.endswith("norm.weight") else values
+        rows, order = self._file.stored_rows(source), self._order(source)
+        return split_rows(rows if order is None else rows[order], self.encoding(name))
 
-    def _stored_rows(self, source: str) -> np.ndarray:
-        rows = self._file.stored_rows(source)
-        if self._arch == "llama" and ".attn_q." in source:
-            rows = _unpermute(rows, self._file.metadata["llama.attention.head_count"])
-        elif self._arch == "llama" and ".attn_k." in source:
-            heads = self._file.metadata["llama.attention.head_count"]
-            rows = _unpermute(rows, self._file.metadata.get("llama.attention.head_count_kv", heads))
-        return rows
+    def read(self, name: str) -> np.ndarray | HostArray:
+        source = self._gguf_names[name]
+        stored, order = self._file.stored_rows(source), self._order(source)
+        if stored.ndim == 1:
+            values = self._file.decode(source, stored if order is None else stored[order])
+            return values - 1 if self._arch == "gemma2" and source.endswith("norm.weight") else values
+        quantised = self._file.is_quantised(source)
+        rows, size = self._file.tensors[source].shape
+        unit, items = GGML_QUANT_SIZES[self._file.tensors[source].encoding] if quantised else (1, 1)
+        return GGUFRows(
+            stored,
+            partial(self._file.decode, source),
+            unit,
+            items,
+            np.dtype(np.float32) if quantised else stored.dtype,
+            range(rows) if order is None else order,
+            range(size),
+        )
+
+    def _order(self, source: str) -> np.ndarray | None:
+        """Which stored row comes where in Hugging Face's tensor; None = as they are."""
+        if self._arch != "llama" or not (".attn_q." in source or ".attn_k." in source):
+            return None
+        heads = self._file.metadata["llama.attention.head_count"]
+        if ".attn_k." in source:
+            heads = self._file.metadata.get("llama.attention.head_count_kv", heads)
+        pairs = np.arange(self._file.tensors[source].shape[0]).reshape(heads, -1, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)
 
 
 def _hugging_face_name(name: str, arch: str) -> str:
@@ -100,12 +120,3 @@ def _hugging_face_name(name: str, arch: str) -> str:
     layer = _GEMMA2_LAYER if arch == "gemma2" else _LAYER
     # Tensors with no known name keep their own: the loader then reports them as not read.
     return f"model.layers.{block}.{layer[rest]}.{kind}" if rest in layer else name
-
-
-def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows (pair, half) of each head -> (half, pair), for weights [heads * head_dim, ...] and biases alike.
-
-    Whole rows move, so this works on quantised rows before they are decoded.
-    """
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -61,7 +61,7 @@ def own_parts(
     """
     indices = sharding.addressable_devices_indices_map(array.shape).values()
     wanted = {_bounds(index): index for index in indices if index is not None}
-    return Parts(array.shape, {at: _as_held(array[index], dtype, empty) for at, index in wanted.items()})
+    return Parts(array.shape, {at: _as_held(np.asarray(array[index]), dtype, empty) for at, index in wanted.items()})
 
 
 def _as_held(part: np.ndarray, dtype: np.dtype, empty: Callable[..., np.ndarray]) -> np.ndarray:

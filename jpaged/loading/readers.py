@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from jpaged.model_api import HostArray
+
 
 @dataclass(frozen=True)
 class StoredAs:
@@ -37,8 +39,8 @@ class TensorReader(Protocol):
         """A tensor's shape, without reading it. Raises KeyError like `read`."""
         ...
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor as stored (or dequantised to float32); may be a read-only view of the file.
+    def read(self, name: str) -> np.ndarray | HostArray:
+        """One tensor as stored (or dequantised to float32); may be a read-only view of the file, read when it is used.
 
         Raises:
             KeyError: when the checkpoint has no such tensor.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jpaged.loading.readers import TensorReader
+from jpaged.model_api import HostArray
 
 _PREFIXES = {
     "language_model.model.": "model.",
@@ -47,5 +48,5 @@ class TextPart:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._whole.shape(self._names[name])
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray | HostArray:
         return self._whole.read(self._names[name])

@@ -7,12 +7,18 @@ Import this module only where Numba is installed.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
+import numba
 import numpy as np
 from llvmlite import binding
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
+from platformdirs import user_cache_path
 
 from pallas_kernels.ffi_primitives import add, address_of, allocate, call_with, free, load, pointer, run_range, store
 
@@ -31,6 +37,30 @@ _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
 # A job: what the threads that share a call know of it. Words of 8 bytes.
 _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN, _CALL, _JOB_BYTES = 0, 8, 16, 24, 32, 40, 48, 56, 96
+
+
+def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    """`numba.cfunc` whose code is kept on disk until any file of this package changes.
+
+    Numba by itself looks at the file of the function only, but what is compiled is also what it calls.
+    """
+
+    def compiled(function: Callable[..., None]) -> Any:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
+        try:
+            return numba.cfunc(signature, cache=True, **options)(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return compiled
+
+
+@cache
+def _fingerprint() -> str:
+    """Of this package's files."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 @njit
@@ -124,7 +154,7 @@ def _work(job):
         add(job + _DONE, end - begin)
 
 
-@cfunc(types.void(types.intp), cache=True)
+@cfunc(types.void(types.intp))
 def _task(job):
     """What a thread of the pool does for a call; if it comes late, nothing is left to do."""
     _work(job)
@@ -148,7 +178,7 @@ def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], port
     symbol = f"{name}_run"
     binding.add_symbol(symbol, run.address)
 
-    @cfunc(types.intp(types.intp), cache=True)  # cached as it closes over plain values only
+    @cfunc(types.intp(types.intp))  # kept on disk as it closes over plain values only
     def handler(frame):
         if _answered(frame):
             return 0

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, njit
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import (
@@ -110,7 +110,7 @@ def _clear(out, rows, columns, stride):
             numbers[column] = np.float32(0.0)
 
 
-@cfunc(ffi.RUN, error_model="numpy", cache=True)
+@ffi.cfunc(ffi.RUN, error_model="numpy")
 def _multiply(frame, begin, end):
     index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
     first, matrix = argument(frame, 0), argument(frame, 2 + index)
@@ -158,7 +158,7 @@ def _dot_products(table_rows: int) -> Any:
 _several_dots, _single_dots = _dot_products(TABLE_ROWS), _dot_products(1)
 
 
-@cfunc(ffi.RUN, error_model="numpy", cache=True)
+@ffi.cfunc(ffi.RUN, error_model="numpy")
 def _multiply_by_table(frame, begin, end):
     first, second = argument(frame, 0), argument(frame, 2)
     all_rows, outputs, inputs = dimension(first, 0), dimension(second, 0), dimension(second, 1)

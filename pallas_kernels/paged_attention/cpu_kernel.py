@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, njit
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT
@@ -170,7 +170,7 @@ def _attend_together(view, layer, head, table, seen, group, cap, scratch):
                     add_values(mine, stride, v, to, width * FLOAT, number, to_key - from_key, lanes)
 
 
-@cfunc(ffi.RUN, fastmath=FAST, error_model="numpy", cache=True)
+@ffi.cfunc(ffi.RUN, error_model="numpy")
 def _attend(frame, begin_item, end_item):
     q, view, tables, sinks, out = _arrays(frame)
     layer, seq, first, stop = _ints(frame, 2)[0], _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numba
 import numpy as np
 import pytest
 from jax import lax
-from numba import carray, cfunc
+from numba import carray
 
 from pallas_kernels import ffi
 
@@ -49,7 +50,7 @@ def test_offsets_are_those_of_the_installed_header():
 def increment():
     """A custom call that adds 1 to each of its int32 elements, an item each."""
 
-    @cfunc(ffi.RUN)
+    @numba.cfunc(ffi.RUN)
     def run(frame, begin, end):
         length = ffi.dimension(ffi.argument(frame, 0), 0)
         source = carray(ffi.data(ffi.argument(frame, 0)), (length,), np.int32)
@@ -77,3 +78,17 @@ def test_calls_of_several_programs_at_once_do_not_disturb_each_other():
     with ThreadPoolExecutor(6) as threads:
         for i, out in enumerate(threads.map(program, inputs)):
             np.testing.assert_array_equal(out, np.full(500 + i % 2, i + 200))
+
+
+def test_compiled_code_is_kept_until_a_file_of_the_package_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    for fingerprint, hits in (("before", 0), ("after", 0), ("before", 1)):
+        monkeypatch.setattr(ffi, "_fingerprint", lambda name=fingerprint: name)
+
+        @ffi.cfunc("int64(int64)")
+        def double(x):
+            return 2 * x
+
+        assert (double.ctypes(4), double.cache_hits) == (8, hits)
+        assert list((tmp_path / fingerprint).rglob("*.nbc"))
+    assert str(tmp_path) == numba.config.CACHE_DIR

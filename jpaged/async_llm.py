@@ -23,7 +23,8 @@ class AsyncLLM:
 
     Args:
         model, settings: as of `LLM`.
-        max_waiting_requests: most requests that wait for admission; beyond, `generate` raises EngineBusy.
+        max_waiting_requests: most requests that wait for admission; beyond, `generate` raises EngineBusy. Requests are
+            admitted between steps: of those that come at one moment, all wait.
     """
 
     def __init__(self, model: str, *, max_waiting_requests: int = 256, **settings: Any) -> None:

@@ -50,7 +50,7 @@ app.command()(plan)
 @app.command()
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
-    file: Annotated[Path | None, typer.Option(exists=True, help="A file with one prompt a line.")] = None,
+    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file with one prompt a line.")] = None,
     model: Model = "smollm2-135m",
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.0,
@@ -83,7 +83,7 @@ def generate(
     """Complete one or many prompts in one batch and print the texts."""
     texts = list(prompts or [])
     if file is not None:
-        texts += [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+        texts += _lines(file)
     if not texts:
         raise typer.BadParameter("give prompts, or --file with one a line")
     if stream and len(texts) > 1:
@@ -179,10 +179,13 @@ def chat(
             break
         if not line.strip():
             break
-        messages.append({"role": "user", "content": line})
-        with bad_parameters():
-            answer = _print_stream(llm, llm.chat_prompt(messages), params)
-        messages.append({"role": "assistant", "content": answer})
+        question = {"role": "user", "content": line}
+        try:
+            answer = _print_stream(llm, llm.chat_prompt([*messages, question]), params)
+        except ValueError as error:
+            typer.secho(f"refused: {error}", fg="red", err=True)
+            continue
+        messages += [question, {"role": "assistant", "content": answer}]
 
 
 @app.command()
@@ -198,6 +201,14 @@ def convert(
     with bad_parameters():
         convert_checkpoint(source, target, dtype=dtype, quantization=quantization)
     typer.echo(f"wrote {target}")
+
+
+def _lines(file: Path) -> list[str]:
+    """Those of a file that are not empty."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file} is not UTF-8: {error}") from error
 
 
 def _print_stream(llm: Any, prompt: Any, params: Any) -> str:

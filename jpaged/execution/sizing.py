@@ -61,16 +61,19 @@ def pool_bytes(
     """Bytes of the pool on each device.
 
     Args:
-        requested: kv_cache_memory_bytes; taken as it is.
+        requested: kv_cache_memory_bytes; taken as it is if it is free.
         memory_utilization: share of the device's memory that weights, temporaries and pool may take together.
             On CPU: share of the memory free now, and at most `CPU_POOL_LIMIT`.
         temporary_bytes: what the largest step needs beside weights and pool.
         useful_bytes: what max_num_seqs sequences of max_model_len tokens need; more is never taken.
 
     Raises:
-        ValueError: weights and temporaries leave nothing.
+        ValueError: weights and temporaries leave nothing, or not what was requested.
     """
     if requested is not None:
+        free = memory.limit - memory.used
+        if requested > free:
+            raise ValueError(f"kv_cache_memory_bytes={requested:,} does not fit a device with {free:,} bytes free")
         return requested
     budget = int(memory.limit * memory_utilization)
     budget = min(budget, CPU_POOL_LIMIT) if memory.is_host else budget - memory.used - temporary_bytes

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from tiny_model import VOCAB, tiny_runner
 
 from jpaged.memory import BlockCopy, MemoryManager
@@ -152,6 +153,10 @@ def test_weights_of_another_shape_dtype_or_structure_are_refused_and_the_old_sta
         shared.worker.update_params(changed(lambda leaf: jnp.zeros((*leaf.shape, 2))))
     with pytest.raises(ValueError, match=r"is bfloat16\[.*the engine's is float32\["):
         shared.worker.update_params(changed(lambda leaf: leaf.astype(jnp.bfloat16)))
-    with pytest.raises(ValueError, match="another structure"):
+    with pytest.raises(ValueError, match=r"params\['embed_tokens'\].* of the engine is missing"):
         shared.worker.update_params({"w": leaves[0]})
+    with pytest.raises(ValueError, match=r"the engine has no params\['w'\]"):
+        shared.worker.update_params(nnx.State({**old, "w": nnx.Param(leaves[0])}))
+    with pytest.raises(ValueError, match="a dict of other containers than the engine's State"):
+        shared.worker.update_params(dict(old))
     assert shared.worker.params is old

@@ -42,6 +42,14 @@ def test_what_was_requested_is_taken_as_it_is(cpu):
     assert ask(cpu, requested=12345, useful_bytes=1) == 12345
 
 
+@pytest.mark.parametrize(("device", "free"), [("cpu", 6 * GIB), ("accelerator", 13 * GIB)])
+def test_a_request_of_more_than_is_free_is_refused_with_both_numbers(device, free, request):
+    mesh = request.getfixturevalue(device)
+    assert ask(mesh, requested=free) == free
+    with pytest.raises(ValueError, match=f"kv_cache_memory_bytes={free + 1:,} does not fit .* {free:,} bytes free"):
+        ask(mesh, requested=free + 1)
+
+
 def test_on_cpu_a_share_of_the_free_memory_up_to_the_limit(cpu):
     assert ask(cpu) == 3 * GIB
     assert ask(cpu, memory_utilization=0.9) == sizing.CPU_POOL_LIMIT

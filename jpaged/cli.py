@@ -50,7 +50,7 @@ app.command()(plan)
 @app.command()
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
-    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file with one prompt a line.")] = None,
+    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file of one prompt a line.")] = None,
     model: Model = "smollm2-135m",
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.0,

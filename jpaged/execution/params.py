@@ -26,7 +26,9 @@ def check_like(new: Any, old: Any) -> None:
         raise ValueError(f"the engine has no params{path}")
     old_def: Any = jax.tree.structure(old)  # mypy finds no comparison in what jax calls a PyTreeDef
     if jax.tree.structure(new) != old_def:
-        raise ValueError(f"params are a {type(new).__name__} of other containers than the engine's {type(old).__name__}")
+        raise ValueError(
+            f"params are a {type(new).__name__} of other containers than the {type(old).__name__} of the engine"
+        )
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

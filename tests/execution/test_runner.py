@@ -157,6 +157,6 @@ def test_weights_of_another_shape_dtype_or_structure_are_refused_and_the_old_sta
         shared.worker.update_params({"w": leaves[0]})
     with pytest.raises(ValueError, match=r"the engine has no params\['w'\]"):
         shared.worker.update_params(nnx.State({**old, "w": nnx.Param(leaves[0])}))
-    with pytest.raises(ValueError, match="a dict of other containers than the engine's State"):
+    with pytest.raises(ValueError, match="a dict of other containers than the State of the engine"):
         shared.worker.update_params(dict(old))
     assert shared.worker.params is old

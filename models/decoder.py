@@ -83,7 +83,7 @@ class Decoder(nnx.Module):
         return vocab_logits(hidden, table[...], self.vocab_size, self.logit_scale, self.logit_soft_cap)
 
     def weights(self) -> Iterator[WeightSource]:
-        rows = convert.pad_rows(self.embed_tokens.shape[0])
+        rows = convert.vocab_rows(self.vocab_size, self.embed_tokens.shape[0])
         by_rows = P(TENSOR_AXIS, None)
         embedding = f"{self._prefix}.embed_tokens.weight"
         yield WeightSource(("embed_tokens",), (embedding,), rows, by_rows, contracted=-1)

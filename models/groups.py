@@ -34,14 +34,16 @@ def kinds_from_types(config: Any, local: str = "sliding_attention") -> tuple[Lay
     return tuple(LayerKind(_GROUP_OF_TYPE[t]) for t in config.layer_types)
 
 
-def share_kv(kinds: Sequence[LayerKind], factor: int) -> tuple[LayerKind, ...]:
+def share_kv(kinds: Sequence[LayerKind], factor: int | None) -> tuple[LayerKind, ...]:
     """Of each group's layers, in order, the first of every `factor` keeps KV, which those after it read.
 
     Cross-layer attention (Brandon et al., 2024); interleaved with windows, as character.ai serves its models.
 
     Raises:
-        ValueError: when `factor` is not positive.
+        ValueError: when `factor` is not positive, or None as in a config without the field.
     """
+    if factor is None:
+        raise ValueError("use_cla is set, but cla_share_factor is missing: the number of layers that share KV")
     if factor < 1:
         raise ValueError(f"cla_share_factor={factor} must be at least 1 layer")
     seen: Counter[str | None] = Counter()

@@ -35,7 +35,7 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
     else:
         slides = config.model_type == "mistral" and config.sliding_window is not None
         kinds = (LayerKind("window" if slides else "full"),) * config.num_hidden_layers
-    return share_kv(kinds, config.cla_share_factor) if getattr(config, "use_cla", False) else kinds
+    return share_kv(kinds, getattr(config, "cla_share_factor", None)) if getattr(config, "use_cla", False) else kinds
 
 
 class LlamaLayer(nnx.Module):

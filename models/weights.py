@@ -42,8 +42,22 @@ def pad_axis(axis: int, size: int) -> Converter:
 
 
 def pad_rows(rows: int) -> Converter:
-    """[n, ...] -> [rows, ...]: embedding tables and biases of padded columns."""
+    """[n, ...] -> [rows, ...]: biases of padded columns."""
     return pad_axis(0, rows)
+
+
+def vocab_rows(vocab_size: int, rows: int) -> Converter:
+    """[vocab_size, ...] -> [rows, ...]: a vocabulary's table, padded so that shards are alike.
+
+    Tables with fewer rows than `vocab_size` are refused: the tokens without a row would look like padding.
+    """
+
+    def convert(table: np.ndarray) -> np.ndarray | Joined:
+        if len(table) < vocab_size:
+            raise ValueError(f"vocab_size={vocab_size} in the config, but only {len(table)} rows are stored")
+        return _resized(table, 0, rows)
+
+    return convert
 
 
 def linear(inputs: int, outputs: int) -> Converter:

@@ -54,8 +54,8 @@ def _of_config(file: Path) -> Described:
     if not file.exists():
         raise ValueError(f"config {str(file)!r} does not exist")
     with tempfile.TemporaryDirectory() as folder:  # transformers reads no file of another name
-        (Path(folder) / "config.json").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-        config, family = described(Path(folder))
+        (Path(folder) / "config.json").write_bytes(file.read_bytes())
+        config, family = described(Path(folder), file)
     dtype = getattr(config, "dtype", None)
     wide = str(dtype).removeprefix("torch.") == "float32"
     return Described(config, family, StoredAs(np.dtype(np.float32 if wide else ml_dtypes.bfloat16), quantised=False))

@@ -48,30 +48,52 @@ def open_model(name: str | Path) -> OpenedModel:
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
     weights = SafetensorsWeights(source.path)
-    if not _is_multimodal(_fields(source.path)):
+    if not _is_multimodal(_fields(source.path, source.path / "config.json")):
         return OpenedModel(source, config, family, weights)
     text = TextPart(weights)
     config.tie_word_embeddings = not text.has_head
     return OpenedModel(source, config, family, text)
 
 
-def described(folder: Path) -> tuple[PretrainedConfig, type[Any]]:
+def described(folder: Path, file: Path | None = None) -> tuple[PretrainedConfig, type[Any]]:
     """A folder's config and family, which is looked up first, for a clearer error than transformers'.
 
     Of a multimodal model those of its text model.
+
+    Args:
+        file: what errors call the config, when it was copied to the folder.
+
+    Raises:
+        ValueError: the config is no JSON object, of no family that is installed, or refused by transformers.
     """
-    fields = _fields(folder)
+    file = file or folder / "config.json"
+    fields = _fields(folder, file)
     if _is_multimodal(fields):
-        config = transformers().AutoConfig.from_pretrained(folder).get_text_config()
+        config = _config(folder, file).get_text_config()
         return config, model_class(config.model_type)
     family = model_class(fields["model_type"])
-    return transformers().AutoConfig.from_pretrained(folder), family
+    return _config(folder, file), family
 
 
-def _fields(folder: Path) -> dict[str, Any]:
-    fields = json.loads((folder / "config.json").read_text())
+def _config(folder: Path, file: Path) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return transformers().AutoConfig.from_pretrained(folder)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{file} is refused by transformers: {type(error).__name__}: {reason}") from error
+
+
+def _fields(folder: Path, file: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} holds {type(fields).__name__}, not a JSON object")
     if "model_type" not in fields:
-        raise ValueError(f"{folder / 'config.json'} names no model_type")
+        raise ValueError(f"{file} names no model_type")
     return fields
 
 

@@ -166,6 +166,7 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("llama", "rope_parameters", {"partial_rotary_factor": 0.5, "rope_theta": 1e4}),
         ("llama", "head_dim", 15),
         ("llama-shared-kv", "cla_share_factor", 0),
+        ("llama-shared-kv", "cla_share_factor", None),
         ("mistral-window", "sliding_window", 0),
         ("qwen2-window", "sliding_window", None),
         ("qwen2", "layer_types", ["full_attention"]),

@@ -95,6 +95,15 @@ def test_linear_is_transposed_and_padded_on_either_side():
 def test_one_shard_needs_no_padding():
     table = np.ones((211, EMBED))
     assert convert.pad_rows(211)(table) is table
+    assert convert.vocab_rows(211, 211)(table) is table
+
+
+def test_a_table_is_padded_for_shards_but_never_for_tokens_it_lacks():
+    table = np.ones((210, EMBED))
+    padded = np.asarray(convert.vocab_rows(210, 212)(table))
+    np.testing.assert_array_equal(padded, np.pad(table, ((0, 2), (0, 0))))
+    with pytest.raises(ValueError, match="vocab_size=211 in the config, but only 210 rows are stored"):
+        convert.vocab_rows(211, 212)(table)
 
 
 def test_the_stored_dtype_is_kept():

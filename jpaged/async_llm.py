@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 from jpaged.engine_thread import EngineThread
@@ -27,7 +28,7 @@ class AsyncLLM:
             admitted between steps: of those that come at one moment, all wait.
     """
 
-    def __init__(self, model: str, *, max_waiting_requests: int = 256, **settings: Any) -> None:
+    def __init__(self, model: str | Path, *, max_waiting_requests: int = 256, **settings: Any) -> None:
         _check_bound(max_waiting_requests)
         self._start(LLM(model, **settings), max_waiting_requests)
 

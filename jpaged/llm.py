@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from jpaged import offline
@@ -45,10 +46,10 @@ class LLM:
             value and the limit.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | Path, **settings: Any) -> None:
         from jpaged.build import build_engine  # imports jax, which takes a second
 
-        self.config = EngineConfig(model=str(model), **settings)
+        self.config = EngineConfig(model=str(model) if isinstance(model, Path) else model, **settings)
         built = build_engine(self.config)
         self.model_config = built.model_config
         self.tokenizer = built.tokenizer

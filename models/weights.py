@@ -53,8 +53,8 @@ def vocab_rows(vocab_size: int, rows: int) -> Converter:
     """
 
     def convert(table: np.ndarray) -> np.ndarray | Joined:
-        if len(table) < vocab_size:
-            raise ValueError(f"vocab_size={vocab_size} in the config, but only {len(table)} rows are stored")
+        if table.shape[0] < vocab_size:
+            raise ValueError(f"vocab_size={vocab_size} in the config, but only {table.shape[0]} rows are stored")
         return _resized(table, 0, rows)
 
     return convert

@@ -12,6 +12,7 @@ import numpy as np
 
 from jpaged.loading.opened import described, open_model
 from jpaged.loading.readers import StoredAs
+from jpaged.loading.source import check_name
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,6 +39,7 @@ def describe_model(name: str | Path) -> Described:
     Raises:
         ValueError: nothing of that name, or a family that is not installed.
     """
+    check_name(name)
     path = Path(name).expanduser()
     if path.suffix == ".json":
         return _of_config(path)

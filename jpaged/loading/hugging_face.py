@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from types import ModuleType
+
+from jpaged.loading.quiet import without_lines
 
 
 def transformers() -> ModuleType:
     """The transformers package. It imports PyTorch only where that is installed; nothing here needs it."""
-    logger = logging.getLogger("transformers")
-
-    def unasked_for(record: logging.LogRecord) -> bool:
-        return "PyTorch was not found" not in record.getMessage()
-
-    logger.addFilter(unasked_for)
-    try:
+    with without_lines("transformers", "PyTorch was not found"):
         import transformers
-    finally:
-        logger.removeFilter(unasked_for)
     return transformers

@@ -24,10 +24,12 @@ from flax import nnx
 
 from jpaged.loading.quantisation import Forms
 from jpaged.loading.quantised_format import PACKED, Format
+from jpaged.loading.quiet import without_lines
 from jpaged.loading.relayout import unconvert
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.streaming import HostValue, place_all
 from jpaged.loading.targets import Target, abstract_model, fill, flat_values, in_forms, targets
+from jpaged.loading.unread import warn_of_unread
 from jpaged.loading.zarr_array import ZarrArray
 from jpaged.model_api import CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
@@ -63,7 +65,8 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         params |= _parts(target, jax.tree.map(partial(_single, index=target.index), value))
     # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
-    with ocp.Checkpointer(handler) as checkpointer:
+    # It warns that there is nothing to merge, as without OCDBT there never is.
+    with without_lines("absl", "Skipping merge of OCDBT"), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
     if jax.process_index() == 0:
         loaded.config.save_pretrained(path)
@@ -197,7 +200,9 @@ def restore_params(
     layout: dict[str, Any] = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
     model = abstract_model(model_cls, config, dtype=dtype, stacked=stacked, **layout)
     graphdef, abstract = nnx.split(model)
-    values = place_all(in_forms(targets(model), reader.forms), reader.parameter, mesh)
+    places = in_forms(targets(model), reader.forms)
+    values = place_all(places, reader.parameter, mesh)
+    warn_of_unread(reader, places)
     return model, graphdef, fill(abstract, values)
 
 

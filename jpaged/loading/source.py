@@ -13,7 +13,7 @@ CHECKPOINT_MARKER = "jpaged.json"
 
 _ACCEPTED = (
     f"accepted are: {demo_model.ALIAS!r} (the demo model), a folder with config.json and *.safetensors, "
-    "a .gguf file, a folder written by save_checkpoint, or a Hugging Face hub id such as 'org/model'"
+    "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, or a hub id such as 'org/model'"
 )
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
 
@@ -27,6 +27,12 @@ class Source:
     path: Path
 
 
+def check_name(name: str | Path) -> None:
+    """Raises ValueError when it is no text or path, or empty, which would be the folder one stands in."""
+    if not isinstance(name, str | Path) or not str(name).strip():
+        raise ValueError(f"model={name!r} is no name or path; {_ACCEPTED}")
+
+
 def resolve_source(name: str | Path) -> Source:
     """Find (and, for the alias and for hub ids, download) a model.
 
@@ -34,6 +40,7 @@ def resolve_source(name: str | Path) -> Source:
         ValueError: when the name is nothing that is accepted; names it.
         RuntimeError: when the demo model cannot be downloaded.
     """
+    check_name(name)
     if str(name) == demo_model.ALIAS:
         return Source(str(name), "gguf", demo_model.fetch_demo_model())
     path = Path(name).expanduser()

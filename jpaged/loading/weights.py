@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,8 @@ from jpaged.loading.quantise import quantise
 from jpaged.loading.readers import TensorReader
 from jpaged.loading.streaming import HostValue, place_all
 from jpaged.loading.targets import Target, abstract_model, fill, in_forms, targets
+from jpaged.loading.unread import warn_of_unread
 from jpaged.model_api import CausalLM, HostArray
-
-logger = logging.getLogger(__name__)
 
 
 def load_params(
@@ -53,7 +51,7 @@ def load_params(
     places = targets(model)
     places = in_forms(places, forms_of(quantisation, places, tensor_parallel, reader))
     values = place_all(places, partial(_convert, reader=reader, keeps_blocks=quantisation == "gguf"), mesh)
-    _warn_of_unread(reader, places)
+    warn_of_unread(reader, places)
     return model, graphdef, fill(abstract, values)
 
 
@@ -85,13 +83,3 @@ def _read(target: Target, reader: TensorReader) -> HostArray:
     if array.shape != target.shape:
         raise ValueError(f"parameter {target.name} has shape {target.shape}, but {described} gives {array.shape}")
     return array
-
-
-def _warn_of_unread(reader: TensorReader, places: list[Target]) -> None:
-    """Reports tensors nobody read, except those that repeat what the config or, tied, the embedding says."""
-    used = {name for target in places for name in target.source.sources}
-    repeated = ("rotary_emb.inv_freq", "lm_head.weight")
-    unread = [name for name in reader.names() if name not in used and not name.endswith(repeated)]
-    if unread:
-        first = ", ".join(unread[:5])
-        logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unread), first)

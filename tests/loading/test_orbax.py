@@ -135,3 +135,16 @@ def test_a_checkpoint_of_another_shape_is_refused(checkpoint, tmp_path):
     (tmp_path / "changed" / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
     with pytest.raises(ValueError, match=r"parameter .*mlp.gate_up has shape \(.*, 80\), but .*changed has"):
         load_model(tmp_path / "changed", stacked=False)
+
+
+def test_a_checkpoint_with_more_layers_than_its_config_says_so(checkpoint, tmp_path, caplog):
+    shutil.copytree(checkpoint, tmp_path / "changed")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "changed" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    load_model(tmp_path / "changed")
+    assert "changed: 9 tensors were not used, first: model.layers.2." in caplog.text
+
+
+def test_saving_says_nothing_of_a_merge_that_is_not_due(folder, tmp_path, caplog):
+    save_checkpoint(tmp_path / "quiet", load_model(folder))
+    assert not caplog.messages

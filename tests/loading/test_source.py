@@ -2,6 +2,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from jpaged import LLM
+from jpaged.loading.describe import describe_model
 from jpaged.loading.source import resolve_source
 
 
@@ -68,3 +70,10 @@ def test_an_unreachable_hub_names_the_id_and_what_is_accepted(monkeypatch):
 def test_what_cannot_be_a_hub_id_is_named():
     with pytest.raises(ValueError, match=r"model 'not a model' is no local"):
         resolve_source("not a model")
+
+
+@pytest.mark.parametrize("name", ["", "  ", None, 7])
+@pytest.mark.parametrize("entry", [resolve_source, describe_model, LLM])
+def test_what_is_no_name_is_refused_with_what_a_model_may_be(name, entry):
+    with pytest.raises(ValueError, match=f"model={name!r} is no name or path; accepted are: .*by `jpaged convert` or"):
+        entry(name)

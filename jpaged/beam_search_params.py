@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jpaged.checks import boolean, integer, number
 from jpaged.sampling_params import SamplingParams
 
 
@@ -33,16 +34,12 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "max_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a positive integer")
-        penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not -50 <= penalty <= 50:
-            raise ValueError(f"length_penalty={penalty!r} must be a number in [-50, 50]")
+            object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
+        penalty = number("length_penalty", self.length_penalty, low=-50.0, high=50.0)
+        object.__setattr__(self, "length_penalty", penalty)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(f"early_stopping={self.early_stopping!r} is not True, False or 'never'")
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+        boolean("ignore_eos", self.ignore_eos)
 
     def sampling_params(self) -> SamplingParams:
         """What a beam request has in common with one of `beam_width` greedy outputs."""

@@ -17,7 +17,7 @@ from jpaged.memory import MemoryManager
 from jpaged.replica import Replica
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Scheduler, Sequence
-from jpaged.token_rules import allowed_mask, bad_word_tokens, check_token_ids
+from jpaged.token_rules import allowed_mask, bad_word_tokens, check_token_ids, check_tokens_left
 
 
 @dataclass
@@ -108,9 +108,9 @@ class Engine:
                 f"the prompt has {count} tokens, which leaves no room for output within "
                 f"max_model_len={self.max_model_len}"
             )
-        check_token_ids((min(prompt_token_ids), max(prompt_token_ids)), self.vocab_size)
-        for named in (params.stop_token_ids, params.allowed_token_ids or (), params.logit_bias or ()):
-            check_token_ids(named, self.vocab_size)
+        check_token_ids("prompt_token_ids", (min(prompt_token_ids), max(prompt_token_ids)), self.vocab_size)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            check_token_ids(name, getattr(params, name) or (), self.vocab_size)
         if params.prompt_logprobs is not None and len(self.replicas) > 1:
             raise ValueError(
                 f"prompt_logprobs={params.prompt_logprobs} needs data_parallel_size=1, not {len(self.replicas)}"
@@ -131,6 +131,7 @@ class Engine:
         eos = frozenset() if params.ignore_eos else self._eos_ids
         stop_ids = eos | frozenset(params.stop_token_ids)
         bad_words = bad_word_tokens(params, self._tokenizer)
+        check_tokens_left(params, self.vocab_size, stop_ids, bad_words)
         request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=prompt_token_ids,
@@ -145,7 +146,7 @@ class Engine:
             cache_salt=cache_salt,
             streamed=streamed,
             bad_words=bad_words,
-            allowed_mask=allowed_mask(params, self.vocab_size, stop_ids, bad_words),
+            allowed_mask=allowed_mask(params, self.vocab_size),
             beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
         if params.structured_outputs is not None:

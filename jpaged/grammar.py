@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from typing import Any
 
@@ -40,7 +41,7 @@ class Grammar:
         self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
         if not self.complete and not self._matcher.is_error():
             fill_next_token_bitmask(self._matcher, self.mask[None])
-        self.error = self._matcher.get_error() if self._matcher.is_error() else None
+        self.error = _in_one_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
 
 class GrammarCompiler:
@@ -67,7 +68,7 @@ class GrammarCompiler:
 
         grammar = Grammar(LLMatcher(self._tokens, _source(params), log_level=0), -(-self._vocab_size // 32))
         if grammar.error is not None:
-            raise ValueError(f"{params} cannot be followed: {grammar.error}")
+            raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} cannot be followed: {grammar.error}")
         return grammar
 
     @cached_property
@@ -82,6 +83,17 @@ class GrammarCompiler:
             return LLTokenizer(backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
         except ValueError as error:
             raise ValueError(f"structured_outputs cannot use this model's tokenizer: {error}") from error
+
+
+def _in_one_line(error: str) -> str:
+    """llguidance's message without the excerpts of the grammar and the dump of the parser's state.
+
+    >>> _in_one_line('at 1(8): unknown name: "foo"\\n   1 | start: foo\\n              ^\\n')
+    'at 1(8): unknown name: "foo"'
+    """
+    lines = error.partition("<state>")[0].splitlines()
+    told = " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
+    return "no text fits it" if told.strip() == "NoExtensionBias" else told.strip()
 
 
 def _source(params: StructuredOutputsParams) -> str:

@@ -71,7 +71,8 @@ class LLM:
 
         Args:
             prompts: one or several of: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``. A mapping may
-                hold ``"cache_salt"``: prompts share cached KV only with those of the same salt.
+                hold ``"cache_salt"``: prompts share cached KV only with those of the same salt. Of one with text and
+                ids, the ids are used and the text is only echoed in the output.
             sampling_params: one for all, or one each; None = `SamplingParams()`.
             priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
             use_tqdm: show a progress bar.

@@ -33,7 +33,7 @@ class ParsedPrompt:
 
 
 def parse_prompt(prompt: Prompt, tokenizer: Any) -> ParsedPrompt:
-    """Any form of a prompt as token ids.
+    """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
     Raises:
         ValueError: a mapping lacks what it needs or has more than that, ids are no integers, or text has no tokenizer.
@@ -42,26 +42,31 @@ def parse_prompt(prompt: Prompt, tokenizer: Any) -> ParsedPrompt:
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+        unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids", "cache_salt")]
+        if unknown:
+            raise ValueError(f"a prompt may have 'prompt', 'prompt_token_ids' and 'cache_salt', not {unknown}")
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-        if unknown or (text is None and ids is None):
-            raise ValueError(f"a prompt has 'prompt' or 'prompt_token_ids', not {sorted(unknown) or 'nothing'}")
+        if text is None and ids is None:
+            raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
         check_salt(salt)
     elif prompt is None:
         raise ValueError("prompt=None must be text, a mapping or token ids")
     else:
         ids = prompt
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"prompt={text!r} must be text")
     if ids is None:
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
-        if not isinstance(text, str):
-            raise ValueError(f"prompt={text!r} must be text")
-        check_unicode("prompt", text)
+        check_unicode("prompt", cast(str, text))
         ids = tokenizer.encode(text)
     try:
-        return ParsedPrompt(text, [index(token) for token in ids], salt)
+        plain = [index(token) for token in ids]
     except TypeError as error:
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
+    if any(isinstance(token, bool) for token in ids):
+        raise ValueError(f"prompt_token_ids={ids!r} must be integers")
+    return ParsedPrompt(text, plain, salt)
 
 
 def check_salt(salt: str | None) -> None:

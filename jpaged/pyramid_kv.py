@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jpaged.checks import integer, number
 from jpaged.model_api import LayerGroup
 
 MAX_BANDS = 8
@@ -25,7 +26,7 @@ class PyramidKV:
         sinks: the first tokens, always kept.
         recent: the last tokens, always kept.
         window: the last tokens whose queries score the others.
-        beta: of the tokens kept for their score, the last layer has the mean divided by it.
+        beta: of the tokens kept for their score, the last layer has the mean divided by it; at least 1.
         pool: a token's score is the largest of so many around it.
 
     Raises:
@@ -41,15 +42,12 @@ class PyramidKV:
 
     def __post_init__(self) -> None:
         for name, least in (("sinks", 0), ("recent", 2), ("window", 2), ("pool", 1), ("budget", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+            object.__setattr__(self, name, integer(name, getattr(self, name), low=least))
+        object.__setattr__(self, "beta", number("beta", self.beta, low=1.0))
         if self.window > self.recent:
             raise ValueError(f"window={self.window} is above recent={self.recent}: tokens that score are kept")
         if self.pool % 2 == 0:
             raise ValueError(f"pool={self.pool} must be odd: it is centred on a token")
-        if not self.beta >= 1:
-            raise ValueError(f"beta={self.beta} must be at least 1: the last layer keeps no more than the mean")
         if self.budget <= self.always:
             raise ValueError(f"budget={self.budget} must be above sinks + recent = {self.always}")
 

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
+from jpaged.checks import boolean, integer, number, several, texts
 from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.unicode import check_unicode
+
+_NUMBERS = (  # name, least, most, whether the least is out of range
+    ("temperature", 0.0, 1e30, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
+    ("repetition_penalty", 0.001, 1000.0, False),
+)
+_INTEGERS = (  # name, least, most
+    ("n", 1, None),
+    ("top_k", -1, None),
+    ("max_tokens", 1, None),
+    ("min_tokens", 0, None),
+    ("seed", 0, 2**63 - 1),
+    ("logprobs", 0, None),
+    ("prompt_logprobs", 0, None),
+)
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends.
 
-    Unknown names raise TypeError: nothing is accepted and ignored.
+    Unknown names raise TypeError: nothing is accepted and ignored. Numbers may be NumPy's; they are stored as Python's.
 
     Attributes:
         n: outputs to generate, which share the prompt's memory. Each needs one of the engine's max_num_seqs places
@@ -32,7 +50,8 @@ class SamplingParams:
         allowed_token_ids: the only tokens that can be drawn; None = all.
         bad_words: texts whose tokens, with and without a leading space, the output cannot hold.
         max_tokens: most tokens to generate; None = up to the engine's max_model_len.
-        min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens.
+        min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
+            appears before them does not end the sequence: it stays in the text.
         seed: the sequence's random stream; None = drawn from the engine's seed, different for each request.
         stop: text that ends the sequence; it is cut from the text.
         stop_token_ids: tokens that end the sequence; they stay in token_ids.
@@ -72,32 +91,23 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, low=1)
-        _number("temperature", self.temperature, low=0.0, high=1e30)
-        _integer("top_k", self.top_k, low=-1)
-        _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
-        _number("min_p", self.min_p, low=0.0, high=1.0)
-        _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
-        _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        _number("repetition_penalty", self.repetition_penalty, low=0.001, high=1000.0)
-        self._check_tokens()
+        for name, low, high, open_low in _NUMBERS:
+            self._store(name, number(name, getattr(self, name), low=low, high=high, open_low=open_low))
+        for name, least, most in _INTEGERS:
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                self._store(name, integer(name, getattr(self, name), low=least, high=most))
+        self._store_tokens()
         self._check_structure()
-        _integer("min_tokens", self.min_tokens, low=0)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, low=1)
-            if self.min_tokens > self.max_tokens:
-                raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), low=0)
-        if self.seed is not None:
-            _integer("seed", self.seed, low=0, high=2**63 - 1)
-        stop = _texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        object.__setattr__(self, "stop", stop)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        self._store("stop", texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
-            _boolean(name, getattr(self, name))
-        if stop and not self.detokenize:
-            raise ValueError(f"stop={stop!r} needs text, and detokenize=False makes none")
+            boolean(name, getattr(self, name))
+        if self.stop and not self.detokenize:
+            raise ValueError(f"stop={self.stop!r} needs text, and detokenize=False makes none")
+
+    def _store(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_structure(self) -> None:
         wanted = self.structured_outputs
@@ -111,26 +121,26 @@ class SamplingParams:
                     f"{name}={getattr(self, name)!r} could leave structured_outputs no token to go on with"
                 )
 
-    def _check_tokens(self) -> None:
-        object.__setattr__(self, "stop_token_ids", _several("stop_token_ids", self.stop_token_ids))
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, low=0)
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _several("allowed_token_ids", self.allowed_token_ids))
-            if not self.allowed_token_ids:
-                raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
-            for token in self.allowed_token_ids:
-                _integer("allowed_token_ids", token, low=0)
+    def _store_tokens(self) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            tokens = getattr(self, name)
+            if tokens is not None or name == "stop_token_ids":
+                self._store(name, tuple(integer(name, token, low=0) for token in several(name, tokens)))
+        if self.allowed_token_ids == ():
+            raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
         if isinstance(self.bad_words, str):
             raise ValueError(f"bad_words={self.bad_words!r} must be a list of strings")
-        object.__setattr__(self, "bad_words", _texts("bad_words", self.bad_words))
+        self._store("bad_words", texts("bad_words", self.bad_words))
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise ValueError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
-            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-            for token, bias in self.logit_bias.items():
-                _integer("token id in logit_bias", token, low=0)
-                _number(f"logit_bias[{token}]", bias, low=-100.0, high=100.0)
+            biases = {
+                integer("token id in logit_bias", token, low=0): number(
+                    f"logit_bias[{token}]", bias, low=-100.0, high=100.0
+                )
+                for token, bias in self.logit_bias.items()
+            }
+            self._store("logit_bias", biases)
 
     @property
     def penalised(self) -> bool:
@@ -141,39 +151,3 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, however it was given."""
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
-
-
-def _several(name: str, values: Iterable[Any] | None) -> tuple[Any, ...]:
-    if values is not None and not isinstance(values, Iterable):
-        raise ValueError(f"{name}={values!r} must be a list")
-    return tuple(values or ())
-
-
-def _texts(name: str, values: Iterable[str] | None) -> tuple[str, ...]:
-    texts = _several(name, values)
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise ValueError(f"{name}={values!r} must be non-empty strings, got {text!r}")
-        check_unicode(name, text)
-    return texts
-
-
-def _boolean(name: str, value: bool) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False")
-
-
-def _number(name: str, value: float, *, low: float, high: float, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value in (inf, -inf) or value != value:
-        raise ValueError(f"{name}={value!r} must be a finite number")
-    if value < low or value > high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise ValueError(f"{name}={value} is outside {bracket}{low}, {high}]")
-
-
-def _integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}={value!r} must be an integer")
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ValueError(f"{name}={value} must be {limit}")

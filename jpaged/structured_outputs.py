@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from jpaged.checks import boolean, texts
+
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
@@ -27,24 +29,29 @@ class StructuredOutputsParams:
     json_object: bool = False
 
     def __post_init__(self) -> None:
-        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        boolean("json_object", self.json_object)
+        given = [f.name for f in fields(self) if self._given(f.name)]
         if len(given) != 1:
             raise ValueError(f"structured_outputs takes exactly one of its arguments, got {given}")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ValueError(f"{name}={value!r} must be a non-empty string")
-        if self.json_object not in (True, False):
-            raise ValueError(f"json_object={self.json_object!r} must be True or False")
         if self.choice is not None:
-            if isinstance(self.choice, str) or not self.choice:
+            choice = () if isinstance(self.choice, str) else texts("choice", self.choice)
+            if not choice:
                 raise ValueError(f"choice={self.choice!r} must be a list of non-empty strings")
-            for text in self.choice:
-                if not isinstance(text, str) or not text:
-                    raise ValueError(f"choice={self.choice!r} must be non-empty strings, got {text!r}")
-            object.__setattr__(self, "choice", tuple(self.choice))
+            object.__setattr__(self, "choice", choice)
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
+
+    def _given(self, name: str) -> bool:
+        return getattr(self, name) is not None and getattr(self, name) is not False
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given."""
+        return next(f.name for f in fields(self) if self._given(f.name))
 
 
 def _schema(value: Any) -> dict[str, Any]:
@@ -57,4 +64,8 @@ def _schema(value: Any) -> dict[str, Any]:
             raise ValueError(f"json={value!r} is not JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise ValueError(f"json={value!r} must be a schema: a mapping, its JSON text, or a pydantic class")
+    try:
+        json.dumps(dict(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"json={value!r} is not JSON: {error}") from error
     return dict(value)

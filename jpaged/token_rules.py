@@ -11,13 +11,13 @@ from jaxtyping import Int
 from jpaged.sampling_params import SamplingParams
 
 
-def check_token_ids(tokens: Iterable[int], vocab_size: int) -> None:
+def check_token_ids(name: str, tokens: Iterable[int], vocab_size: int) -> None:
     """Raises:
-    ValueError: one is outside the vocabulary.
+    ValueError: one of the tokens that the parameter `name` holds is outside the vocabulary.
     """
     for token in tokens:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"token id {token} is outside the vocabulary [0, {vocab_size})")
+            raise ValueError(f"{name}: token id {token} is outside the vocabulary [0, {vocab_size})")
 
 
 def bad_word_tokens(params: SamplingParams, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
@@ -38,24 +38,31 @@ def bad_word_tokens(params: SamplingParams, tokenizer: Any) -> tuple[tuple[int, 
     return tuple(found)
 
 
-def allowed_mask(
+def check_tokens_left(
     params: SamplingParams, vocab_size: int, stop_ids: Iterable[int], bad_words: Iterable[tuple[int, ...]]
-) -> Int[np.ndarray, " words"] | None:
-    """Packed bits of `allowed_token_ids`, 32 tokens a word, lowest bit first; None = all.
-
-    Raises:
-        ValueError: bad_words, or stop tokens before min_tokens, could leave no token of them.
+) -> None:
+    """Raises:
+    ValueError: bad_words, or stop tokens before min_tokens, could leave no token to draw.
     """
-    if params.allowed_token_ids is None:
-        return None
     banned = {word[-1] for word in bad_words}
     if params.min_tokens:
-        banned |= set(stop_ids)
-    if banned.issuperset(params.allowed_token_ids):
+        banned.update(stop_ids)
+    if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
         raise ValueError(
             f"allowed_token_ids={params.allowed_token_ids} may leave no token to draw beside "
             f"bad_words={params.bad_words} and min_tokens={params.min_tokens}"
         )
+    if banned.issuperset(range(vocab_size)):
+        raise ValueError(
+            f"min_tokens={params.min_tokens} with {len(params.stop_token_ids)} stop_token_ids and "
+            f"{len(params.bad_words)} bad_words may leave no token of {vocab_size} to draw"
+        )
+
+
+def allowed_mask(params: SamplingParams, vocab_size: int) -> Int[np.ndarray, " words"] | None:
+    """Packed bits of `allowed_token_ids`, 32 tokens a word, lowest bit first; None = all."""
+    if params.allowed_token_ids is None:
+        return None
     bits = np.zeros(-(-vocab_size // 32) * 32, bool)
     bits[list(params.allowed_token_ids)] = True
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

@@ -41,11 +41,13 @@ def test_budgets_are_whole_blocks_with_room_for_what_is_always_kept():
     ("numbers", "message"),
     [
         ({"budget": 36}, r"budget=36 must be above sinks \+ recent = 36"),
-        ({"budget": 99.0}, "budget=99.0 must be an integer of at least 1"),
-        ({"budget": 99, "sinks": -1}, "sinks=-1 must be an integer of at least 0"),
-        ({"budget": 99, "window": 1}, "window=1 must be an integer of at least 2"),
+        ({"budget": 99.0}, "budget=99.0 must be an integer"),
+        ({"budget": 99, "sinks": -1}, "sinks=-1 must be at least 0"),
+        ({"budget": 99, "window": 1}, "window=1 must be at least 2"),
         ({"budget": 99, "window": 33}, "window=33 is above recent=32"),
         ({"budget": 99, "pool": 4}, "pool=4 must be odd"),
+        ({"budget": 99, "beta": "x"}, "beta='x' must be a finite number"),
+        ({"budget": 99, "beta": float("inf")}, "beta=inf must be a finite number"),
         ({"budget": 99, "beta": 0.5}, "beta=0.5 must be at least 1"),
     ],
 )

@@ -117,6 +117,32 @@ def test_a_nucleus_too_small_for_float32_holds_the_most_likely_token(tiny):
     assert generate(tiny.llm, PROMPTS, params) == generate(tiny.llm, PROMPTS, greedy())
 
 
+def test_numpy_numbers_are_stored_as_python_numbers():
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(5),
+        max_tokens=np.int32(9),
+        stop_token_ids=np.array([42, 7]),
+        allowed_token_ids=np.arange(3),
+        logit_bias={np.int64(5): np.float16(1.5)},
+    )
+    assert params == SamplingParams(
+        temperature=0.5,
+        top_k=5,
+        max_tokens=9,
+        stop_token_ids=[42, 7],
+        allowed_token_ids=[0, 1, 2],
+        logit_bias={5: 1.5},
+    )
+    stored = [params.temperature, params.top_k, params.stop_token_ids[0], *params.logit_bias, params.logit_bias[5]]
+    assert [type(value) for value in stored] == [float, int, int, int, float]
+
+
+def test_all_tokens_may_end_the_sequence_where_min_tokens_is_0(tiny):
+    params = SamplingParams(temperature=0, stop_token_ids=range(VOCAB_SIZE))
+    assert [len(tokens) for tokens in generate(tiny.llm, PROMPTS[:1], params)] == [1]
+
+
 REFUSED = [
     ({"presence_penalty": 2.5}, r"presence_penalty=2.5 is outside \[-2.0, 2.0\]"),
     ({"frequency_penalty": -3}, r"frequency_penalty=-3 is outside \[-2.0, 2.0\]"),
@@ -127,10 +153,17 @@ REFUSED = [
     ({"logit_bias": {3: 101}}, r"logit_bias\[3\]=101 is outside \[-100.0, 100.0\]"),
     ({"logit_bias": {"3": 1}}, "token id in logit_bias='3' must be an integer"),
     ({"logit_bias": [3]}, r"logit_bias=\[3\] must map token ids to numbers"),
-    ({"logit_bias": {VOCAB_SIZE: 1}}, rf"token id {VOCAB_SIZE} is outside the vocabulary"),
+    ({"logit_bias": {VOCAB_SIZE: 1}}, rf"logit_bias: token id {VOCAB_SIZE} is outside the vocabulary"),
+    ({"stop_token_ids": [VOCAB_SIZE]}, rf"stop_token_ids: token id {VOCAB_SIZE} is outside the vocabulary"),
+    ({"stop_token_ids": range(VOCAB_SIZE), "min_tokens": 4}, "min_tokens=4 with 211 stop_token_ids .* of 211 to draw"),
+    ({"stop_token_ids": 5}, "stop_token_ids=5 must be a list"),
+    ({"top_k": np.bool_(True)}, "top_k=.*True.* must be an integer"),
+    ({"top_k": 5.0}, "top_k=5.0 must be an integer"),
+    ({"temperature": 10**400}, "temperature=1.* must be a finite number"),
+    ({"min_p": True}, "min_p=True must be a finite number"),
     ({"allowed_token_ids": []}, r"allowed_token_ids=\(\) leaves no token to draw"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids=-1 must be at least 0"),
-    ({"allowed_token_ids": [VOCAB_SIZE]}, rf"token id {VOCAB_SIZE} is outside the vocabulary"),
+    ({"allowed_token_ids": [VOCAB_SIZE]}, rf"allowed_token_ids: token id {VOCAB_SIZE} is outside the vocabulary"),
     ({"allowed_token_ids": [9], "stop_token_ids": [9], "min_tokens": 1}, "may leave no token to draw"),
     ({"bad_words": "AB"}, "bad_words='AB' must be a list of strings"),
     ({"bad_words": [""]}, "bad_words=.* must be non-empty strings"),

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tiny_chat_model
 from greedy_reference import random_prompts
@@ -148,6 +149,13 @@ def test_a_choice_is_drawn_as_often_as_the_model_would(llm):
     assert len({tuple(tokens) for tokens in want}) > 2
 
 
+@pytest.mark.parametrize(
+    "choice", [(x for x in ["red", "blue"]), np.array(["red", "blue"])], ids=["generator", "array"]
+)
+def test_choices_may_come_from_any_iterable(choice):
+    assert StructuredOutputsParams(choice=choice).choice == ("red", "blue")
+
+
 REFUSED = [
     (lambda: StructuredOutputsParams(), "exactly one of its arguments, got \\[\\]"),
     (lambda: StructuredOutputsParams(regex="a", choice=["b"]), r"exactly one .*, got \['regex', 'choice'\]"),
@@ -155,10 +163,16 @@ REFUSED = [
     (lambda: StructuredOutputsParams(json=[1]), r"json=\[1\] must be a schema"),
     (lambda: StructuredOutputsParams(choice=[]), r"choice=\[\] must be a list"),
     (lambda: StructuredOutputsParams(choice=["a", ""]), "must be non-empty strings, got ''"),
+    (lambda: StructuredOutputsParams(choice=5), "choice=5 must be a list"),
+    (lambda: StructuredOutputsParams(choice=(x for x in ())), "choice=<generator .* must be a list of non-empty"),
+    (lambda: StructuredOutputsParams(json=np.ones(2)), r"json=array\(\[1., 1.\]\) must be a schema"),
+    (lambda: StructuredOutputsParams(json={"enum": [{1, 2}]}), "json={'enum': .* is not JSON: .*set is not JSON"),
+    (lambda: StructuredOutputsParams(json_object=0), "json_object=0 must be True or False"),
+    (lambda: drawn(regex=r"[^\s\S]"), r"prompt 0: regex='\[\^\\\\s\\\\S\]' cannot be followed: no text fits it$"),
     (lambda: StructuredOutputsParams(regex=3), "regex=3 must be a non-empty string"),
     (lambda: SamplingParams(structured_outputs={"regex": "a"}), "must be StructuredOutputsParams"),
     (lambda: drawn(json={"type": "nonsense"}), "nonsense.* cannot be followed"),
-    (lambda: drawn(regex="a("), "cannot be followed"),
+    (lambda: drawn(regex="a("), "regex='a\\(' cannot be followed: [^\n]*unclosed group$"),
     (lambda: drawn(grammar='start: "a" | foo'), 'cannot be followed: .*unknown name: "foo"'),
     (lambda: replace(drawn(regex="a"), min_tokens=3), "min_tokens=3 could leave structured_outputs no token"),
     (lambda: replace(drawn(regex="a"), ignore_eos=True), "ignore_eos=True could leave structured_outputs no token"),

@@ -10,8 +10,9 @@ from typing import Any
 from jpaged.engine_thread import EngineThread
 from jpaged.llm import LLM
 from jpaged.memory import MemoryReport
+from jpaged.messages import Messages
 from jpaged.outputs import RequestOutput
-from jpaged.prompts import Messages, Prompt, chat_prompt, make_request, one_each, priorities
+from jpaged.prompts import Prompt, chat_prompt, make_request, one_each, priorities
 from jpaged.sampling_params import SamplingParams
 
 

@@ -11,10 +11,11 @@ from jpaged.beam_search_params import BeamSearchParams
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from jpaged.memory import MemoryReport
+from jpaged.messages import Messages
 from jpaged.outputs import PinnedPrefix, RequestOutput, StreamDelta
 from jpaged.progress import warmup_progress
 from jpaged.prompts import (
-    Messages,
+    Conversation,
     Prompt,
     chat_prompt,
     check_salt,
@@ -152,24 +153,28 @@ class LLM:
         """Generate the next turn of one or several conversations, through the model's chat template.
 
         Args:
-            messages: a conversation (``[{"role": ..., "content": ...}, ...]``) or a list of them.
+            messages: a conversation (``[{"role": ..., "content": ...}, ...]``) or a list of them. Content is text or
+                a list of parts ``{"type": "text", "text": ...}``, joined by newlines unless the template takes parts.
+            sampling_params, use_tqdm, on_error: as `generate`; a conversation counts as a prompt.
             add_generation_prompt: end the prompt where the assistant's turn begins.
 
         Raises:
-            ValueError: the model has no chat template, or as `generate`.
+            ValueError: the model has no chat template, or messages do not fit it, or as `generate`.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [
-            self.chat_prompt(cast(Messages, conversation), add_generation_prompt=add_generation_prompt)
-            for conversation in conversations
-        ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_error=on_error)
+        one = isinstance(messages, str | Mapping) or not isinstance(messages, Sequence)
+        if one or (messages and isinstance(messages[0], Mapping)):
+            messages = [cast(Messages, messages)]
+        batch = [Conversation(cast(Messages, each), add_generation_prompt) for each in messages]
+        params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
+        return offline.answer(
+            self._engine, self.tokenizer, batch, params, priorities(None, len(batch)), use_tqdm, on_error
+        )
 
     def chat_prompt(self, messages: Messages, *, add_generation_prompt: bool = True) -> dict[str, Any]:
         """The prompt a conversation becomes through the model's chat template, for `generate` and `stream`.
 
         Raises:
-            ValueError: the model has no chat template.
+            ValueError: the model has no chat template, or the messages do not fit it.
         """
         return chat_prompt(messages, self.tokenizer, add_generation_prompt=add_generation_prompt)
 

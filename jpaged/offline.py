@@ -9,7 +9,7 @@ from jpaged.beam_search_params import BeamSearchParams
 from jpaged.engine import Engine
 from jpaged.outputs import RequestOutput, StreamDelta
 from jpaged.progress import GenerationProgress
-from jpaged.prompts import Prompt, make_request, refused
+from jpaged.prompts import Conversation, Prompt, make_request, refused
 from jpaged.results import DeltaReader, request_output
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
@@ -20,7 +20,7 @@ OnError = Literal["raise", "return"]
 def answer(
     engine: Engine,
     tokenizer: Any,
-    batch: Sequence[Prompt],
+    batch: Sequence[Prompt | Conversation],
     params: Sequence[SamplingParams | BeamSearchParams],
     ranks: Sequence[int | None],
     use_tqdm: bool,

@@ -9,6 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jpaged.beam_search_params import BeamSearchParams
+from jpaged.messages import Messages, templated
 from jpaged.outputs import RequestOutput
 from jpaged.sampling_params import SamplingParams
 from jpaged.unicode import check_unicode
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Params = TypeVar("Params", SamplingParams, BeamSearchParams)
-Messages = Sequence[Mapping[str, Any]]
-"""A conversation: ``[{"role": ..., "content": ...}, ...]``."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt that the chat template makes of messages."""
+
+    messages: Messages
+    add_generation_prompt: bool
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,15 @@ class ParsedPrompt:
     cache_salt: str | None = None
 
 
-def parse_prompt(prompt: Prompt, tokenizer: Any) -> ParsedPrompt:
+def parse_prompt(prompt: Prompt | Conversation, tokenizer: Any) -> ParsedPrompt:
     """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
     Raises:
-        ValueError: a mapping lacks what it needs or has more than that, ids are no integers, or text has no tokenizer.
+        ValueError: a mapping lacks what it needs or has more than that, ids are no integers, text has no tokenizer, or
+            messages do not fit the chat template.
     """
+    if isinstance(prompt, Conversation):
+        prompt = chat_prompt(prompt.messages, tokenizer, add_generation_prompt=prompt.add_generation_prompt)
     text, ids, salt = None, None, None
     if isinstance(prompt, str):
         text = prompt
@@ -61,6 +71,7 @@ def parse_prompt(prompt: Prompt, tokenizer: Any) -> ParsedPrompt:
         check_unicode("prompt", cast(str, text))
         ids = tokenizer.encode(text)
     try:
+        ids = list(ids)
         plain = [index(token) for token in ids]
     except TypeError as error:
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
@@ -80,7 +91,7 @@ def check_salt(salt: str | None) -> None:
 def make_request(
     engine: Engine,
     tokenizer: Any,
-    prompt: Prompt,
+    prompt: Prompt | Conversation,
     params: SamplingParams | BeamSearchParams,
     priority: int | None = None,
     *,
@@ -106,14 +117,9 @@ def chat_prompt(messages: Messages, tokenizer: Any, *, add_generation_prompt: bo
     """A conversation as a prompt, through the tokenizer's chat template.
 
     Raises:
-        ValueError: there is no chat template, or it cannot take the messages.
+        ValueError: as `templated`.
     """
-    if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError("the model has no chat template")
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except Exception as error:  # a template is a program of the model's
-        raise ValueError(f"messages={messages!r} do not fit the model's chat template: {error}") from error
+    text = templated(messages, tokenizer, add_generation_prompt=add_generation_prompt)
     ids = tokenizer.encode(text, add_special_tokens=False)  # the template wrote its own
     return {"prompt": text, "prompt_token_ids": ids}
 
@@ -166,8 +172,10 @@ def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int
     return each
 
 
-def refused(prompt: Prompt, error: str) -> RequestOutput:
+def refused(prompt: Prompt | Conversation, error: str) -> RequestOutput:
     """The output of a prompt that was not run."""
+    if isinstance(prompt, Conversation):
+        return RequestOutput(request_id=-1, prompt=None, prompt_token_ids=[], error=error)
     if not isinstance(prompt, Mapping):
         prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
     ids = prompt.get("prompt_token_ids")

@@ -407,8 +407,50 @@ def test_chat_goes_through_the_models_template(llm):
     assert outputs[0].outputs[0].token_ids == first(llm, ids(tokens[0]), GREEDY).token_ids
     assert llm.chat(one, GREEDY, use_tqdm=False)[0].prompt == texts[0]
     assert llm.chat(one, GREEDY, use_tqdm=False, add_generation_prompt=False)[0].prompt == "<s>user: hi"
-    with pytest.raises(ValueError, match="messages='h' do not fit the model's chat template"):
+
+
+TURN = [{"role": "user", "content": "hi"}]
+NO_CONVERSATION = [
+    ([], "messages=\\[\\] has no message"),
+    ("hi", r"messages='hi' must be a list of \{'role'"),
+    ([{"x": "y"}], r"message \{'x': 'y'\} must be \{'role'"),
+    ([*TURN, "hi"], "message 'hi' must be"),
+    ([{"role": "user", "content": 5}], "content=5 must be text or a list of parts"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "a part of type 'image_url'.* only 'text' is taken"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "whose 'text' must be text"),
+    ([{"role": "user", "content": ["hi"]}], "a part of type None, 'hi'"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), NO_CONVERSATION, ids=[message for _, message in NO_CONVERSATION])
+def test_a_bad_conversation_refuses_the_batch_by_its_place(llm, bad, message):
+    with pytest.raises(ValueError, match=f"prompt 1: .*{message}"):
+        llm.chat([TURN, bad], GREEDY, use_tqdm=False)
+    assert_nothing_is_left(llm)
+
+
+def test_returned_errors_of_conversations_leave_the_rest_unaffected(llm):
+    (alone,) = llm.chat(TURN, GREEDY, use_tqdm=False)
+    bad = [conversation for conversation, _ in NO_CONVERSATION]
+    good, *rest = llm.chat([TURN, *bad], GREEDY, use_tqdm=False, on_error="return")
+    assert good.outputs[0].token_ids == alone.outputs[0].token_ids
+    for output, (_, message) in zip(rest, NO_CONVERSATION, strict=True):
+        assert re.search(message, output.error) and output.prompt is None and not output.outputs
+    with pytest.raises(ValueError, match="prompt 0: messages='hi' must be a list"):
         llm.chat("hi", GREEDY, use_tqdm=False)
+
+
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]}]
+LOOPED = (
+    "{% for message in messages %}{% if message.content is string %}<s>{{ message.content }}"
+    "{% else %}<s>{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def test_text_parts_are_joined_by_newlines_unless_the_template_takes_parts(llm, monkeypatch):
+    assert llm.chat_prompt([*PARTS, *TURN])["prompt"] == "<s>user: ab\ncd<s>user: hi<s>assistant:"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", LOOPED)
+    assert llm.chat_prompt([*PARTS, *TURN])["prompt"] == "<s>abcd<s>hi"
 
 
 def test_a_repeated_prompt_comes_from_the_cache_only_when_caching_is_on(llm, model):

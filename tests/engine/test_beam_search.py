@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from beam_reference import assert_same_beams, common_tokens, torch_beams
 from checkpoints import make_checkpoint
@@ -203,6 +204,11 @@ def test_more_candidates_than_tokens_are_refused(one):
             engine.make_request([5, 6], BeamSearchParams(8, 5))
         finally:
             engine.vocab_size = vocab
+
+
+def test_numpy_numbers_are_taken():
+    given = BeamSearchParams(np.int64(2), np.int32(5), length_penalty=np.float32(0.5))
+    assert given == BeamSearchParams(2, 5, length_penalty=0.5) and type(given.beam_width) is int
 
 
 def test_each_call_takes_its_own_kind_of_parameters(one):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, make_batch
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import paged_attention, tpu
+from pallas_kernels.paged_attention import cpu, paged_attention, tpu
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {

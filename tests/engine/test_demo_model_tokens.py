@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from beam_reference import assert_same_beams, torch_beams
@@ -34,7 +35,7 @@ def torch_model():
     opened.config._attn_implementation = "eager"
     with torch.device("meta"):
         model = LlamaForCausalLM(opened.config)
-    tensors = {name: torch.tensor(opened.reader.read(name)) for name in opened.reader.names()}
+    tensors = {name: torch.tensor(np.asarray(opened.reader.read(name))) for name in opened.reader.names()}
     with torch.device("cpu"):
         model.model.rotary_emb = type(model.model.rotary_emb)(opened.config)
     missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)

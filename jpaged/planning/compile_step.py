@@ -95,7 +95,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     )
     speed = Speed(device.chip.bandwidth, device.chip.flops, device.chip.link)
     if kind == "cpu":
-        speed = Speed(read_bandwidth(), gemm_flops(), 0.0)
+        speed = Speed(read_bandwidth(seconds=0.4), gemm_flops(seconds=0.4), 0.0)
     work = step_work(model, model_config, params, plan.spec, mesh)
     sequences = _sequences(plan.spec.layout, config, context, plan.spec.layout.pool_bytes)
     found |= {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -115,11 +115,7 @@ def steady_turn(bundles: list[Bundle]) -> Turn:
     Raises:
         ValueError: when there is no such loop.
     """
-    turns = [(end - start, turn) for start, end, turn in _turns(bundles) if turn.dma_bytes and turn.multiplies]
-    if not turns:
-        raise ValueError("no loop that starts copies from HBM and multiplies")
-    _, turn = min(turns, key=lambda found: found[0])
-    return Turn(turn.cycles, turn.dma_bytes)
+    return _innermost(bundles, lambda turn: turn.dma_bytes and turn.multiplies, "starts copies from HBM and multiplies")
 
 
 def multiplying_turn(bundles: list[Bundle]) -> Turn:
@@ -128,9 +124,14 @@ def multiplying_turn(bundles: list[Bundle]) -> Turn:
     Raises:
         ValueError: when there is no such loop.
     """
-    turns = [(end - start, turn) for start, end, turn in _turns(bundles) if turn.multiplies]
+    return _innermost(bundles, lambda turn: turn.multiplies, "multiplies")
+
+
+def _innermost(bundles: list[Bundle], is_meant: Callable[[_Path], object], what: str) -> Turn:
+    """One turn of the shortest loop that is meant."""
+    turns = [(end - start, turn) for start, end, turn in _turns(bundles) if is_meant(turn)]
     if not turns:
-        raise ValueError("no loop that multiplies")
+        raise ValueError(f"no loop that {what}")
     _, turn = min(turns, key=lambda found: found[0])
     return Turn(turn.cycles, turn.dma_bytes)
 

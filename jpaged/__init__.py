@@ -3,34 +3,44 @@
 Public names load lazily, so that ``import jpaged`` starts no backend.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jpaged.async_llm import AsyncLLM
-    from jpaged.beam_search_params import BeamSearchParams
+    from jpaged.engine.stats import EngineStats
     from jpaged.errors import EngineBusy, EngineStopped, ProcessLost
+    from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
     from jpaged.pyramid_kv import PyramidKV
-    from jpaged.sampling_params import SamplingParams
+    from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from jpaged.speculative import DraftModel, Layers, NGram
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place: the build reads it from here
 
 _HOMES = {
     "LLM": "jpaged.llm",
     "AsyncLLM": "jpaged.async_llm",
-    "BeamSearchParams": "jpaged.beam_search_params",
+    "BeamSearchParams": "jpaged.sampling_params",
     "EngineBusy": "jpaged.errors",
+    "EngineStats": "jpaged.engine.stats",
     "EngineStopped": "jpaged.errors",
     "ProcessLost": "jpaged.errors",
     "PyramidKV": "jpaged.pyramid_kv",
+    "NGram": "jpaged.speculative",
+    "Layers": "jpaged.speculative",
+    "DraftModel": "jpaged.speculative",
     "SamplingParams": "jpaged.sampling_params",
-    "StructuredOutputsParams": "jpaged.structured_outputs",
+    "StructuredOutputsParams": "jpaged.sampling_params",
     "RequestOutput": "jpaged.outputs",
+    "RequestOutputKind": "jpaged.sampling_params",
     "CompletionOutput": "jpaged.outputs",
     "StreamDelta": "jpaged.outputs",
+    "TextPrompt": "jpaged.inputs",
+    "TokensPrompt": "jpaged.inputs",
     "MemoryReport": "jpaged.memory",
 }
 
@@ -39,20 +49,37 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "DraftModel",
     "EngineBusy",
+    "EngineStats",
     "EngineStopped",
+    "Layers",
     "MemoryReport",
+    "NGram",
     "ProcessLost",
     "PyramidKV",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StreamDelta",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
+
+# A library is silent unless its user configures logging; without this, Python would print warnings.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if not name.startswith("_"):
+        import_module("jpaged.vllm_requests").refuse_import(__name__, name)
     raise AttributeError(f"module 'jpaged' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name what users import, loaded or not, and nothing else."""
+    return list(__all__)

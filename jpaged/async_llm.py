@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar, Unpack, cast
 
-from jpaged.engine_thread import EngineThread
+from jpaged.engine.metrics import Metric, metrics_of
+from jpaged.engine.process import refuse_pickling
+from jpaged.engine.stats import EngineStats
+from jpaged.engine.thread import EngineThread
 from jpaged.llm import LLM
 from jpaged.memory import MemoryReport
-from jpaged.messages import Messages
-from jpaged.outputs import RequestOutput
-from jpaged.prompts import Prompt, chat_prompt, make_request, one_each, priorities
-from jpaged.sampling_params import SamplingParams
+from jpaged.outputs import PinnedPrefix, RequestOutput
+from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from jpaged.text.batch import one_each, priorities
+from jpaged.text.chat_template import ChatArguments, Messages
+from jpaged.text.input_processor import PREFILL_ONLY
+from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
+from jpaged.text.token_reader import TokenReader
+from jpaged.validation import integer
+from jpaged.vllm_requests import check_no_lora
+
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -29,9 +41,12 @@ class AsyncLLM:
             admitted between steps: of those that come at one moment, all wait.
     """
 
+    _owns = False
+
     def __init__(self, model: str | Path, *, max_waiting_requests: int = 256, **settings: Any) -> None:
-        _check_bound(max_waiting_requests)
+        max_waiting_requests = integer("max_waiting_requests", max_waiting_requests, low=1)
         self._start(LLM(model, **settings), max_waiting_requests)
+        self._owns = True
 
     @classmethod
     def from_llm(cls, llm: LLM, *, max_waiting_requests: int = 256) -> AsyncLLM:
@@ -40,16 +55,23 @@ class AsyncLLM:
         Raises:
             RuntimeError: the LLM is running requests, or another AsyncLLM has its engine.
         """
-        _check_bound(max_waiting_requests)
+        max_waiting_requests = integer("max_waiting_requests", max_waiting_requests, low=1)
         self = cls.__new__(cls)
         self._start(llm, max_waiting_requests)
         return self
 
     def _start(self, llm: LLM, max_waiting_requests: int) -> None:
+        self._llm = llm
         self._lender: LLM | None = llm
         self.tokenizer = llm.tokenizer
+        self.input_processor = llm.input_processor
+        self.output_processor = llm.output_processor
+        self.input_processor.prepare()  # rather than while clients wait
         self._engine = llm.lend_engine()
-        self._thread = EngineThread(self._engine, llm.tokenizer, max_waiting_requests=max_waiting_requests)
+        self._thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     async def generate(
         self,
@@ -57,33 +79,69 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt; yields everything generated so far whenever there is more, at last with `finished`.
+        """Generate for one prompt; yields an output whenever there is more, the last one with `finished`.
 
-        A reader slower than the engine gets several tokens at once. Closing the iterator, or cancelling the task that
-        waits for it, frees the request's memory before the next step.
+        What an output holds, everything so far or what is new, is `sampling_params.output_kind`. A reader slower than
+        the engine gets several tokens at once. Closing the iterator, or cancelling the task that waits for it, frees
+        the request's memory before the next step.
+
+        The prompt is tokenised, and a grammar compiled, in a thread beside the event loop.
 
         Args:
             request_id: the caller's name for it, free again when it ended.
+            lora_request, tokenization_kwargs, priority: as in `LLM.generate`.
 
         Raises:
             ValueError: the prompt or a parameter is bad, as in `LLM.generate`, or request_id is running.
             EngineBusy: max_waiting_requests are waiting.
             EngineStopped: `shutdown` was called, or the engine failed.
         """
-        (params,) = one_each(SamplingParams() if sampling_params is None else sampling_params, 1, SamplingParams)
-        (rank,) = priorities(priority, 1)
-        ticket = self._thread.submit(
-            request_id,
-            lambda: make_request(self._engine, self.tokenizer, prompt, params, rank, streamed=True),
-        )
-        try:
-            while True:
-                output = await ticket.mailbox.get()
+        check_no_lora(lora_request)
+        tokenization = Tokenization.of(tokenization_kwargs)
+        chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        (params,) = one_each(chosen, 1, SamplingParams)
+        async with aclosing(self._outputs(prompt, params, request_id, priority, tokenization)) as outputs:
+            async for output in outputs:
                 yield output
-                if output.finished:
-                    return
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str, *, priority: int | None = None
+    ) -> RequestOutput:
+        """Search for the most likely outputs of one prompt, as `LLM.beam_search` does.
+
+        Args and raises: see `generate`. Cancelling the task that waits for it frees the search's memory.
+        """
+        (params,) = one_each(params, 1, BeamSearchParams)
+        async with aclosing(self._outputs(prompt, params, request_id, priority)) as outputs:
+            return await anext(outputs)
+
+    async def _outputs(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        request_id: str,
+        priority: int | None,
+        tokenization: Tokenization = DEFAULT,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        (rank,) = priorities(priority, 1)
+        kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
+        whole = kind is RequestOutputKind.FINAL_ONLY
+        ticket = self._thread.reserve(request_id)
+        try:
+            make = partial(self.input_processor.process, streamed=not whole, tokenization=tokenization)
+            request = await asyncio.to_thread(make, prompt, params, rank)
+            builder = self.output_processor.builder(request, request_id)
+            self._thread.submit(ticket, request, TokenReader(request, whole=whole))
+            finished = False
+            while not finished:
+                for progress in await ticket.mailbox.get():
+                    builder.add(progress)
+                    finished = progress.finished
+                yield builder.delta() if kind is RequestOutputKind.DELTA else builder.cumulative()
         finally:
             self._thread.release(ticket)
 
@@ -98,24 +156,79 @@ class AsyncLLM:
         """Who holds the pool's blocks, between two steps."""
         return await asyncio.wrap_future(self._thread.call(self._engine.memory.report))
 
-    def chat_prompt(self, messages: Messages, *, add_generation_prompt: bool = True) -> dict[str, Any]:
-        """As `LLM.chat_prompt`."""
-        return chat_prompt(messages, self.tokenizer, add_generation_prompt=add_generation_prompt)
+    async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
+        """Do what `LLM.pin_prefix` does, best before clients come: while requests run it is refused.
+
+        Args and raises: see `LLM.pin_prefix`.
+        """
+        inputs = self.input_processor
+        prefix = await asyncio.to_thread(inputs.prefix, prompt, cache_salt)
+        requests = [inputs.request(prefix, PREFILL_ONLY) for _ in self._engine.replicas]
+        seq_id = inputs.new_seq_id()
+        return PinnedPrefix(seq_id, await self._ask(lambda: self._engine.pin_prefix(seq_id, requests)))
+
+    async def unpin(self, pinned: PinnedPrefix) -> None:
+        """Do what `LLM.unpin` does."""
+        if not isinstance(pinned, PinnedPrefix):
+            raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
+        await self._ask(lambda: self._engine.unpin(pinned.seq_id))
+
+    async def _ask(self, function: Callable[[], T]) -> T:
+        """Run a function in the engine's thread, between steps; what it raises concerns its caller alone."""
+
+        def attempt() -> tuple[T | None, Exception | None]:
+            try:
+                return function(), None
+            except Exception as error:
+                return None, error
+
+        result, error = await asyncio.wrap_future(self._thread.call(attempt))
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def stats(self) -> EngineStats:
+        """Give what `LLM.stats` gives; never waits for the engine."""
+        return self._engine.snapshot()
+
+    def get_metrics(self) -> list[Metric]:
+        """Give what `LLM.get_metrics` gives."""
+        return metrics_of(self.stats())
+
+    async def check_health(self) -> None:
+        """Do nothing while the engine's thread runs.
+
+        Raises:
+            EngineStopped: `shutdown` was called, or the engine failed; its cause is the exception that ended it.
+        """
+        self._thread.check()
+
+    async def get_tokenizer(self) -> Any:
+        """Give what `LLM.get_tokenizer` gives."""
+        return self._llm.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Give what `LLM.get_default_sampling_params` gives."""
+        return self._llm.get_default_sampling_params()
+
+    def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
+        """Give what `LLM.chat_prompt` gives."""
+        return self._llm.chat_prompt(messages, **options)
 
     async def shutdown(self) -> None:
-        """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Again is no error."""
+        """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Again is no error.
+
+        The devices' memory is free when this returns, unless the engine is that of an LLM (`from_llm`).
+        """
         await asyncio.to_thread(self._thread.stop)
-        if self._lender is not None and not self._thread.failed:
-            self._lender.take_back(self._engine)
-            self._lender = None
+        lender, self._lender = self._lender, None
+        if lender is not None and (self._owns or not self._thread.failed):
+            lender.take_back(self._engine)
+            if self._owns:
+                lender.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
-
-
-def _check_bound(max_waiting_requests: int) -> None:
-    if isinstance(max_waiting_requests, bool) or not isinstance(max_waiting_requests, int) or max_waiting_requests < 1:
-        raise ValueError(f"max_waiting_requests={max_waiting_requests!r} must be a positive integer")

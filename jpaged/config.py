@@ -1,18 +1,50 @@
-"""The engine's settings, checked once."""
+"""The engine's settings, checked when they are given."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from jpaged.model_api import LayerGroup
 from jpaged.pyramid_kv import PyramidKV
+from jpaged.speculative import Speculative
+from jpaged.validation import boolean, integer, number, one_of
 
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+STATE_INTERVAL = 512
+"""Tokens between the checkpoints of recurrent layers where nothing else is asked for."""
+_SPELLINGS = {"dtype": {"half": "float16", "float": "float32"}, "kv_cache_dtype": {"fp8_e4m3": "fp8"}}
+"""Other names for a setting's value; `EngineConfig` holds the plain one."""
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 QUANTIZATIONS = ("int8", "int4", "fp8", "gguf")
 PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+_CHOICES = {
+    "dtype": DTYPES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "prefix_eviction": PREFIX_EVICTIONS,
+    "preemption_mode": PREEMPTION_MODES,
+    "scheduling_policy": SCHEDULING_POLICIES,
+}
+_INTEGERS = {  # name: least
+    "block_size": 1,
+    "state_checkpoint_interval": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "tensor_parallel_size": 1,
+    "data_parallel_size": 1,
+    "max_model_len": 1,
+    "kv_cache_memory_bytes": 1,
+    "swap_space_bytes": 1,
+    "seed": 0,
+    "long_prefill_token_threshold": 0,
+    "max_logprobs": -1,
+}
+_OPTIONAL = ("max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
+_FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic")
+_PATHS = ("tokenizer", "revision", "download_dir", "generation_config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,49 +53,78 @@ class EngineConfig:
 
     Attributes:
         model: alias, hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
-        dtype: of weights, activations and KV, where the next two do not say otherwise. "auto": float32 on CPU, the
-            checkpoint's elsewhere.
-        quantization: what matrices are held in: None = dtype, or as a quantised checkpoint of ours was saved. "int8",
-            "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a scale and a minimum
-            for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they are.
-        kv_cache_dtype: what KV is held in: "auto" = dtype; "fp8" = float8_e4m3fn without scales; "int8" with a scale
-            for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
+        tokenizer: source of another tokenizer, in the same forms as `model`; None = the model's own.
+        revision: branch, tag or commit of a hub id; None = its main branch.
+        download_dir: folder for models from the hub and the demo model; None = their usual cache folders.
+        generation_config: source of the generation_config.json that gives the default sampling: "auto" = the model's,
+            "vllm" = nobody's, or a folder. End-of-sequence tokens come from the model's file, also for "vllm", or from
+            the folder's.
+        dtype: dtype of activations, of weights that are not quantised, and of KV where kv_cache_dtype is "auto".
+            "auto": float32 on CPU, the checkpoint's elsewhere. "half" and "float" are float16 and float32. Only GPUs
+            take float16, and CPUs refuse bfloat16, which is many times slower there.
+        quantization: form of the weight matrices: None = dtype, or the form in which a quantised checkpoint
+            was saved. "int8", "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a
+            scale and a minimum for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they
+            are.
+        kv_cache_dtype: form of the KV: "auto" = dtype; "fp8" or "fp8_e4m3" = float8_e4m3fn without scales; "int8" with
+            a scale for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
         max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
             for if that is less.
-        block_size: tokens a block.
-        max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: token budget of a step.
-        kv_cache_memory_bytes: size of the pool on each device; None = from memory_utilization.
-        memory_utilization: share of a device's memory that weights, temporaries and pool may take.
-        tensor_parallel_size: devices the heads, MLP columns and vocabulary are spread over.
-        enable_expert_parallel: spread whole experts over those devices, instead of each expert's columns.
-        data_parallel_size: replicas of the model, each with a pool and a batch of its own on tensor_parallel_size
-            devices; one program runs them all. Limits, like max_num_seqs, are of each replica.
-        preemption_mode: how a preempted request comes back: "recompute"; "swap", by host memory; or "auto", which
-            swaps requests of several sequences. Where the swap space is full a request is recomputed.
+        block_size: number of tokens in a block; a multiple of 8.
+        state_checkpoint_interval: tokens from one kept state of a model's recurrent layers to the next, a multiple of
+            block_size: prompts that begin alike can go on from there, and from where a prompt that recent requests
+            shared ended; None = 512, or the next multiple of block_size. Models without such layers ignore it.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens of a step.
+        kv_cache_memory_bytes: size of the pool on each device; None = what memory_utilization leaves, on CPU at most an
+            eighth of the free memory and 4 GiB. A CPU's pool takes memory as it fills.
+        memory_utilization: share of a device's memory that weights, temporaries and pool may take; of a GPU, share of
+            the 95 % that JAX takes, or of what XLA_CLIENT_MEM_FRACTION says.
+        tensor_parallel_size: number of devices over which heads, MLP columns and vocabulary are spread.
+        enable_expert_parallel: whether whole experts are spread over those devices, instead of each expert's columns.
+        data_parallel_size: number of replicas of the model, each with a pool and a batch of its own on
+            tensor_parallel_size devices; one program runs them all. Limits, like max_num_seqs, hold for each replica.
+        preemption_mode: way by which a preempted request comes back: "recompute"; "swap", by host memory; or "auto",
+            which swaps requests of several sequences. Where the swap space is full a request is recomputed.
         swap_space_bytes: host memory for swapped blocks, for each device; at most the pool; None = as large as the
             pool, but at most 4 GiB.
+        swap_space: swap_space_bytes in GiB, which is vLLM's setting: no more than the pool is taken. Where `LLM` gets
+            it without a preemption_mode, that is "auto".
         scheduling_policy: "fcfs" serves in order of arrival; "priority" the lowest `priority` value first.
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
-        enable_prefix_caching: keep the KV of full blocks for later prompts that begin alike.
-        prefix_eviction: in which order cached blocks are lost, see `jpaged.memory.MemoryManager`: "lru", "aligned", or
+        enable_prefix_caching: whether the KV of full blocks is kept for later prompts that begin alike.
+        prefix_eviction: order in which cached blocks are lost, see `jpaged.memory.MemoryManager`: "lru", "aligned", or
             "predicted", which also protects prefixes that recent prompts shared.
-        kv_budget: layers drop most of a prompt's KV once it is computed, see `jpaged.PyramidKV`; None = they keep all.
-            For models of full attention; not with prefix caching, int8 KV, replicas, several processes, deterministic.
+        kv_budget: a `jpaged.PyramidKV`, by which layers drop most of a prompt's KV once it is computed; None = they
+            keep all. It needs a model of full attention, and excludes prefix caching, int8 KV, replicas and
+            deterministic.
+        speculative: how drafts of the next tokens are made, of which a step verifies several: a `jpaged.NGram`,
+            `jpaged.Layers` or `jpaged.DraftModel`; None = no drafts. It changes no token. Requests with beams go
+            without. It needs a model whose layers all keep something of each token, and excludes kv_budget, replicas
+            and several hosts.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
-        max_logprobs: most that a request's `logprobs` may ask for.
-        seed: draws the seeds of requests that bring none.
-        deterministic: a sequence's log-probabilities are the same to the last bit however it is batched, chunked,
-            preempted or served from the cache. Slower: every token is computed by programs of one shape. Engines
-            agree when they agree on max_num_seqs, max_model_len, block_size, dtype, device kind and count.
+        max_logprobs: most tokens that a request's `logprobs` may ask for; -1 = up to the whole vocabulary.
+        seed: seed from which the seeds of requests that bring none are drawn.
+        enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
+            when a step first has it.
+        disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.
+        deterministic: whether a sequence's log-probabilities are the same to the last bit however it is batched,
+            chunked, preempted or served from the cache. That is slower: every token is computed by programs of one
+            shape. Engines agree when they agree on max_num_seqs, max_model_len, block_size, dtype, device kind and
+            count.
     """
 
     model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    download_dir: str | None = None
+    generation_config: str = "auto"
     dtype: str = "auto"
     quantization: Literal["int8", "int4", "fp8", "gguf"] | None = None
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     max_model_len: int | None = None
     block_size: int = 16
+    state_checkpoint_interval: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     kv_cache_memory_bytes: int | None = None
@@ -73,84 +134,98 @@ class EngineConfig:
     data_parallel_size: int = 1
     preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
     swap_space_bytes: int | None = None
+    swap_space: float | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     prefix_eviction: Literal["lru", "aligned", "predicted"] = "aligned"
     kv_budget: PyramidKV | None = None
+    speculative: Speculative | None = None
     watermark: float = 0.01
     max_logprobs: int = 20
     seed: int = 0
+    enforce_eager: bool = False
+    disable_log_stats: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        for name, spellings in _SPELLINGS.items():
+            value = getattr(self, name)
+            self._store(name, spellings.get(value, value) if isinstance(value, str) else value)
+        for name, known in _CHOICES.items():
+            one_of(name, getattr(self, name), known)
         if self.quantization is not None:
-            _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("prefix_eviction", self.prefix_eviction, PREFIX_EVICTIONS)
-        _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
-        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        sizes = "block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "data_parallel_size"
-        for name in sizes:
-            _positive(name, getattr(self, name))
-        if self.preemption_mode == "recompute" and self.swap_space_bytes is not None:
-            raise ValueError(f"swap_space_bytes={self.swap_space_bytes!r} needs preemption_mode='swap' or 'auto'")
-        for name in ("max_model_len", "kv_cache_memory_bytes", "swap_space_bytes"):
-            if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
+            one_of("quantization", self.quantization, QUANTIZATIONS)
+        for name in _PATHS:
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value.strip()) and (value is not None or name == "generation_config"):
+                raise ValueError(f"{name}={value!r} must be a non-empty string")
+        for name, low in _INTEGERS.items():
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                self._store(name, integer(name, getattr(self, name), low=low))
+        for name in _FLAGS:
+            boolean(name, getattr(self, name))
+        self._store(
+            "memory_utilization",
+            number("memory_utilization", self.memory_utilization, low=0.0, high=1.0, open_low=True),
+        )
+        self._store("watermark", number("watermark", self.watermark, low=0.0, high=1.0))
+        if self.watermark == 1:
+            raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
         if self.block_size % 8:
             raise ValueError(f"block_size={self.block_size} is not a multiple of 8 (a sublane tile)")
-        for name in ("enable_prefix_caching", "enable_expert_parallel", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
-        for name in ("memory_utilization", "watermark"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a number")
+        if self.state_interval % self.block_size:
+            raise ValueError(
+                f"state_checkpoint_interval={self.state_checkpoint_interval} is not a multiple of "
+                f"block_size={self.block_size}"
+            )
+        self._check_swapping()
         if self.data_parallel_size > 1:
             if self.preemption_mode != "recompute":
-                raise ValueError(f"preemption_mode={self.preemption_mode!r} needs data_parallel_size=1")
+                raise ValueError(
+                    f"preemption_mode={self.preemption_mode!r} needs data_parallel_size=1, not "
+                    f"{self.data_parallel_size}"
+                )
             if self.deterministic:
-                raise ValueError("deterministic=True needs data_parallel_size=1")
+                raise ValueError(f"deterministic=True needs data_parallel_size=1, not {self.data_parallel_size}")
         if self.kv_budget is not None:
-            self._check_kv_budget(self.kv_budget)
-        if not 0 < self.memory_utilization <= 1:
-            raise ValueError(f"memory_utilization={self.memory_utilization} is outside (0, 1]")
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
-        for name in ("seed", "long_prefill_token_threshold", "max_logprobs"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a non-negative integer")
+            if not isinstance(self.kv_budget, PyramidKV):
+                raise ValueError(f"kv_budget={self.kv_budget!r} must be a PyramidKV or None")
+            self.kv_budget.check_settings(vars(self))
+        if self.speculative is not None:
+            if not isinstance(self.speculative, Speculative):
+                raise ValueError(f"speculative={self.speculative!r} must be an NGram, Layers, DraftModel or None")
+            self.speculative.check_settings(vars(self))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
                 f"{self.max_num_seqs}: a step could not give every running sequence one token"
             )
 
-    def _check_kv_budget(self, kv_budget: PyramidKV) -> None:
-        if not isinstance(kv_budget, PyramidKV):
-            raise ValueError(f"kv_budget={kv_budget!r} must be a PyramidKV or None")
-        for name, needed in (("enable_prefix_caching", False), ("data_parallel_size", 1), ("deterministic", False)):
-            if getattr(self, name) != needed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: kv_budget needs {name}={needed}")
-        if self.kv_cache_dtype == "int8":
-            raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto' or 'fp8'")
-        # What one prompt gets in a step in which all other sequences decode.
-        least = self.max_num_batched_tokens - self.max_num_seqs + 1
-        least = min(least, self.long_prefill_token_threshold or least)
-        if kv_budget.window > least:
-            raise ValueError(
-                f"kv_budget.window={kv_budget.window} is above {least}, the tokens a prompt may get in a step "
-                "(max_num_batched_tokens - max_num_seqs + 1, or long_prefill_token_threshold)"
-            )
+    @property
+    def state_interval(self) -> int:
+        """Return state_checkpoint_interval or, where it is None, what that stands for."""
+        return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size
 
+    def layer_groups(self, groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
+        """Return a model's layer groups as these settings change them.
 
-def _positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a positive integer")
+        Raises:
+            ValueError: kv_budget does not fit the model.
+        """
+        return tuple(groups) if self.kv_budget is None else self.kv_budget.apply(groups)
 
+    def _store(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
+    def _check_swapping(self) -> None:
+        if self.swap_space is not None:
+            self._store("swap_space", number("swap_space", self.swap_space, low=0.0, open_low=True))
+            if self.swap_space_bytes is not None:
+                raise ValueError(
+                    f"swap_space={self.swap_space} and swap_space_bytes={self.swap_space_bytes} are one setting: "
+                    "give one of them"
+                )
+        for name in ("swap_space_bytes", "swap_space"):
+            if self.preemption_mode == "recompute" and getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)!r} needs preemption_mode='swap' or 'auto'")

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, Unpack
 
-from jpaged import offline
-from jpaged.beam_search_params import BeamSearchParams
 from jpaged.config import EngineConfig
-from jpaged.engine import Engine
-from jpaged.memory import MemoryReport
-from jpaged.messages import Messages
-from jpaged.outputs import PinnedPrefix, RequestOutput, StreamDelta
-from jpaged.progress import warmup_progress
-from jpaged.prompts import (
-    Conversation,
-    Prompt,
-    chat_prompt,
-    check_salt,
-    one_each,
-    parse_prompt,
-    priorities,
-    several,
-)
-from jpaged.sampling_params import SamplingParams
+from jpaged.engine import offline
+from jpaged.engine.model_handle import ModelHandle
+from jpaged.engine.process import refuse_pickling
+from jpaged.outputs import RequestOutput, StreamDelta
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.text.batch import conversations, one_each, priorities, several
+from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
+from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization, chat_prompt
+from jpaged.vllm_names import engine_settings, missing_attribute
+from jpaged.vllm_requests import check_no_lora
 
 
-class LLM:
+class LLM(ModelHandle):
     """A language model with paged KV memory.
 
     >>> llm = LLM("smollm2-135m")                                            # doctest: +SKIP
@@ -36,26 +28,35 @@ class LLM:
     Over several hosts the same script runs on each: ``jax.distributed.initialize()``, then ``LLM(...)``, which returns
     on process 0 only. The other processes serve it from there and exit when it does; they never get to what follows.
 
+    Threads take turns: a call waits until those of other threads have returned, and each delta of a stream is a turn of
+    its own. (`AsyncLLM` serves many callers at once.) A process that is forked off later cannot use it.
+
+    Ctrl-C, or any other exception, ends the call it comes in; what that call asked for is dropped, and streams that
+    share the engine go on.
+
     Args:
         model: alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
-        settings: see `EngineConfig`.
+        settings: see `EngineConfig`; names of vLLM's settings are taken where they mean the same.
+
+    The devices' memory is free again when the LLM is deleted or closed, or at the end of a ``with LLM(...) as llm:``.
 
     Raises:
         ProcessLost: a process of several is gone. Generating raises it too. The process then ends by itself within
             seconds, as the devices may wait for the lost one for ever.
         ValueError: a setting is out of its range, or the model or its pool does not fit; the message names the
-            value and the limit.
+            value and the limit. Or it is one of vLLM's settings that is not one here; the message says what is.
+        TypeError: a setting is unknown.
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        from jpaged.build import build_engine  # imports jax, which takes a second
+        from jpaged.engine.builder import build_engine  # imports jax, which takes a second
 
-        self.config = EngineConfig(model=str(model) if isinstance(model, Path) else model, **settings)
-        built = build_engine(self.config)
-        self.model_config = built.model_config
-        self.tokenizer = built.tokenizer
-        self._dtype = built.dtype
-        self._engine: Engine = built.engine
+        name = str(model) if isinstance(model, Path) else model
+        config = EngineConfig(model=name, **engine_settings(settings))
+        super().__init__(config, build_engine(config))
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     # ------------------------------------------------------------------ generation
 
@@ -63,9 +64,11 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        priority: int | Sequence[int] | None = None,
         use_tqdm: bool = True,
+        lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         on_error: offline.OnError = "raise",
     ) -> list[RequestOutput]:
         """Generate for a batch of prompts; outputs come in the order of the prompts.
@@ -74,9 +77,12 @@ class LLM:
             prompts: one or several of: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``. A mapping may
                 hold ``"cache_salt"``: prompts share cached KV only with those of the same salt. Of one with text and
                 ids, the ids are used and the text is only echoed in the output.
-            sampling_params: one for all, or one each; None = `SamplingParams()`.
-            priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
+            sampling_params: one for all, or one each; None = `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
+            lora_request: None: there are no adapters.
+            priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
+            tokenization_kwargs: ``{"add_special_tokens": False}`` leaves out what the tokenizer adds to a text;
+                ``{"truncation": True, "max_length": n}`` uses the last n tokens of each prompt.
             on_error: "raise" refuses the whole batch for one bad prompt before anything runs; "return" runs the
                 others and gives the bad one a RequestOutput with `error`.
 
@@ -84,19 +90,19 @@ class LLM:
             ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool; or a priority
                 is given where requests are served in order of arrival.
         """
-        batch = several(prompts)
-        params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
-        return offline.answer(
-            self._engine, self.tokenizer, batch, params, priorities(priority, len(batch)), use_tqdm, on_error
-        )
+        check_no_lora(lora_request)
+        batch, tokenization = several(prompts), Tokenization.of(tokenization_kwargs)
+        params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
+        return self._answer(batch, params, priorities(priority, len(batch)), use_tqdm, on_error, tokenization)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams | Sequence[BeamSearchParams],
+        lora_request: None = None,
+        use_tqdm: bool = True,
         *,
         priority: int | Sequence[int] | None = None,
-        use_tqdm: bool = True,
         on_error: offline.OnError = "raise",
     ) -> list[RequestOutput]:
         """Search for the most likely outputs of a batch of prompts, with transformers' rules and scores.
@@ -104,20 +110,19 @@ class LLM:
         The beams of a prompt share its memory and, copied on write, that of the tokens they have in common.
 
         Args:
-            prompts, priority, use_tqdm, on_error: as `generate`.
+            prompts, lora_request, use_tqdm, priority, on_error: as `generate`.
             params: one for all, or one each.
 
         Returns:
-            One a prompt, with `beam_width` outputs, the one of the best `score` first.
+            One a prompt, with `beam_width` outputs, the one of the best `score` first; and as vLLM's `sequences`.
 
         Raises:
             ValueError: as `generate`, or beam_width is above max_num_seqs or too large for the vocabulary.
         """
+        check_no_lora(lora_request)
         batch = several(prompts)
         each = one_each(params, len(batch), BeamSearchParams)
-        return offline.answer(
-            self._engine, self.tokenizer, batch, each, priorities(priority, len(batch)), use_tqdm, on_error
-        )
+        return self._answer(batch, each, priorities(priority, len(batch)), use_tqdm, on_error)
 
     def stream(
         self,
@@ -138,169 +143,85 @@ class LLM:
                 refused at the first delta.
         """
         batch = several(prompts)
-        params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
-        return offline.stream(self._engine, self.tokenizer, batch, params, priorities(priority, len(batch)))
+        params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
+        ranks = priorities(priority, len(batch))
+        processors = self.input_processor, self.output_processor
+        return self._kept(offline.stream(self._engine, *processors, batch, params, ranks))
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
-        on_error: offline.OnError = "raise",
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        on_error: offline.OnError = "raise",
     ) -> list[RequestOutput]:
         """Generate the next turn of one or several conversations, through the model's chat template.
 
         Args:
             messages: a conversation (``[{"role": ..., "content": ...}, ...]``) or a list of them. Content is text or
                 a list of parts ``{"type": "text", "text": ...}``, joined by newlines unless the template takes parts.
-            sampling_params, use_tqdm, on_error: as `generate`; a conversation counts as a prompt.
-            add_generation_prompt: end the prompt where the assistant's turn begins.
+            sampling_params, use_tqdm, lora_request, tokenization_kwargs, on_error: as `generate`; a conversation
+                counts as a prompt, to which the tokenizer adds nothing unless told to.
+            chat_template, chat_template_content_format, add_generation_prompt, continue_final_message, tools,
+                chat_template_kwargs: see `jpaged.text.chat_template.ChatOptions`.
 
         Raises:
-            ValueError: the model has no chat template, or messages do not fit it, or as `generate`.
+            ValueError: there is no chat template, messages or tools do not fit it, both add_generation_prompt and
+                continue_final_message are True, or as `generate`.
         """
-        one = isinstance(messages, str | Mapping) or not isinstance(messages, Sequence)
-        if one or (messages and isinstance(messages[0], Mapping)):
-            messages = [cast(Messages, messages)]
-        batch = [Conversation(cast(Messages, each), add_generation_prompt) for each in messages]
-        params = one_each(SamplingParams() if sampling_params is None else sampling_params, len(batch), SamplingParams)
-        return offline.answer(
-            self._engine, self.tokenizer, batch, params, priorities(None, len(batch)), use_tqdm, on_error
+        check_no_lora(lora_request)
+        options = ChatOptions(
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
+        batch, tokenization = conversations(messages, options), Tokenization.of(tokenization_kwargs)
+        params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
+        return self._answer(batch, params, priorities(None, len(batch)), use_tqdm, on_error, tokenization)
 
-    def chat_prompt(self, messages: Messages, *, add_generation_prompt: bool = True) -> dict[str, Any]:
-        """The prompt a conversation becomes through the model's chat template, for `generate` and `stream`.
-
-        Raises:
-            ValueError: the model has no chat template, or the messages do not fit it.
-        """
-        return chat_prompt(messages, self.tokenizer, add_generation_prompt=add_generation_prompt)
-
-    # ------------------------------------------------------------------ the engine's state
-
-    def warmup(self, *, use_tqdm: bool = True) -> int:
-        """Compile every shape the engine can meet; returns how many. Later compilations count as recompiles."""
-        if self._engine.has_work:
-            raise RuntimeError("warmup() while requests run")
-        runner = self._engine.runner
-        with warmup_progress(runner.num_warmup, use_tqdm) as advance:
-            for name in runner.warmup():
-                advance(name)
-        return runner.worker.num_compiled
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a sequence, prompt and output."""
-        return self._engine.max_model_len
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        return self._engine.vocab_size
-
-    @property
-    def dtype(self) -> Any:
-        """Of weights that are not quantised, and of activations."""
-        return self._dtype
-
-    @property
-    def num_recompiles(self) -> int:
-        """Shapes compiled after `warmup`."""
-        return self._engine.runner.worker.num_recompiles
-
-    @property
-    def params(self) -> Any:
-        """The weights: a pytree of sharded arrays."""
-        return self._engine.runner.worker.params
-
-    def update_params(self, new: Any) -> None:
-        """Swap the weights in place, as an RL loop does after each optimiser step.
+    def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
+        """The prompt a conversation becomes through the chat template, for `generate` and `stream`.
 
         Args:
-            new: same structure, shapes and dtypes as `params`; placed on the engine's devices as they are.
+            options: those of `chat` that say how, from chat_template to chat_template_kwargs.
 
         Raises:
-            ValueError: naming the first leaf that differs; the old weights stay.
-            RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights; or the
-                weights lie on several hosts, of which only this one has the new.
+            ValueError: there is no chat template, or the messages do not fit it, or as `chat`.
         """
-        if self._engine.has_work or any(replica.pins.seq_ids for replica in self._engine.replicas):
-            raise RuntimeError("update_params() while requests run or prefixes are pinned")
-        self._engine.runner.worker.update_params(new)
-        self.reset_prefix_cache()  # cached KV belongs to the old weights
+        return chat_prompt(Conversation(messages, ChatOptions(**options)), self.tokenizer)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached KV; False, with nothing done, while requests run or prefixes are pinned."""
-        if self._engine.has_work:
-            return False
-        return all(replica.memory.reset_prefix_cache() for replica in self._engine.replicas)
+    def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:
+        """Give a stream's deltas; while it lives, so does this LLM, however soon its user forgets it."""
+        yield from deltas
 
-    def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
-        """Keep the KV of a prompt's whole blocks in the pool until `unpin`, computing it if need be, for prompts that
-        begin with it and go on (the shared prefix a provider registers; PagedAttention, section 4.4). Of several
-        replicas, each keeps it.
+    def _defaults(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> SamplingParams | Sequence[SamplingParams]:
+        return self.get_default_sampling_params() if sampling_params is None else sampling_params
 
-        Args:
-            cache_salt: as in a prompt's mapping.
-
-        Raises:
-            ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
-                for a sequence of max_model_len tokens.
-            RuntimeError: requests are running.
-        """
-        check_salt(cache_salt)
-        parsed = parse_prompt(prompt, self.tokenizer)
-        if cache_salt is not None and parsed.cache_salt not in (None, cache_salt):
-            raise ValueError(f"cache_salt={cache_salt!r} is not the prompt's own, {parsed.cache_salt!r}")
-        return PinnedPrefix(*self._engine.pin_prefix(parsed.token_ids, cache_salt or parsed.cache_salt))
-
-    def unpin(self, pinned: PinnedPrefix) -> None:
-        """Let a pinned prefix be evicted again; ValueError when it is not pinned any more."""
-        if not isinstance(pinned, PinnedPrefix):
-            raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
-        self._engine.unpin(pinned.seq_id)
-
-    def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
-        """Who holds the pool's blocks; `str()` of it is a table.
-
-        Args:
-            peak: as it was in the busiest step so far (to within 5 % of its blocks) instead of now.
-            replica: whose pool, of data_parallel_size.
-
-        Raises:
-            ValueError: there is no such replica.
-        """
-        if not 0 <= replica < len(self._engine.replicas):
-            raise ValueError(f"replica={replica} is not one of the {len(self._engine.replicas)} replicas")
-        one = self._engine.replicas[replica]
-        return (one.peak_report if peak else None) or one.memory.report()
-
-    def reset_peak(self) -> None:
-        """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""
-        self._engine.reset_peak()
-
-    # ------------------------------------------------------------------ for AsyncLLM
-
-    def lend_engine(self) -> Engine:
-        """Hand the engine to the only thread that may touch it until `take_back`; meanwhile the LLM cannot be used.
-
-        Raises:
-            RuntimeError: requests are running, or the engine is lent already.
-        """
-        if self._engine.has_work:
-            raise RuntimeError("an AsyncLLM cannot take the engine while requests run")
-        engine, self._engine = self._engine, cast(Engine, _Lent())
-        return engine
-
-    def take_back(self, engine: Engine) -> None:
-        """The engine is nobody else's any more."""
-        self._engine = engine
-
-
-class _Lent:
-    """Stands where the engine was."""
+    def _answer(
+        self,
+        batch: Sequence[Prompt | Conversation],
+        params: Sequence[SamplingParams] | Sequence[BeamSearchParams],
+        ranks: Sequence[int | None],
+        use_tqdm: bool,
+        on_error: offline.OnError,
+        tokenization: Tokenization = DEFAULT,
+    ) -> list[RequestOutput]:
+        processors = self.input_processor, self.output_processor
+        return offline.answer(self._engine, *processors, batch, params, ranks, use_tqdm, on_error, tokenization)
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("the engine is in use by an AsyncLLM; shut that down first")
+        raise AttributeError(missing_attribute("LLM", name), name=name, obj=self)

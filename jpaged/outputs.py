@@ -13,12 +13,12 @@ class RequestMetrics:
     """Times of a request in seconds on `time.monotonic`'s clock.
 
     Attributes:
-        arrival_time: when it was added.
-        first_scheduled_time: when its first tokens were scheduled.
-        first_token_time: when its first sampled token reached the host.
-        finished_time: when its last sequence ended.
-        num_preemptions: how often its memory was taken back.
-        num_swaps: how many of these moved its blocks to host memory; the others recomputed them.
+        arrival_time: time when the request was added.
+        first_scheduled_time: time when its first tokens were scheduled.
+        first_token_time: time when its first sampled token reached the host.
+        finished_time: time when its last sequence ended.
+        num_preemptions: number of times that its memory was taken back.
+        num_swaps: number of preemptions that moved its blocks to host memory; the others recomputed them.
     """
 
     arrival_time: float
@@ -34,9 +34,9 @@ class Logprob:
     """What the model thought of a token at its place.
 
     Attributes:
-        logprob: its log-probability under the model's own softmax.
-        rank: its place among all tokens by probability, from 1.
-        decoded_token: its text when decoded alone; None without a tokenizer.
+        logprob: the token's log-probability under the model's own softmax.
+        rank: the token's place among all tokens by probability, from 1.
+        decoded_token: the token's text when decoded alone; None without a tokenizer.
     """
 
     logprob: float
@@ -49,11 +49,17 @@ class CompletionOutput:
     """One generated sequence.
 
     Attributes:
+        index: the sequence's place among the request's outputs.
+        text: the generated text.
+        token_ids: the generated tokens.
         cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
             before any truncation).
-        score: of a beam: cumulative_logprob over its number of tokens to the power of length_penalty; else None.
-        logprobs: for each token, itself and the most likely tokens of its place, by id; None unless asked for.
-        stop_reason: the stop string or stop token that ended it; None for end-of-sequence or length.
+        finish_reason: why the sequence ended; None while it goes on.
+        stop_reason: the stop string or stop token that ended it, or why it was aborted where its structured_outputs
+            could not go on; None for end-of-sequence or length.
+        logprobs: a mapping by token id for each token: the token itself and the most likely ones of its place; None
+            unless asked for.
+        score: cumulative_logprob of a beam, over its number of tokens to the power of length_penalty; None for others.
     """
 
     index: int
@@ -67,15 +73,39 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True)
+class BeamSearchSequence:
+    """One output of a beam search with the prompt before it, under vLLM's names.
+
+    Attributes:
+        tokens: tokens of the prompt and the output.
+        text: text of all tokens, special tokens included; None without a tokenizer.
+        cum_logprob: sum of the output's log-probabilities.
+        finish_reason, stop_reason: see `CompletionOutput`.
+    """
+
+    tokens: list[int]
+    text: str | None
+    cum_logprob: float
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """A request's prompt and everything generated for it.
 
     Attributes:
-        request_id: the engine's number of it, or the name its caller gave to `AsyncLLM.generate`.
-        finished: nothing more will come; always so but in what `AsyncLLM.generate` yields on the way.
+        request_id: the engine's number for the request, or the name its caller gave to `AsyncLLM.generate`.
+        prompt: text of the prompt; None where tokens were given.
+        prompt_token_ids: tokens of the prompt.
+        outputs: what was generated, one for each sequence.
+        finished: whether nothing more will come; False only in what `AsyncLLM.generate` yields on the way.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
-        prompt_logprobs: for each prompt token, itself and the most likely tokens of its place, by id; None for the
-            first, and in place of the list unless asked for or before the whole prompt was computed.
+        metrics: times and preemptions of the request.
+        prompt_logprobs: a mapping by token id for each prompt token: the token itself and the most likely ones of its
+            place. It is None for the first token; the list is None unless asked for, or before the whole prompt was
+            computed.
+        sequences: the outputs of a beam search in vLLM's form; empty for other requests.
         error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
     """
 
@@ -88,6 +118,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,14 +126,14 @@ class StreamDelta:
     """What is new of one output of a streamed prompt.
 
     Attributes:
-        prompt_index: which of the stream's prompts.
-        index: which of the prompt's outputs.
+        prompt_index: place of the prompt among the stream's prompts.
+        index: place of the output among the prompt's outputs.
         text: the new text; all texts of an output together are its `CompletionOutput.text`. It may be empty while
             the tokens' text could still change: half a character, or what may be the beginning of a stop string.
         token_ids: the new tokens.
         finish_reason: why the output ended, in its last delta.
-        stop_reason: as in `CompletionOutput`.
-        logprobs: of the new tokens, as in `CompletionOutput`.
+        stop_reason: see `CompletionOutput`.
+        logprobs: log-probabilities of the new tokens, see `CompletionOutput`.
     """
 
     prompt_index: int
@@ -116,10 +147,11 @@ class StreamDelta:
 
 @dataclass(frozen=True)
 class PinnedPrefix:
-    """What `LLM.unpin` takes.
+    """A prefix that `LLM.pin_prefix` pinned; `LLM.unpin` takes it.
 
     Attributes:
-        num_tokens: of the prompt's whole blocks.
+        seq_id: the engine's id of the pin.
+        num_tokens: tokens in the prompt's whole blocks, which are kept.
     """
 
     seq_id: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from jpaged.checks import integer, number
-from jpaged.model_api import LayerGroup
+from jpaged.model_api import AttentionGroup, LayerGroup
+from jpaged.validation import integer, number
 
 MAX_BANDS = 8
 """Most bands of layers: each has block tables of its own, which cost the host time."""
@@ -23,14 +24,14 @@ class PyramidKV:
 
     Attributes:
         budget: tokens that a layer keeps, as a mean over the layers.
-        sinks: the first tokens, always kept.
-        recent: the last tokens, always kept.
-        window: the last tokens whose queries score the others.
-        beta: of the tokens kept for their score, the last layer has the mean divided by it; at least 1.
-        pool: a token's score is the largest of so many around it.
+        sinks: number of first tokens, which are always kept.
+        recent: number of last tokens, which are always kept.
+        window: number of last tokens whose queries score the others.
+        beta: factor by which the last layer keeps fewer tokens for their score than the mean layer; at least 1.
+        pool: width, in tokens, of the neighbourhood whose largest score each token takes; odd.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range; the message names it.
     """
 
     budget: int
@@ -53,11 +54,11 @@ class PyramidKV:
 
     @property
     def always(self) -> int:
-        """Tokens kept whatever their score."""
+        """Return how many tokens are kept whatever their score."""
         return self.sinks + self.recent
 
     def layer_budgets(self, num_layers: int) -> list[float]:
-        """Of each layer, before rounding; their mean is `budget`.
+        """Return each layer's budget before rounding; their mean is `budget`.
 
         >>> PyramidKV(budget=136, beta=2.0).layer_budgets(3)
         [186.0, 136.0, 86.0]
@@ -69,13 +70,15 @@ class PyramidKV:
         fall = 2 * (mean - last) / (num_layers - 1)
         return [self.always + 2 * mean - last - fall * layer for layer in range(num_layers)]
 
-    def bands(self, groups: Sequence[LayerGroup], block_size: int) -> tuple[LayerGroup, ...]:
-        """A model's one group of full attention, cut into groups of as many layers each; the last may have fewer.
+    def apply(self, groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
+        """Return a model's one group of full attention as layers that keep these numbers of a prompt's tokens.
 
         Raises:
             ValueError: the model has other groups, or layers that read the KV of others.
         """
         for group in groups:
+            if not isinstance(group, AttentionGroup):
+                raise ValueError(f"kv_budget needs full attention: layer group {group.name!r} is of kind {group.kind}")
             limits = {"sliding_window": group.sliding_window, "chunk_size": group.chunk_size}
             for name, value in limits.items():
                 if value is not None:
@@ -86,20 +89,74 @@ class PyramidKV:
                 )
         if len(groups) != 1:
             raise ValueError(f"kv_budget needs one layer group, not {len(groups)}: {[group.name for group in groups]}")
-        (group,) = groups
-        layers, budgets = group.layers, self.layer_budgets(len(group.layers))
-        size = _band_size(len(layers))
-        bands: list[LayerGroup] = []
-        for start in range(0, len(layers), size):
+        (only,) = groups
+        assert isinstance(only, AttentionGroup)
+        return (PromptBudgetGroup(only.name, only.layers, only.kv_heads, only.head_dim, kv_budget=self),)
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError, naming the setting, unless an engine with these settings can drop a prompt's tokens.
+
+        Args:
+            settings: fields of `jpaged.config.EngineConfig` by name.
+        """
+        for name, needed in (("enable_prefix_caching", False), ("data_parallel_size", 1), ("deterministic", False)):
+            if settings[name] != needed:
+                raise ValueError(f"{name}={settings[name]!r}: kv_budget needs {name}={needed}")
+        if settings["kv_cache_dtype"] == "int8":
+            raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto' or 'fp8'")
+        # What one prompt gets in a step in which all other sequences decode.
+        least = settings["max_num_batched_tokens"] - settings["max_num_seqs"] + 1
+        least = min(least, settings["long_prefill_token_threshold"] or least)
+        if self.window > least:
+            raise ValueError(
+                f"kv_budget.window={self.window} is above {least}, the tokens a prompt may get in a step "
+                "(max_num_batched_tokens - max_num_seqs + 1, or long_prefill_token_threshold)"
+            )
+
+
+class Band(NamedTuple):
+    """Neighbouring layers that keep the same number of a prompt's tokens.
+
+    Attributes:
+        name: unique within the model.
+        layers: numbers of the model's layers.
+        budget: tokens they keep.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    budget: int
+
+
+@dataclass(frozen=True)
+class PromptBudgetGroup(AttentionGroup):
+    """Layers of full attention that keep part of a prompt once it is computed.
+
+    Attributes:
+        kv_budget: how many tokens of it are kept, and which.
+    """
+
+    kv_budget: PyramidKV = field(kw_only=True)
+
+    @property
+    def kind(self) -> str:
+        return "prompt budget"
+
+    def bands(self, block_size: int) -> tuple[Band, ...]:
+        """Cut the layers into bands of equal size, of which the last may be smaller. Budgets are whole blocks."""
+        budgets, size = self.kv_budget.layer_budgets(len(self.layers)), _band_size(len(self.layers))
+        least = math.ceil(self.kv_budget.always / block_size)
+        bands: list[Band] = []
+        for start in range(0, len(self.layers), size):
             part = budgets[start : start + size]
-            blocks = max(math.ceil(self.always / block_size), math.floor(sum(part) / len(part) / block_size + 0.5))
-            name, budget = f"{group.name}.{len(bands)}", blocks * block_size
-            bands.append(replace(group, name=name, layers=layers[start : start + size], prompt_budget=budget))
+            blocks = max(least, math.floor(sum(part) / len(part) / block_size + 0.5))
+            bands.append(Band(f"{self.name}.{len(bands)}", self.layers[start : start + size], blocks * block_size))
         return tuple(bands)
 
 
 def _band_size(num_layers: int) -> int:
-    """Layers a band: as few as give at most `MAX_BANDS` bands, or up to twice that where the bands are then even.
+    """Return the layers a band: as few as give at most `MAX_BANDS` bands, or up to twice that where bands are then
+    even.
 
     >>> [_band_size(n) for n in (3, 16, 26, 28, 30, 32, 61)]
     [1, 2, 4, 4, 5, 4, 8]

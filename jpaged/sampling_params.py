@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from jpaged.checks import boolean, integer, number, several, texts
 from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.validation import boolean, integer, number, several, texts
+from jpaged.vllm_requests import refuse_import, refuse_parameters
 
 _NUMBERS = (  # name, least, most, whether the least is out of range
     ("temperature", 0.0, 1e30, False),
@@ -17,53 +20,90 @@ _NUMBERS = (  # name, least, most, whether the least is out of range
     ("frequency_penalty", -2.0, 2.0, False),
     ("repetition_penalty", 0.001, 1000.0, False),
 )
+MOST_OUTPUTS = 16384
+"""Most outputs of one request, as in vLLM."""
+
 _INTEGERS = (  # name, least, most
-    ("n", 1, None),
+    ("n", 1, MOST_OUTPUTS),
     ("top_k", -1, None),
     ("max_tokens", 1, None),
     ("min_tokens", 0, None),
     ("seed", 0, 2**63 - 1),
-    ("logprobs", 0, None),
-    ("prompt_logprobs", 0, None),
+    ("logprobs", -1, None),
+    ("prompt_logprobs", -1, None),
+    ("truncate_prompt_tokens", -1, None),
 )
-_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+_FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+class RequestOutputKind(Enum):
+    """What each of the outputs that `AsyncLLM.generate` yields holds."""
+
+    CUMULATIVE = 0
+    """Everything generated so far."""
+
+    DELTA = 1
+    """What was generated since the output before: its text, tokens and log-probabilities."""
+
+    FINAL_ONLY = 2
+    """Everything, and there is only one output, at the end."""
+
+
+@dataclass(kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends.
 
     Unknown names raise TypeError: nothing is accepted and ignored. Numbers may be NumPy's; they are stored as Python's.
+    A parameter that is changed is checked with all others, as at the start; requests that were made keep the old one.
 
     Attributes:
-        n: outputs to generate, which share the prompt's memory. Each needs one of the engine's max_num_seqs places
-            and draws from a random stream of its own; output 0 is what n = 1 gives. At temperature 0 all are equal.
+        n: number of outputs, which share the prompt's memory; at most 16384. Each needs one of the engine's
+            max_num_seqs places and draws from a random stream of its own; output 0 is what n = 1 gives. Where there
+            are more outputs than places, they are generated in turns. At temperature 0 all are equal.
         temperature: 0 takes the most likely token; otherwise logits are divided by it; at most 1e30.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 or -1 = all.
         top_p: keep the smallest set of most likely tokens whose probability reaches top_p; 1 = all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 = all.
-        presence_penalty: subtracted from the logits of tokens that the output has; in [-2, 2].
-        frequency_penalty: subtracted from a token's logit as often as the output has it; in [-2, 2].
-        repetition_penalty: logits of tokens that prompt or output have are divided by it where positive and
+        presence_penalty: number subtracted from the logits of tokens that the output has; in [-2, 2].
+        frequency_penalty: number subtracted from a token's logit as often as the output has it; in [-2, 2].
+        repetition_penalty: number by which logits of tokens that prompt or output have are divided where positive and
             multiplied where negative; in [0.001, 1000], 1 = none.
-        logit_bias: added to the logits of token ids, before the penalties; in [-100, 100].
+        logit_bias: numbers added to the logits of token ids, before the penalties; in [-100, 100].
         allowed_token_ids: the only tokens that can be drawn; None = all.
         bad_words: texts whose tokens, with and without a leading space, the output cannot hold.
         max_tokens: most tokens to generate; None = up to the engine's max_model_len.
         min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
-            appears before them does not end the sequence: it stays in the text.
-        seed: the sequence's random stream; None = drawn from the engine's seed, different for each request.
-        stop: text that ends the sequence; it is cut from the text.
+            ends in the text of the first min_tokens tokens does not end the sequence: it stays in the text.
+        seed: seed of the sequence's random stream; None = one drawn from the engine's, different for each request.
+        stop: text that ends the sequence; it is cut from the text. Of several, the one that ends first counts, and of
+            those that end together the one that is listed first.
         stop_token_ids: tokens that end the sequence; they stay in token_ids.
-        include_stop_str_in_output: leave the stop string, or the text of the token that ended the sequence, in the
-            text.
-        ignore_eos: go on after the model's end-of-sequence token.
-        skip_special_tokens: leave special tokens out of the text.
-        logprobs: how many of the most likely tokens are told with each generated token and its log-probability; None =
-            none of it. Log-probabilities are the model's own: before temperature, truncation and edits.
-        prompt_logprobs: the same for the prompt's tokens, but the first. Such a prompt reads no cached prefix.
-        structured_outputs: the shape the text must have. The output ends where nothing can follow.
-        detokenize: make text at all; False leaves it empty and allows no stop strings.
+        include_stop_str_in_output: whether the stop string, or the text of the token that ended the sequence, stays in
+            the text.
+        ignore_eos: whether generation goes on after the model's end-of-sequence token.
+        skip_special_tokens: whether special tokens are left out of the text.
+        spaces_between_special_tokens: False leaves out the spaces that a tokenizer puts between two special tokens, and
+            others that were added to its vocabulary, that follow each other in the text.
+        logprobs: number of most likely tokens that come with each generated token and its log-probability; None = no
+            log-probabilities, -1 = the whole vocabulary. The engine's max_logprobs limits it, which for the whole
+            vocabulary is -1 too. Log-probabilities are the model's own: before temperature, truncation and edits.
+        prompt_logprobs: `logprobs` for the prompt's tokens, all but the first. Such a prompt reads no cached prefix.
+        truncate_prompt_tokens: number of last tokens of the prompt that are used; -1 = as many as leave room for
+            max_tokens (or one token, where that is None) within max_model_len; None = a longer prompt is refused.
+        structured_outputs: the shape the text must have. The output ends where nothing can follow, also before
+            min_tokens, and with ignore_eos not before. It ends too where allowed_token_ids, bad_words and min_tokens
+            leave none of the tokens that the shape allows: with finish_reason "stop" if the text has the shape, else
+            with "abort" and a stop_reason that says so.
+        detokenize: whether text is made at all; False leaves it empty and allows no stop strings.
+        output_kind: what `AsyncLLM.generate` yields. `LLM.generate` always returns the final output, and `LLM.stream`
+            always yields deltas.
     """
 
     n: int = 1
@@ -85,10 +125,17 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __new__(cls, **given: Any) -> Self:
+        refuse_parameters(given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, low, high, open_low in _NUMBERS:
@@ -97,29 +144,28 @@ class SamplingParams:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 self._store(name, integer(name, getattr(self, name), low=least, high=most))
         self._store_tokens()
-        self._check_structure()
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens=0 must be at least 1, or -1 for what max_model_len has room for")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ValueError(f"structured_outputs={self.structured_outputs!r} must be StructuredOutputsParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         self._store("stop", texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+        for name in _FLAGS:
             boolean(name, getattr(self, name))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise ValueError(f"output_kind={self.output_kind!r} must be a RequestOutputKind")
         if self.stop and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs text, and detokenize=False makes none")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if _LAST not in self.__dict__:  # __init__ goes through the parameters in their order
+            self._store(name, value)
+        else:
+            self.__dict__.update(vars(replace(self, **{name: value})))
+
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_structure(self) -> None:
-        wanted = self.structured_outputs
-        if wanted is None:
-            return
-        if not isinstance(wanted, StructuredOutputsParams):
-            raise ValueError(f"structured_outputs={wanted!r} must be StructuredOutputsParams")
-        for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} could leave structured_outputs no token to go on with"
-                )
 
     def _store_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -142,12 +188,80 @@ class SamplingParams:
             }
             self._store("logit_bias", biases)
 
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Return parameters in which what is None has its default, as vLLM's method of this name does."""
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def clone(self) -> SamplingParams:
+        """Return a copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
     @property
     def penalised(self) -> bool:
-        """Any of the three penalties changes a logit."""
+        """Tell whether any of the three penalties changes a logit."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple, however it was given."""
+        """Return `stop` as a tuple, however it was given."""
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
+
+
+_LAST = fields(SamplingParams)[-1].name
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How one request's beams are kept and when the search ends; the meaning of each is that of transformers.
+
+    Attributes:
+        beam_width: number of beams, and of outputs. Each needs one of the engine's max_num_seqs places.
+        max_tokens: most tokens of an output.
+        length_penalty: power of an output's length by which its log-probability is divided to give its score; above 0
+            favours long outputs; in [-50, 50].
+        early_stopping: when the search ends. True: with the first beam_width finished outputs. False: when no running
+            beam, were it to end now, would be better than the worst of them. "never": when none could become so by
+            max_tokens.
+        ignore_eos: whether outputs go on after the model's end-of-sequence token.
+        temperature: 0 only: beams are ranked by the model's own log-probabilities.
+        include_stop_str_in_output: False only: beams end at end-of-sequence tokens, not at stop strings.
+
+    Raises:
+        ValueError: a value is out of its range; the message names it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0:
+            raise ValueError(f"temperature={self.temperature!r} must be 0: beams are not drawn but ranked")
+        if self.include_stop_str_in_output is not False:
+            asked = f"include_stop_str_in_output={self.include_stop_str_in_output!r}"
+            raise ValueError(f"{asked} must be False: beams have no stop strings")
+        for name in ("beam_width", "max_tokens"):
+            object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
+        penalty = number("length_penalty", self.length_penalty, low=-50.0, high=50.0)
+        object.__setattr__(self, "length_penalty", penalty)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ValueError(f"early_stopping={self.early_stopping!r} is not True, False or 'never'")
+        boolean("ignore_eos", self.ignore_eos)
+
+    def sampling_params(self) -> SamplingParams:
+        """Return what a beam request has in common with one of `beam_width` greedy outputs."""
+        return SamplingParams(
+            n=self.beam_width, temperature=0.0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos
+        )
+
+
+if not TYPE_CHECKING:  # a type checker would believe that there is every name
+
+    def __getattr__(name: str) -> Any:
+        refuse_import(__name__, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,16 @@
-"""What shape a request's text must have."""
+"""The shape that a user asks a text to have."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
-from jpaged.checks import boolean, texts
+from jpaged.validation import boolean, texts
+from jpaged.vllm_requests import refuse_shape_parameters
+
+_SHAPES = ("json", "regex", "choice", "grammar", "json_object")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +19,17 @@ class StructuredOutputsParams:
 
     Attributes:
         json: a JSON schema: a mapping, its text, or a class with `model_json_schema()`, as pydantic's have.
-        regex: a regular expression (Rust's syntax) that the whole text matches.
+        regex: a regular expression (Rust's syntax) that the whole text matches. ``\\d``, ``\\w``, ``\\s`` and their
+            negations mean ASCII, unless the flag ``u`` is set in it: ``(?u)\\d+`` matches the digits of all scripts.
         choice: texts of which the output is one.
-        grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
-        json_object: any JSON object.
+        grammar: a context-free grammar in Lark's syntax, as llguidance reads it, with regular expressions that mean
+            what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``.
+        json_object: True asks for any JSON object.
+        disable_any_whitespace: True allows no white space between the parts of JSON.
+
+    Raises:
+        TypeError: a parameter that only vLLM's class of this name has; the message says what to use here.
+        ValueError: a value cannot be used; the message names it.
     """
 
     json: Any = None
@@ -27,12 +37,21 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool = False
+    disable_any_whitespace: bool = False
+
+    def __new__(cls, **given: Any) -> Self:
+        refuse_shape_parameters(given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         boolean("json_object", self.json_object)
-        given = [f.name for f in fields(self) if self._given(f.name)]
+        boolean("disable_any_whitespace", self.disable_any_whitespace)
+        given = [name for name in _SHAPES if self._given(name)]
+        if self.disable_any_whitespace and given not in (["json"], ["json_object"]):
+            raise ValueError("disable_any_whitespace=True needs json or json_object")
         if len(given) != 1:
-            raise ValueError(f"structured_outputs takes exactly one of its arguments, got {given}")
+            known = ", ".join(_SHAPES)
+            raise ValueError(f"StructuredOutputsParams takes exactly one of {known}; it got {given}")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -51,7 +70,7 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """The name of the one that is given."""
-        return next(f.name for f in fields(self) if self._given(f.name))
+        return next(name for name in _SHAPES if self._given(name))
 
 
 def _schema(value: Any) -> dict[str, Any]:

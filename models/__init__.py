@@ -1,8 +1,10 @@
-"""Model families as Flax NNX modules, one file each: `llama`, `llama4`, `gemma`, `cohere2`, `opt`.
+"""Holds model families as Flax NNX modules, one file each, such as `llama`, `gemma`, `mixtral`, `jamba` and `mamba2`.
 
-A family implements `jpaged.model_api.CausalLM`. The shared pieces: `decoder` (all but the layers), `layers`
-(dots, norms, MLPs, vocabulary), `experts` (routed MLPs), `attention` (fused projections), `rope` (rotary tables),
-`stack` (unrolled or scanned layers), `groups` (which layer keeps which KV memory) and `weights` (checkpoint tensors
-to parameters). Families are found through the entry-point group ``jpaged.models``; nothing is imported here, so
-that finding one does not load the others.
+A family implements `jpaged.model_api.CausalLM` and is built with a `BuildContext`, which it hands to its parts. They
+share `decoder` (all but the layers), `pre_norm` (the usual layer), `linear` (the one place that multiplies), `layers`
+(norms and MLPs), `experts` and `routing` (routed MLPs), `attention` (fused projections), `recurrent` (what stands in
+its place in recurrent layers), `latent` (attention to latents), `rope` (rotary tables), `stack` (unrolled or scanned
+layers), `groups` (which layer keeps which memory), `weights` (checkpoint tensors to parameters) and `vision` (encoders
+of images). Families are found through the entry-point group ``jpaged.models``; nothing is imported here, so that
+finding one does not load the others.
 """

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jpaged.model_api import Attend, LayerRef, WeightSource
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups
 from .layers import GatedMLP, LayerNorm, check_activation
 from .rope import rotary_from_config
-from .stack import LayerKind
+from .stack import LayerKind, Shared
 
 _FIXED = {"use_parallel_block": True, "use_gated_activation": True, "use_qk_norm": False, "rotary_pct": 1.0}
 """Fields that published configs carry and transformers does not read: the values it takes for granted."""
@@ -29,37 +28,34 @@ _FIXED = {"use_parallel_block": True, "use_gated_activation": True, "use_qk_norm
 class Cohere2Layer(nnx.Module):
     """``y = norm(x); x += attention(y) + mlp(y)``."""
 
-    def __init__(self, config: Any, heads: Heads, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: Any, heads: Heads, build: BuildContext):
         size = config.hidden_size
-        self.input_norm = LayerNorm(size, config.layer_norm_eps, dtype=dtype, bias=False)
+        self.input_norm = LayerNorm(size, config.layer_norm_eps, build, bias=False)
         self.attention = Attention(
             size,
             heads,
+            build,
             scale=heads.head_dim**-0.5,
             qkv_bias=config.attention_bias,
             out_bias=config.attention_bias,
-            dtype=dtype,
-            rngs=rngs,
         )
         self.mlp = GatedMLP(
             size,
             config.intermediate_size,
             check_activation(config.hidden_act, "hidden_act"),
+            build,
             bias=False,
-            tensor_parallel=tensor_parallel,
-            dtype=dtype,
-            rngs=rngs,
         )
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
+        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         inside = self.input_norm(hidden)
-        mixed, cache = self.attention(inside, shared[ref.group], cache, ref, attend)
-        return hidden + mixed + self.mlp(inside), cache
+        mixed, cache = self.attention(inside, shared, cache, ref, attend)
+        return hidden + mixed + self.mlp(inside, shared.live_rows), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
-        """Sources of layer number `layer`, whose tensors begin with `name`."""
+        """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
         yield from self.input_norm.weights(("input_norm",), f"{name}.input_layernorm", layer)
         yield from self.attention.weights(("attention",), f"{name}.self_attn", layer)
         yield from self.mlp.weights(("mlp",), f"{name}.mlp", layer)
@@ -68,20 +64,7 @@ class Cohere2Layer(nnx.Module):
 class Cohere2(Decoder):
     """`jpaged.model_api.CausalLM` for Cohere 2; `config` is a Hugging Face ``Cohere2Config``."""
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        dtype: jnp.dtype,
-        tensor_parallel: int = 1,
-        stacked: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
-
-        Raises:
-            ValueError: naming the config's field that asks for what is not implemented.
-        """
+    def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("cohere2",))
         for field, value in _FIXED.items():
             if getattr(config, field, value) != value:
@@ -90,25 +73,22 @@ class Cohere2(Decoder):
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
-            tensor_parallel,
+            build,
             rotates_neighbours=True,
         )
         kinds = kinds_from_types(config)
         rotary = rotary_from_config(config, config.head_dim)
 
-        def make(kind: LayerKind, rngs: nnx.Rngs) -> Cohere2Layer:
-            return Cohere2Layer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+        def make(kind: LayerKind, build: BuildContext) -> Cohere2Layer:
+            return Cohere2Layer(config, heads, build)
 
         super().__init__(
             config,
+            build,
             kinds,
             make,
             groups=layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window),
             rotary={"window": rotary, "full": None},
-            norm=LayerNorm(config.hidden_size, config.layer_norm_eps, dtype=dtype, bias=False),
+            norm=LayerNorm(config.hidden_size, config.layer_norm_eps, build, bias=False),
             logit_scale=config.logit_scale,
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            stacked=stacked,
-            rngs=rngs,
         )

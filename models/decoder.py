@@ -1,8 +1,8 @@
-"""What every decoder is made of: an embedding, a stack of layers, a final norm and the vocabulary."""
+"""Holds what every decoder is made of: an embedding, a stack of layers, a final norm and the vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,30 +10,36 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, Attend, LayerGroup, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerGroup, WeightSource, padded
 
 from . import weights as convert
-from .layers import LayerNorm, RMSNorm, embed, random_param, vocab_logits
+from .layers import LayerNorm, RMSNorm
+from .linear import Embedding, LiveRows
 from .rope import Rotary
-from .stack import LayerKind, LayerStack
+from .stack import LayerKind, LayerStack, MakeLayer, Shared
 
 
 class Decoder(nnx.Module):
     """`jpaged.model_api.CausalLM` for a family that says in its constructor what its layers are.
 
     Parameters: embed_tokens [vocab, width]; layers; norm; lm_head [vocab, width] unless tied to the embedding.
-    Layers are given what `shared` returns, and take their group's.
+    Layers are called as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``, `shared` being a `Shared`.
     """
 
     _prefix = "model"
+    _embed_name = "embed_tokens"
     _norm_name = "norm"
-    """Names in a checkpoint: of all but the vocabulary's head, and of the final norm."""
+    """A checkpoint's names: what all but the vocabulary's head begin with, the embedding, and the final norm."""
+
+    _has_experts = False
+    """Whether `BuildContext.expert_parallel` means something."""
 
     def __init__(
         self,
         config: Any,
+        build: BuildContext,
         kinds: Sequence[LayerKind],
-        make_layer: Callable[[LayerKind, nnx.Rngs], nnx.Module],
+        make_layer: MakeLayer,
         *,
         groups: tuple[LayerGroup, ...],
         rotary: Mapping[str, Rotary | None],
@@ -41,64 +47,85 @@ class Decoder(nnx.Module):
         width: int | None = None,
         logit_scale: float | None = None,
         logit_soft_cap: float | None = None,
-        dtype: jnp.dtype,
-        tensor_parallel: int,
-        stacked: bool,
-        rngs: nnx.Rngs,
     ):
-        """Random weights.
+        """Draw random weights; call it inside ``nnx.eval_shape`` for shapes only.
 
         Args:
-            rotary: of each group, by its name.
-            width: of the vocabulary's tables; by default ``config.hidden_size``.
+            rotary: each group's rotary frequencies, by its name; None for a group that knows no positions.
+            width: width of the vocabulary's tables; by default ``config.hidden_size``.
+            logit_scale: multiplies the logits.
+            logit_soft_cap: logits become ``logit_soft_cap * tanh(logits / logit_soft_cap)``.
+
+        Raises:
+            ValueError: the context asks for expert parallelism of a family without experts.
         """
-        table = padded(config.vocab_size, tensor_parallel), width or config.hidden_size
+        if build.expert_parallel and not self._has_experts:
+            raise ValueError(f"enable_expert_parallel=True, but {type(self).__name__} has no experts")
+        rows, columns = padded(config.vocab_size, build.tensor_parallel), width or config.hidden_size
+        by_rows = P(TENSOR_AXIS, None)
         self.vocab_size = config.vocab_size
-        self.dtype = dtype
         self.layer_groups = groups
         self.rotary = tuple(rotary.items())
         self.logit_scale = logit_scale
         self.logit_soft_cap = logit_soft_cap
-        self.embed_tokens = random_param(rngs, table, dtype)
-        self.layers = LayerStack(kinds, make_layer, stacked=stacked, rngs=rngs)
+        self.embed_tokens = Embedding(rows, columns, build, partition=by_rows)
+        self.layers = LayerStack(kinds, make_layer, build)
         self.norm = norm
-        self.lm_head = None if config.tie_word_embeddings else random_param(rngs, table, dtype)
+        self.lm_head = None if config.tie_word_embeddings else Embedding(rows, columns, build, partition=by_rows)
 
-    def embed(self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
-        """What enters the first layer."""
-        return embed(self.embed_tokens[...], tokens, self.dtype)
+    def embed(
+        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
+    ) -> Float[Array, "tokens embed"]:
+        """Return the hidden states that enter the first layer."""
+        return self.embed_tokens(tokens)
 
-    def shared(self, positions: Int[Array, " tokens"]) -> dict[str, Any]:
-        """Of each group, the rotary tables; None where nothing is rotated."""
-        return {group: None if rotary is None else rotary.tables(positions) for group, rotary in self.rotary}
+    def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
+        """Return what all layers of a call are given."""
+        tables = {group: None if rotary is None else rotary.tables(positions) for group, rotary in self.rotary}
+        return Shared(tables, live_rows)
 
     def __call__(
-        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], cache: Any, attend: Attend
+        self,
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
+        cache: Any,
+        attend: Attend,
+        live_rows: LiveRows = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        hidden, cache = self.layers(self.embed(tokens, positions), self.shared(positions), cache, attend)
+        hidden, shared = self.embed(tokens, positions, live_rows), self.shared(positions, live_rows)
+        hidden, cache = self.layers(hidden, shared, cache, attend)
         return (hidden if self.norm is None else self.norm(hidden)), cache
 
-    def logits(self, hidden: Float[Array, "seqs embed"]) -> Float[Array, "seqs vocab"]:
-        table = self.embed_tokens if self.lm_head is None else self.lm_head
-        return vocab_logits(hidden, table[...], self.vocab_size, self.logit_scale, self.logit_soft_cap)
+    def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        logits = head.logits(hidden, live_rows)
+        if self.logit_scale is not None:
+            logits = self.logit_scale * logits
+        if self.logit_soft_cap is not None:
+            logits = self.logit_soft_cap * jnp.tanh(logits / self.logit_soft_cap)
+        if logits.shape[1] > self.vocab_size:
+            logits = jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
+        return logits
+
+    def cut(self, layers: int) -> None:
+        """See `jpaged.model_api.Cuttable`."""
+        self.layers.cut(layers)
 
     def weights(self) -> Iterator[WeightSource]:
-        rows = convert.vocab_rows(self.vocab_size, self.embed_tokens.shape[0])
-        by_rows = P(TENSOR_AXIS, None)
-        embedding = f"{self._prefix}.embed_tokens.weight"
-        yield WeightSource(("embed_tokens",), (embedding,), rows, by_rows, contracted=-1)
+        rows = convert.vocab_rows(self.vocab_size, self.embed_tokens.weight.shape[0])
+        yield from self.embed_tokens.weights(("embed_tokens",), f"{self._prefix}.{self._embed_name}", rows)
         for number in range(len(self.layers.kinds)):
             yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{number}", number)
         if self.norm is not None:
             yield from self.norm.weights(("norm",), f"{self._prefix}.{self._norm_name}")
         if self.lm_head is not None:
-            yield WeightSource(("lm_head",), ("lm_head.weight",), rows, by_rows, contracted=-1)
+            yield from self.lm_head.weights(("lm_head",), "lm_head", rows)
 
     def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
         return self.layers.locate(source, "layers")
 
 
 def check_model_type(config: Any, known: Sequence[str]) -> None:
-    """Raises ValueError when the config is of another family."""
+    """Raise ValueError when the config is another family's."""
     if config.model_type not in known:
         raise ValueError(f"model_type={config.model_type!r} is not one of {', '.join(known)}")

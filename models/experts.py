@@ -1,28 +1,31 @@
-"""A mixture of experts: each token goes through the few MLPs its router picks (Shazeer et al., 2017)."""
+"""Computes a mixture of experts: each token goes through the few MLPs its router picks (Shazeer et al., 2017)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
 
 from . import weights as convert
-from .layers import ACTIVATIONS, dot, random_param
-from .mixture import ExpertLayout, by_expert, grouped_dot
+from .layers import ACTIVATIONS, GatedMLP
+from .linear import ExpertLinear, ExpertTable, LiveRows
+from .mixture import ExpertLayout, by_expert
+from .routing import Router
 
 
-class Experts(nnx.Module):
-    """Gated MLPs, `per_token` of them for a token, whose input is weighted by the sigmoid of its score (Llama 4).
+class ExpertMLPs(nnx.Module):
+    """Applies gated MLPs, those of a token's experts, and adds up what they give.
 
-    router [embed, experts]; gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each
-    expert as in `GatedMLP`. Tokens are sorted by expert, so that work follows the tokens, not the experts.
+    gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`.
+    Tokens are sorted by expert, so that work follows the tokens, not the experts.
+
+    Args:
+        weighs_inputs: whether an expert's share multiplies what goes into its MLP, as in Llama 4, not what comes out.
     """
 
     def __init__(
@@ -30,42 +33,95 @@ class Experts(nnx.Module):
         embed: int,
         width: int,
         activation: str,
+        build: BuildContext,
         *,
         layout: ExpertLayout,
-        per_token: int,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
+        weighs_inputs: bool = False,
     ):
-        mlp = padded(width, layout.column_shards)
-        self.router = random_param(rngs, (embed, layout.experts), dtype)
-        self.gate_up = random_param(rngs, (layout.experts, embed, 2 * mlp), dtype)
-        self.down = random_param(rngs, (layout.experts, mlp, embed), dtype)
+        mlp, experts = padded(width, layout.column_shards), layout.experts
+        columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
+        self.gate_up = ExpertLinear(experts, embed, 2 * mlp, build, partition=columns)
+        self.down = ExpertLinear(experts, mlp, embed, build, partition=rows)
         self.activation = activation
         self.layout = layout
-        self.per_token = per_token
+        self.weighs_inputs = weighs_inputs
 
-    def __call__(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
-        scores, chosen = jax.lax.top_k(dot(x, self.router[...]), self.per_token)
-        share = jax.nn.sigmoid(scores.astype(jnp.float32)).astype(x.dtype)
-        return self.layout.mix(self._mlps, x, share, chosen, (self.gate_up[...], self.down[...]))
+    def __call__(
+        self,
+        x: Float[Array, "tokens embed"],
+        share: Float[Array, "tokens per_token"],
+        chosen: Int[Array, "tokens per_token"],
+    ) -> Float[Array, "tokens embed"]:
+        return self.layout.mix(self._mlps, x, share, chosen, (self.gate_up.table, self.down.table))
 
-    def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[Any, Any]) -> Array:
+    def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[ExpertTable, ExpertTable]) -> Array:
         gate_up, down = tables
-        rows = by_expert(chosen, down.shape[0])
-        both = grouped_dot(x[rows.token] * share.reshape(-1)[rows.pair, None], gate_up, rows.counts)
+        rows = by_expert(chosen, down.experts)
+        shares = share.reshape(-1)[rows.pair, None]
+        inputs = x[rows.token] * shares if self.weighs_inputs else x[rows.token]
+        both = gate_up.multiply(inputs, rows)
         gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
-        inner = (ACTIVATIONS[self.activation](gate) * up).reshape(len(both), -1)
-        return rows.combine(grouped_dot(inner, down, rows.counts), into=x)
+        out = down.multiply((ACTIVATIONS[self.activation](gate) * up).reshape(len(both), -1), rows)
+        return rows.combine(out if self.weighs_inputs else out * shares, into=x)
+
+    def weights(
+        self, path: tuple[str, ...], name: str, layer: int, separate: tuple[str, str, str] | None = None
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of ``{name}.gate_up_proj`` and ``{name}.down_proj``, which hold all experts.
+
+        Args:
+            separate: what an expert's tensors are called where each has its own, ``{name}.0.{separate[0]}.weight``.
+        """
+        mlp, shards = self.down.weight.shape[-2], self.layout.column_shards
+        if separate is None:
+            fuse, pad = convert.split_gate_up(mlp, shards), convert.pad_axis(1, mlp)
+            yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.gate_up_proj",), layer, fuse)
+            yield from self.down.weights((*path, "down"), (f"{name}.down_proj",), layer, pad)
+            return
+        each = [[f"{name}.{expert}.{part}.weight" for part in separate] for expert in range(self.layout.experts)]
+        both = [tensor for gate, up, _ in each for tensor in (gate, up)]
+        yield from self.gate_up.weights((*path, "gate_up"), both, layer, convert.stack_gate_up(mlp, shards))
+        downs = [down for _, _, down in each]
+        yield from self.down.weights((*path, "down"), downs, layer, convert.stack_linear(mlp))
+
+
+@dataclass(frozen=True)
+class SparseNames:
+    """Says what a checkpoint calls the parts of a `SparseMLP`.
+
+    Attributes:
+        router, shared: tensors' names after the block's.
+        separate: see `ExpertMLPs.weights`.
+    """
+
+    router: str = "gate"
+    shared: str = "shared_experts"
+    separate: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
+
+
+class SparseMLP(nnx.Module):
+    """``sum_e share_e * mlp_e(x)`` over the experts that the router picks, plus ``shared(x)`` where all tokens share an
+    MLP besides.
+
+    Parameters: router, experts and shared, as their modules say.
+    """
+
+    def __init__(
+        self, router: Router, experts: ExpertMLPs, shared: GatedMLP | None = None, names: SparseNames | None = None
+    ):
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+        self.names = names or SparseNames()
+
+    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
+        out = self.experts(x, *self.router(x, live_rows))
+        return out if self.shared is None else self.shared(x, live_rows) + out
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
-        """Tensors ``{name}.router.weight``, ``{name}.experts.gate_up_proj`` and ``{name}.experts.down_proj``."""
-        (mlp, embed), layout = self.down.shape[-2:], self.layout
-        fuse, pad = convert.split_gate_up(mlp, layout.column_shards), convert.pad_axis(1, mlp)
-        sources: list[tuple[str, str, Callable, P]] = [
-            ("router", "router.weight", convert.linear(embed, layout.experts), P(None, None)),
-            ("gate_up", "experts.gate_up_proj", fuse, layout.partition(None, None, TENSOR_AXIS)),
-            ("down", "experts.down_proj", pad, layout.partition(None, TENSOR_AXIS, None)),
-        ]
-        for param, tensor, how, partition in sources:
-            contracted = None if param == "router" else -2
-            yield WeightSource((*path, param), (f"{name}.{tensor}",), how, partition, layer, contracted)
+        """Yield the sources of the block `name`, whose parts are called what `SparseNames` says."""
+        names = self.names
+        yield from self.router.weights((*path, "router"), f"{name}.{names.router}", layer)
+        yield from self.experts.weights((*path, "experts"), f"{name}.experts", layer, names.separate)
+        if self.shared is not None:
+            yield from self.shared.weights((*path, "shared"), f"{name}.{names.shared}", layer)

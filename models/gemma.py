@@ -15,33 +15,33 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import Attend, LayerRef, WeightSource
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, type_of_group
 from .layers import GatedMLP, RMSNorm, check_activation
+from .linear import LiveRows
 from .rope import rotary_from_config
-from .stack import LayerKind
+from .stack import LayerKind, Shared
 
 
 class GemmaLayer(nnx.Module):
     """``x += norm(attention(norm(x))); x += norm(mlp(norm(x)))``."""
 
-    def __init__(self, config: Any, heads: Heads, *, tensor_parallel: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype=dtype, offset=1.0)
-        qk_norm = partial(RMSNorm, heads.head_dim, config.rms_norm_eps, dtype=dtype, offset=1.0)
+    def __init__(self, config: Any, heads: Heads, build: BuildContext):
+        norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, build, offset=1.0)
+        qk_norm = partial(RMSNorm, heads.head_dim, config.rms_norm_eps, build, offset=1.0)
         self.input_norm = norm()
         self.attention = Attention(
             config.hidden_size,
             heads,
+            build,
             scale=config.query_pre_attn_scalar**-0.5,
             soft_cap=config.attn_logit_softcapping,
             qkv_bias=config.attention_bias,
             out_bias=config.attention_bias,
             qk_norm=qk_norm if config.model_type == "gemma3_text" else None,
-            dtype=dtype,
-            rngs=rngs,
         )
         self.post_attention_norm = norm()
         self.pre_mlp_norm = norm()
@@ -49,22 +49,20 @@ class GemmaLayer(nnx.Module):
             config.hidden_size,
             config.intermediate_size,
             check_activation(config.hidden_activation, "hidden_activation"),
+            build,
             bias=False,
-            tensor_parallel=tensor_parallel,
-            dtype=dtype,
-            rngs=rngs,
         )
         self.post_mlp_norm = norm()
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
+        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        mixed, cache = self.attention(self.input_norm(hidden), shared[ref.group], cache, ref, attend)
+        mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
         hidden = hidden + self.post_attention_norm(mixed)
-        return hidden + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(hidden))), cache
+        return hidden + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(hidden), shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
-        """Sources of layer number `layer`, whose tensors begin with `name`."""
+        """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
         norms = {
             "input_norm": "input_layernorm",
             "post_attention_norm": "post_attention_layernorm",
@@ -80,49 +78,35 @@ class GemmaLayer(nnx.Module):
 class Gemma(Decoder):
     """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Gemma2Config`` or ``Gemma3TextConfig``."""
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        dtype: jnp.dtype,
-        tensor_parallel: int = 1,
-        stacked: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
-
-        Raises:
-            ValueError: naming the config's field that asks for what is not implemented.
-        """
+    def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("gemma2", "gemma3_text"))
         if config.use_bidirectional_attention:
             raise ValueError("use_bidirectional_attention=True is not supported: attention is causal")
         third = config.model_type == "gemma3_text"
         if third and config.attn_logit_softcapping is not None:
             raise ValueError(f"attn_logit_softcapping={config.attn_logit_softcapping} is not supported for Gemma 3")
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, tensor_parallel)
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
         kinds = kinds_from_types(config)
         groups = layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window)
 
-        def make(kind: LayerKind, rngs: nnx.Rngs) -> GemmaLayer:
-            return GemmaLayer(config, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+        def make(kind: LayerKind, build: BuildContext) -> GemmaLayer:
+            return GemmaLayer(config, heads, build)
 
         types = {group.name: type_of_group(group.name) if third else None for group in groups}
         super().__init__(
             config,
+            build,
             kinds,
             make,
             groups=groups,
             rotary={name: rotary_from_config(config, config.head_dim, kind) for name, kind in types.items()},
-            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, offset=1.0),
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build, offset=1.0),
             logit_soft_cap=config.final_logit_softcapping,
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            stacked=stacked,
-            rngs=rngs,
         )
 
-    def embed(self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
-        hidden = super().embed(tokens, positions)
+    def embed(
+        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
+    ) -> Float[Array, "tokens embed"]:
+        hidden = super().embed(tokens, positions, live_rows)
         # The model was trained with this factor rounded to the parameters' dtype.
         return hidden * jnp.asarray(hidden.shape[-1] ** 0.5, hidden.dtype)

@@ -1,4 +1,4 @@
-"""Which layer keeps which KV memory, read from a config: full attention, a sliding window, or chunks."""
+"""Reads from a config which layer keeps which memory: full attention, a sliding window, chunks, or a state."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jpaged.model_api import LayerGroup
+from jpaged.model_api import AttentionGroup, LayerGroup, StateGroup, StatePart
 
 from .stack import LayerKind
 
-_GROUP_OF_TYPE = {"full_attention": "full", "sliding_attention": "window", "chunked_attention": "chunk"}
+_GROUP_OF_TYPE = {
+    "full_attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "state",
+    "conv": "state",
+}
 
 
 def type_of_group(group: str) -> str:
-    """The layer type, as configs name it, of a group's layers."""
+    """Return the layer type, as configs name it, of a group's layers."""
     return next(layer_type for layer_type, name in _GROUP_OF_TYPE.items() if name == group)
 
 
 def kinds_from_types(config: Any, local: str = "sliding_attention") -> tuple[LayerKind, ...]:
-    """One kind a layer from ``config.layer_types``, which may name full attention and the family's `local` type.
+    """Return one kind a layer from ``config.layer_types``, which may name full attention and the family's `local` type.
 
     Raises:
         ValueError: for an unknown layer type, or a wrong number of them.
@@ -35,7 +41,7 @@ def kinds_from_types(config: Any, local: str = "sliding_attention") -> tuple[Lay
 
 
 def share_kv(kinds: Sequence[LayerKind], factor: int | None) -> tuple[LayerKind, ...]:
-    """Of each group's layers, in order, the first of every `factor` keeps KV, which those after it read.
+    """Have the first of every `factor` layers of each group, in order, keep KV, which those after it read.
 
     Cross-layer attention (Brandon et al., 2024); interleaved with windows, as character.ai serves its models.
 
@@ -61,7 +67,7 @@ def layer_groups(
     sliding_window: int | None = None,
     attention_chunk_size: int | None = None,
 ) -> tuple[LayerGroup, ...]:
-    """The groups "window", "chunk" and "full", those that have layers, with the layers that keep KV.
+    """Return the groups "window", "chunk" and "full", as far as they have layers, with the layers that keep KV.
 
     Raises:
         ValueError: when layers slide but `sliding_window` is not a positive number of tokens; chunks likewise.
@@ -82,5 +88,12 @@ def layer_groups(
         keepers = tuple(i for i, kind in enumerate(kinds) if kind.group == name and not kind.shares_kv)
         readers = sum(kind.group == name and kind.shares_kv for kind in kinds)
         if keepers:
-            groups.append(LayerGroup(name, keepers, kv_heads, head_dim, **limit(), readers=readers))
+            groups.append(AttentionGroup(name, keepers, kv_heads, head_dim, **limit(), readers=readers))
     return tuple(groups)
+
+
+def state_groups(kinds: Sequence[LayerKind], parts: Sequence[StatePart]) -> tuple[LayerGroup, ...]:
+    """Return the group "state" of the recurrent layers, each of which keeps `parts`; none where there are no such
+    layers."""
+    layers = tuple(number for number, kind in enumerate(kinds) if kind.group == "state")
+    return (StateGroup("state", layers, tuple(parts)),) if layers else ()

@@ -1,4 +1,4 @@
-"""Arrays joined along an axis when they are sliced, so that of a large tensor no more is read than is wanted."""
+"""Joins arrays along an axis when they are sliced, so that no more of a large tensor is read than is wanted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pieces = Sequence["np.ndarray | Joined"]
 
 
 class Joined:
-    """``np.concatenate(pieces, axis)``, put off: slices with step 1, one for each axis, read the pieces they meet.
+    """Puts off ``np.concatenate(pieces, axis)``: slices with step 1, one for each axis, read the pieces they meet.
 
     Pieces are views of the memory-mapped files of a checkpoint, so a process of several reads its own parts only.
 
@@ -28,11 +28,13 @@ class Joined:
             shapes = ", ".join(str(piece.shape) for piece in self.pieces)
             raise ValueError(f"arrays of shapes {shapes} cannot be joined along axis {self.axis}")
         size = sum(piece.shape[self.axis] for piece in self.pieces)
-        self.shape = (*first.shape[: self.axis], size, *first.shape[self.axis + 1 :])
-        self.dtype, self.ndim = first.dtype, len(self.shape)
+        self.shape: tuple[int, ...] = (*first.shape[: self.axis], size, *first.shape[self.axis + 1 :])
+        self.dtype: np.dtype = first.dtype
+        self.ndim = len(self.shape)
 
     @property
     def T(self) -> Joined:
+        """Return the arrays' transposes joined."""
         return Joined([piece.T for piece in self.pieces], len(self.shape) - 1 - self.axis)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
@@ -41,7 +43,7 @@ class Joined:
         return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, self.axis)
 
     def _meet(self, start: int, stop: int) -> Iterator[tuple[np.ndarray | Joined, slice]]:
-        """Pieces between two places along the axis, with the part of each."""
+        """Yield the pieces between two places along the axis, and which part of each is meant."""
         at = 0
         for piece in self.pieces:
             size = piece.shape[self.axis]
@@ -56,7 +58,7 @@ class Joined:
 
 
 def lines(array: np.ndarray, axis: int, start: int, stop: int) -> list[np.ndarray]:
-    """Pieces that hold ``array`` from `start` to `stop` along `axis`, and zeros beyond its end."""
+    """Return the pieces that hold ``array`` from `start` to `stop` along `axis`, and zeros beyond its end."""
     size = array.shape[axis]
     found = []
     if start < size:
@@ -71,5 +73,5 @@ def lines(array: np.ndarray, axis: int, start: int, stop: int) -> list[np.ndarra
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that take no memory."""
+    """Return an array of zeros that takes no memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)

@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jpaged.model_api import Attend, LayerRef, WeightSource
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
 from .rope import rotary_from_config
-from .stack import LayerKind
+from .stack import LayerKind, Shared
 
 _MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3")
 
 
 def _kinds(config: Any) -> tuple[LayerKind, ...]:
-    """Full attention (Llama), one window for all layers (Mistral), or as listed (Ministral, Qwen)."""
+    """Return each layer's kind: full attention (Llama), one window for all (Mistral), or as listed (Ministral,
+    Qwen)."""
     if config.model_type in ("ministral", "qwen2", "qwen3"):
         kinds = kinds_from_types(config)
     else:
@@ -41,51 +41,39 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
 class LlamaLayer(nnx.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
 
-    def __init__(
-        self,
-        config: Any,
-        kind: LayerKind,
-        heads: Heads,
-        *,
-        tensor_parallel: int,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: Any, kind: LayerKind, heads: Heads, build: BuildContext):
         # Qwen2 fixes its biases in code; Mistral and Ministral have none; the others have a field for all four.
         bias = config.model_type in ("llama", "qwen3") and config.attention_bias
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(size, eps, dtype=dtype)
+        self.input_norm = RMSNorm(size, eps, build)
         self.attention = Attention(
             size,
             heads,
+            build,
             scale=heads.head_dim**-0.5,
             qkv_bias=bias or config.model_type == "qwen2",
             out_bias=bias,
-            qk_norm=partial(RMSNorm, heads.head_dim, eps, dtype=dtype) if config.model_type == "qwen3" else None,
+            qk_norm=partial(RMSNorm, heads.head_dim, eps, build) if config.model_type == "qwen3" else None,
             shares_kv=kind.shares_kv,
-            dtype=dtype,
-            rngs=rngs,
         )
-        self.post_norm = RMSNorm(size, eps, dtype=dtype)
+        self.post_norm = RMSNorm(size, eps, build)
         self.mlp = GatedMLP(
             size,
             config.intermediate_size,
             check_activation(config.hidden_act, "hidden_act"),
+            build,
             bias=config.model_type == "llama" and config.mlp_bias,
-            tensor_parallel=tensor_parallel,
-            dtype=dtype,
-            rngs=rngs,
         )
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
+        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        mixed, cache = self.attention(self.input_norm(hidden), shared[ref.group], cache, ref, attend)
+        mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
         hidden = hidden + mixed
-        return hidden + self.mlp(self.post_norm(hidden)), cache
+        return hidden + self.mlp(self.post_norm(hidden), shared.live_rows), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
-        """Sources of layer number `layer`, whose tensors begin with `name`."""
+        """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
         yield from self.input_norm.weights(("input_norm",), f"{name}.input_layernorm", layer)
         yield from self.attention.weights(("attention",), f"{name}.self_attn", layer)
         yield from self.post_norm.weights(("post_norm",), f"{name}.post_attention_layernorm", layer)
@@ -95,40 +83,24 @@ class LlamaLayer(nnx.Module):
 class Llama(Decoder):
     """`jpaged.model_api.CausalLM` for the families above; `config` is their Hugging Face config."""
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        dtype: jnp.dtype,
-        tensor_parallel: int = 1,
-        stacked: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
-
-        Raises:
-            ValueError: naming the config's field that asks for what is not implemented.
-        """
+    def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, _MODEL_TYPES)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, tensor_parallel)
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = _kinds(config)
         window = getattr(config, "sliding_window", None)
         groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window)
         rotary = rotary_from_config(config, head_dim)
 
-        def make(kind: LayerKind, rngs: nnx.Rngs) -> LlamaLayer:
-            return LlamaLayer(config, kind, heads, tensor_parallel=tensor_parallel, dtype=dtype, rngs=rngs)
+        def make(kind: LayerKind, build: BuildContext) -> LlamaLayer:
+            return LlamaLayer(config, kind, heads, build)
 
         super().__init__(
             config,
+            build,
             kinds,
             make,
             groups=groups,
             rotary={group.name: rotary for group in groups},
-            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype),
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            stacked=stacked,
-            rngs=rngs,
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )

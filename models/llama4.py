@@ -7,125 +7,67 @@ mixture of experts beside a shared MLP instead of an MLP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from jpaged.model_api import Attend, LayerRef, WeightSource
+from jpaged.model_api import BuildContext
 
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
-from .experts import Experts
+from .experts import ExpertMLPs, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups
 from .layers import GatedMLP, RMSNorm, check_activation
+from .linear import LiveRows
 from .mixture import ExpertLayout
+from .pre_norm import LayerNames, PreNormLayer
 from .rope import rotary_from_config
-from .stack import LayerKind
+from .routing import Router, Routing
+from .stack import LayerKind, Shared
+
+_NAMES = SparseNames("router", "shared_expert", separate=None)
 
 
-class Llama4Layer(nnx.Module):
-    """``x += attention(norm(x)); x += mlp(norm(x))``, the MLP with or without experts beside it."""
-
-    def __init__(
-        self,
-        config: Any,
-        kind: LayerKind,
-        heads: Heads,
-        *,
-        layout: ExpertLayout,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        size, eps = config.hidden_size, config.rms_norm_eps
-        activation = check_activation(config.hidden_act, "hidden_act")
-        mixed = kind.variant == "experts"
-        qk_norm = partial(RMSNorm, heads.head_dim, eps, dtype=dtype, affine=False)
-        self.input_norm = RMSNorm(size, eps, dtype=dtype)
-        self.attention = Attention(
-            size,
-            heads,
-            scale=heads.head_dim**-0.5,
-            qkv_bias=config.attention_bias,
-            out_bias=config.attention_bias,
-            qk_norm=qk_norm if config.use_qk_norm and kind.group == "chunk" else None,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.post_norm = RMSNorm(size, eps, dtype=dtype)
-        self.mlp = GatedMLP(
-            size,
-            config.intermediate_size if mixed else config.intermediate_size_mlp,
-            activation,
-            bias=False,
-            tensor_parallel=layout.devices,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.experts = (
-            Experts(
-                size,
-                config.intermediate_size,
-                activation,
-                layout=layout,
-                per_token=config.num_experts_per_tok,
-                dtype=dtype,
-                rngs=rngs,
-            )
-            if mixed
-            else None
-        )
-
-    def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
-        tables, growth = shared[ref.group]
-        mixed, cache = self.attention(self.input_norm(hidden), tables, cache, ref, attend, growth)
-        hidden = hidden + mixed
-        inside = self.post_norm(hidden)
-        out = self.mlp(inside)
-        return hidden + (out if self.experts is None else out + self.experts(inside)), cache
-
-    def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
-        """Sources of layer number `layer`, whose tensors begin with `name`."""
-        yield from self.input_norm.weights(("input_norm",), f"{name}.input_layernorm", layer)
-        yield from self.attention.weights(("attention",), f"{name}.self_attn", layer)
-        yield from self.post_norm.weights(("post_norm",), f"{name}.post_attention_layernorm", layer)
-        block = f"{name}.feed_forward"
-        if self.experts is None:
-            yield from self.mlp.weights(("mlp",), block, layer)
-        else:
-            yield from self.mlp.weights(("mlp",), f"{block}.shared_expert", layer)
-            yield from self.experts.weights(("experts",), block, layer)
+def _layer(config: Any, kind: LayerKind, heads: Heads, layout: ExpertLayout, build: BuildContext) -> PreNormLayer:
+    """Return a layer, whose MLP is one for all tokens, in most layers with experts beside it."""
+    size, eps = config.hidden_size, config.rms_norm_eps
+    activation = check_activation(config.hidden_act, "hidden_act")
+    qk_norm = partial(RMSNorm, heads.head_dim, eps, build, affine=False)
+    attention = Attention(
+        size,
+        heads,
+        build,
+        scale=heads.head_dim**-0.5,
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        qk_norm=qk_norm if config.use_qk_norm and kind.group == "chunk" else None,
+    )
+    mixed = kind.variant == "experts"
+    width = config.intermediate_size if mixed else config.intermediate_size_mlp
+    plain = GatedMLP(size, width, activation, build, bias=False)
+    mlp: GatedMLP | SparseMLP = plain
+    if mixed:
+        router = Router(size, layout.experts, Routing(config.num_experts_per_tok, "sigmoid"), build)
+        experts = ExpertMLPs(size, width, activation, build, layout=layout, weighs_inputs=True)
+        mlp = SparseMLP(router, experts, plain, _NAMES)
+    return PreNormLayer(size, eps, attention, mlp, build, names=LayerNames(mlp="feed_forward"))
 
 
 class Llama4(Decoder):
     """`jpaged.model_api.CausalLM` for Llama 4's text model; `config` is a Hugging Face ``Llama4TextConfig``."""
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        dtype: jnp.dtype,
-        tensor_parallel: int = 1,
-        expert_parallel: bool = False,
-        stacked: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        """Random weights; wrap in ``nnx.eval_shape`` for shapes only.
+    _has_experts = True
 
-        Raises:
-            ValueError: naming the config's field that asks for what is not implemented; or see `ExpertLayout`.
-        """
+    def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("llama4_text",))
         heads = Heads.of(
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
-            tensor_parallel,
+            build,
             rotates_neighbours=True,
         )
         groups = kinds_from_types(config, local="chunked_attention")
@@ -137,35 +79,30 @@ class Llama4(Decoder):
         mixed = ["experts" if number in config.moe_layers else "dense" for number in range(len(groups))]
         kinds = tuple(LayerKind(kind.group, variant) for kind, variant in zip(groups, mixed, strict=True))
         rotary = rotary_from_config(config, config.head_dim)
-        if expert_parallel and not config.moe_layers:
+        if build.expert_parallel and not config.moe_layers:
             raise ValueError(f"enable_expert_parallel=True, but moe_layers={config.moe_layers}: there are no experts")
-        layout = ExpertLayout(config.num_local_experts, tensor_parallel, expert_parallel)
+        layout = ExpertLayout(config.num_local_experts, build.tensor_parallel, build.expert_parallel)
 
-        def make(kind: LayerKind, rngs: nnx.Rngs) -> Llama4Layer:
-            return Llama4Layer(config, kind, heads, layout=layout, dtype=dtype, rngs=rngs)
+        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+            return _layer(config, kind, heads, layout, build)
 
         super().__init__(
             config,
+            build,
             kinds,
             make,
             groups=layer_groups(
                 kinds, heads.layout.kv_heads, config.head_dim, attention_chunk_size=config.attention_chunk_size
             ),
             rotary={"chunk": rotary, "full": None},
-            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype),
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            stacked=stacked,
-            rngs=rngs,
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )
         self.growth = (config.floor_scale, config.attn_scale) if config.attn_temperature_tuning else None
 
-    def shared(self, positions: Int[Array, " tokens"]) -> dict[str, Any]:
-        """Of each group: rotary tables, and what its queries are multiplied by."""
-        growth = None
-        if self.growth is not None:
-            every, strength = self.growth
-            steps = jnp.floor((positions.astype(jnp.float32) + 1) / every)
-            growth = 1 + strength * jnp.log1p(steps)
-        tables = super().shared(positions)
-        return {"chunk": (tables["chunk"], None), "full": (tables["full"], growth)}
+    def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
+        shared = super().shared(positions, live_rows)
+        if self.growth is None:
+            return shared
+        every, strength = self.growth
+        steps = jnp.floor((positions.astype(jnp.float32) + 1) / every)
+        return replace(shared, growth={"full": 1 + strength * jnp.log1p(steps)})

@@ -1,4 +1,4 @@
-"""What mixtures of experts share: where experts lie, tokens sorted by expert, and products of the sorted rows."""
+"""Holds what mixtures of experts share: where experts lie, and tokens sorted by expert."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS
-from pallas_kernels.quantised import QuantisedMatrix
-
-from .bank import Bank
 
 Tables = Any
 """A tree of arrays, quantised matrices and banks, whose first axis is experts."""
@@ -22,11 +19,11 @@ Tables = Any
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """How a layer's experts lie on the devices of the tensor axis.
+    """Says how a layer's experts lie on the devices of the tensor axis.
 
     Attributes:
-        experts: of a layer.
-        devices: of the tensor axis.
+        experts: how many a layer has.
+        devices: how many the tensor axis has.
         whole: each device holds whole experts, an equal number (GShard; Lepikhin et al., 2020). Else it holds an equal
             share of every expert's columns.
 
@@ -47,11 +44,11 @@ class ExpertLayout:
 
     @property
     def column_shards(self) -> int:
-        """Parts that an expert's columns are cut into."""
+        """Return the number of parts that an expert's columns are cut into."""
         return 1 if self.whole else self.devices
 
     def partition(self, *columns: str | None) -> P:
-        """Of a table whose first axis is experts: `columns`, where columns are split."""
+        """Return how a table whose first axis is experts is split: by experts, or by its `columns`."""
         return P(TENSOR_AXIS, *(None,) * (len(columns) - 1)) if self.whole else P(*columns)
 
     def mix(
@@ -62,7 +59,7 @@ class ExpertLayout:
         chosen: Int[Array, "tokens per_token"],
         tables: Tables,
     ) -> Float[Array, "tokens embed"]:
-        """``mlps(x, share, chosen, tables)``, summed over devices where each has experts of its own.
+        """Return ``mlps(x, share, chosen, tables)``, summed over devices where each has experts of its own.
 
         There `mlps` is given a device's tables, and `chosen` counts from its first expert; other devices' experts
         get the number after its last. Called under a mesh (`jax.sharding.use_abstract_mesh`).
@@ -84,12 +81,12 @@ class ExpertLayout:
 
 
 class Dispatch(NamedTuple):
-    """The pairs of a token and one of its experts, sorted by expert.
+    """Lists the pairs of a token and one of its experts, sorted by expert.
 
     Attributes:
         pair: which pair a row is, of all in the order of tokens.
-        token: of each row.
-        expert: of each row; at the end rows of experts that are not here, with numbers above.
+        token: each row's token.
+        expert: each row's expert; rows of experts that are not here come last, with numbers above.
         counts: how many rows each expert has.
     """
 
@@ -100,46 +97,19 @@ class Dispatch(NamedTuple):
 
     @property
     def is_here(self) -> Bool[Array, " rows"]:
-        """Whether the row's expert is one of those counted."""
+        """Tell whether the row's expert is one of those counted."""
         return self.expert < len(self.counts)
 
     def combine(
         self, rows: Float[Array, "rows embed"], into: Float[Array, "tokens embed"]
     ) -> Float[Array, "tokens embed"]:
-        """Each token's sum over its experts that are here; `into` gives shape and dtype."""
+        """Return each token's sum over its experts that are here; `into` gives shape and dtype."""
         rows = jnp.where(self.is_here[:, None], rows, 0)
         return jnp.zeros_like(into).at[self.token].add(rows)
 
 
 def by_expert(chosen: Int[Array, "tokens per_token"], experts: int) -> Dispatch:
-    """Rows for the first `experts` experts; those of others come last and are not counted."""
+    """Sort pairs by expert: rows of the first `experts` experts, then those of others, which are not counted."""
     flat = chosen.reshape(-1)
     pair = jnp.argsort(flat)
     return Dispatch(pair, pair // chosen.shape[1], flat[pair], jnp.bincount(flat, length=experts))
-
-
-def rows_of_expert(
-    table: Float[Array, "experts outputs"] | Bank, expert: Int[Array, " rows"]
-) -> Float[Array, "rows outputs"]:
-    """Each row's expert's entry, such as its bias; some entry for an expert that is not here."""
-
-    def pick(expert: Array, table: Array) -> Array:
-        return jnp.take(table, expert, axis=0, mode="clip")
-
-    return table.multiply(pick, expert) if isinstance(table, Bank) else pick(expert, table)
-
-
-def grouped_dot(
-    x: Float[Array, "rows inputs"],
-    weight: Float[Array, "experts inputs outputs"] | QuantisedMatrix | Bank,
-    counts: Int[Array, " experts"],
-) -> Float[Array, "rows outputs"]:
-    """Rows, sorted by expert, each times its expert's matrix; the first ``counts[0]`` rows are expert 0's."""
-
-    def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
-        if isinstance(matrices, QuantisedMatrix):
-            matrices = matrices.dequantised(x.dtype)
-        precision = jax.lax.Precision.HIGHEST if matrices.dtype == jnp.float32 else None
-        return jax.lax.ragged_dot(x, matrices, counts.astype(jnp.int32), precision=precision)
-
-    return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021) and how its frequencies are stretched for longer contexts.
+"""Computes rotary position embedding (Su et al., 2021), with frequencies stretched for longer contexts.
 
 The scalings give the numbers Hugging Face's ``modeling_rope_utils`` gives, which the checkpoints were trained
 with: ``linear`` (position interpolation, Chen et al., 2023), ``llama3`` (Llama 3.1) and ``yarn`` (Peng et
@@ -10,58 +10,67 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+RotaryTables: TypeAlias = tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]]
+"""Float32 (cos, sin) of every token's angles; half of the numbers of a head that are rotated, mostly head_dim / 2."""
+
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary frequencies of one layer type; hashable, so that it is a static part of a module.
+    """Holds the rotary frequencies of one layer type; hashable, so that it is a static part of a module.
 
     Attributes:
-        frequencies: radians per position of each pair (i, i + head_dim / 2).
+        frequencies: radians per position of each pair (i, i + half), half being their number.
         magnitude: multiplies rotated vectors (YaRN's attention temperature; 1 otherwise).
     """
 
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
 
-    def tables(
-        self, positions: Int[Array, " tokens"]
-    ) -> tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]]:
-        """Float32 (cos, sin) of every token, where half = head_dim / 2."""
+    def tables(self, positions: Int[Array, " tokens"]) -> RotaryTables:
+        """Return the tables that `rotate` takes."""
         angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(self.frequencies, jnp.float32)
         return jnp.cos(angles) * self.magnitude, jnp.sin(angles) * self.magnitude
 
 
-def rotate(
-    x: Float[Array, "tokens *heads head_dim"],
-    tables: tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]],
-) -> Float[Array, "tokens *heads head_dim"]:
-    """Turns each pair (i, i + head_dim / 2) of every head by its token's angle; computed in float32."""
+def rotate(x: Float[Array, "tokens *heads head_dim"], tables: RotaryTables) -> Float[Array, "tokens *heads head_dim"]:
+    """Turn each pair (i, i + half) of every head by its token's angle, and leave what follows the pairs as it is;
+    computed in float32."""
     cos, sin = (jnp.expand_dims(t, tuple(range(1, x.ndim - 1))) for t in tables)
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+    half = cos.shape[-1]
+    left, right, rest = jnp.split(x, (half, 2 * half), axis=-1)
+    left, right = left.astype(jnp.float32), right.astype(jnp.float32)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
 
-def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None) -> Rotary:
-    """Frequencies as ``config.rope_parameters`` describes them, or its entry for `layer_type`.
+def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None, *, partial: bool = False) -> Rotary:
+    """Return the frequencies that ``config.rope_parameters`` describes, or its entry for `layer_type`.
+
+    Args:
+        partial: whether the family may rotate only the first ``partial_rotary_factor`` of a head.
 
     Raises:
-        ValueError: for a rope type or a partial rotary factor that is not implemented, or an odd `head_dim`.
+        ValueError: for a rope type or a partial rotary factor that is not implemented, or an odd number to rotate.
     """
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters.get("rope_type", "default")
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join(_SCALINGS)}")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"partial_rotary_factor={parameters['partial_rotary_factor']} is not supported; only 1.0")
-    if head_dim % 2:
-        raise ValueError(f"head_dim={head_dim} is odd; rotary embedding turns pairs")
-    frequencies = parameters["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+    factor = parameters.get("partial_rotary_factor", 1.0)
+    if factor != 1.0 and not partial:
+        raise ValueError(f"partial_rotary_factor={factor} is not supported; only 1.0")
+    width = int(head_dim * factor)
+    if width % 2 or not 0 < width <= head_dim:
+        raise ValueError(
+            f"partial_rotary_factor={factor} of head_dim={head_dim} is {width} numbers; rotary embedding turns pairs"
+        )
+    frequencies = parameters["rope_theta"] ** (-np.arange(0, width, 2) / width)
     frequencies, magnitude = _SCALINGS[kind](frequencies, parameters, config.max_position_embeddings)
     return Rotary(tuple(frequencies.tolist()), float(magnitude))
 
@@ -75,7 +84,7 @@ def _linear(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) 
 
 
 def _llama3(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
-    """Slow pairs are divided by `factor`, fast ones kept, those between blended by turns per old context."""
+    """Divide slow pairs by `factor`, keep fast ones, and blend those between by turns per old context."""
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -83,13 +92,14 @@ def _llama3(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) 
 
 
 def _yarn(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
-    """NTK-by-parts (section 3.2) over pair numbers, and the attention temperature (section 3.4)."""
+    """Return the frequencies by NTK-by-parts (section 3.2) over pair numbers, and the attention temperature (section
+    3.4)."""
     original = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or limit / original
     head_dim = 2 * len(frequencies)
 
     def pair_turning(turns: float) -> float:
-        """The (fractional) pair that turns this often over the original context."""
+        """Return the (fractional) pair that turns this often over the original context."""
         return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
 
     low = pair_turning(parameters.get("beta_fast") or 32)
@@ -103,15 +113,25 @@ def _yarn(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) ->
 
 
 def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
-    """An explicit ``attention_factor``, or the paper's, or DeepSeek's ratio of two when both are given."""
-
-    def recommended(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
+    """Return an explicit ``attention_factor``, or the paper's, or DeepSeek's ratio of two when both are given."""
     if parameters.get("attention_factor") is not None:
         return parameters["attention_factor"]
     above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return recommended(above) / recommended(below) if above and below else recommended(1.0)
+    return _temperature(factor, above) / _temperature(factor, below) if above and below else _temperature(factor, 1.0)
+
+
+def _temperature(factor: float, weight: float) -> float:
+    """Return what YaRN recommends to multiply queries and keys with, whose distance from one `weight` scales."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def yarn_scale(config: Any) -> float:
+    """Return what multiplies queries and keys of DeepSeek's models whole, rotated or not, for a stretched context."""
+    parameters = config.rope_parameters
+    weight = parameters.get("mscale_all_dim")
+    if parameters.get("rope_type", "default") == "default" or not weight:
+        return 1.0
+    return _temperature(parameters["factor"], weight)
 
 
 _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -1,31 +1,33 @@
-"""The layer stack: a loop over the repeats of a pattern of layers, whose weights are stacked or not.
+"""Runs the layer stack: a loop over the repeats of a pattern of layers, whose weights are stacked or not.
 
 Scanning keeps the program's size independent of depth; the paged cache is part of the scan's carry, so that it is
 updated in place. Where layers are not stacked, the loop is rolled all the same, over a `Bank` of their weights:
 that suits XLA:CPU, which would copy each layer's weights out of a stack at every step. So would XLA:GPU, but it has to
-ask the host which branch of a bank to take: there the layers follow one another, see `UNROLL_LAYERS`.
+ask the host which branch of a bank to take: there the layers follow one another, see `BuildContext.unrolled`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jpaged.model_api import UNROLL_LAYERS, Attend, LayerRef, WeightSource
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .bank import choose
+from .linear import LiveRows
+from .rope import RotaryTables
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """All that distinguishes a layer's program from another's; layers of one kind can share a scan.
+    """Says all that distinguishes a layer's program from another's; layers of one kind can share a scan.
 
     Attributes:
         group: the `LayerGroup` whose memory the layer uses; None if it keeps none.
@@ -39,8 +41,23 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Holds what is the same for every layer of a call.
+
+    Attributes:
+        tables: each group's `Rotary.tables`, by its name; None where nothing is rotated.
+        live_rows: see `jpaged.model_api.CausalLM.__call__`.
+        growth: what multiplies each token's queries, by a group's name; groups whose queries do not grow are left out.
+    """
+
+    tables: Mapping[str, RotaryTables | None]
+    live_rows: LiveRows = None
+    growth: Mapping[str, Float[Array, " tokens"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Segment:
-    """Layers ``start .. start + period * repeats``: a pattern of `period` layers, `repeats` times over."""
+    """Describes layers ``start .. start + period * repeats``: a pattern of `period` layers, `repeats` times over."""
 
     start: int
     period: int
@@ -52,7 +69,7 @@ class Segment:
 
 
 def segments(kinds: Sequence[Hashable]) -> tuple[Segment, ...]:
-    """Cuts the layers into repeated patterns, each time taking the one that covers most, then the shortest.
+    """Cut the layers into repeated patterns, each time taking the one that covers most, then the shortest.
 
     >>> segments("LLLL")
     (Segment(start=0, period=1, repeats=4),)
@@ -77,55 +94,66 @@ def segments(kinds: Sequence[Hashable]) -> tuple[Segment, ...]:
     return tuple(found)
 
 
+MakeLayer: TypeAlias = Callable[[LayerKind, BuildContext], nnx.Module]
+"""Builds one layer of a kind."""
+
+
 def _keepers(kinds: Sequence[LayerKind]) -> Counter[str | None]:
-    """How many layers of each group keep KV."""
+    """Return how many layers of each group keep KV."""
     return Counter(kind.group for kind in kinds if not kind.shares_kv)
 
 
 class LayerStack(nnx.Module):
-    """Layers called in order as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``.
+    """Calls layers in order as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``.
 
-    `shared` is any pytree that is the same for all layers (rotary tables). `ref` is None for a layer without
-    a group.
+    `shared` is the same for all layers, see `Shared`. `ref` is None for a layer without a group.
+
+    Attributes:
+        depth: number of layers that are called, the first ones; all of them unless `cut` says less.
     """
 
     def __init__(
         self,
         kinds: Sequence[LayerKind],
-        make: Callable[[LayerKind, nnx.Rngs], nnx.Module],
-        *,
-        stacked: bool,
-        rngs: nnx.Rngs,
+        make: MakeLayer,
+        build: BuildContext,
     ):
-        """`make` builds one layer of a kind; a stack of them gets a leading axis on every parameter."""
+        """Build the layers: `make` builds one of a kind; a stack of them gets a leading axis on every parameter."""
         self.kinds = tuple(kinds)
-        self.stacked = stacked
-        self.plan = segments(self.kinds) if stacked else (Segment(0, len(kinds), 1),)
+        self.depth = len(self.kinds)
+        self.stacked = build.stacked
+        self.unrolled = build.unrolled
+        self.plan = segments(self.kinds) if build.stacked else (Segment(0, len(kinds), 1),)
 
-        def build(kind: LayerKind, repeats: int) -> nnx.Module:
+        def made(kind: LayerKind, repeats: int) -> nnx.Module:
             if repeats == 1:
-                return make(kind, rngs)
-            stack = nnx.vmap(lambda r: make(kind, r), in_axes=0, out_axes=0)
-            return nnx.split_rngs(splits=repeats)(stack)(rngs)
+                return make(kind, build)
+            stack = nnx.vmap(lambda rngs: make(kind, replace(build, rngs=rngs)), in_axes=0, out_axes=0)
+            return nnx.split_rngs(splits=repeats)(stack)(build.rngs)
 
         self.segments = nnx.List(
-            nnx.List(build(kind, s.repeats) for kind in self.kinds[s.start : s.start + s.period]) for s in self.plan
+            nnx.List(made(kind, s.repeats) for kind in self.kinds[s.start : s.start + s.period]) for s in self.plan
         )
 
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        if self.stacked or UNROLL_LAYERS.get():
+        if self.stacked:
             for segment, layers in zip(self.plan, self.segments, strict=True):
-                hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
+                if segment.start < self.depth:
+                    repeats = min(segment.repeats, (self.depth - segment.start) // segment.period)
+                    hidden, cache = self._run(replace(segment, repeats=repeats), layers, hidden, shared, cache, attend)
+        elif self.unrolled:
+            layers = nnx.List(self.segments[0][: self.depth])
+            hidden, cache = self._run(Segment(0, self.depth, 1), layers, hidden, shared, cache, attend)
         else:
-            for segment in segments(self.kinds):
+            for segment in segments(self.kinds[: self.depth]):
                 layers = nnx.List(self.segments[0][segment.start : segment.stop])
                 hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
         return hidden, cache
 
     def _run(self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend):
-        """`layers`: the segment's stacks, one a place of its pattern, or all its layers."""
+        """Run a segment's `layers`: its stacks, one a place of its pattern, or all its layers."""
         before = _keepers(self.kinds[: segment.start])
         pattern = self.kinds[segment.start : segment.start + segment.period]
         a_repeat = _keepers(pattern)
@@ -137,7 +165,8 @@ class LayerStack(nnx.Module):
                 hidden, cache = layer(hidden, shared, cache, ref, attend)
             return hidden, cache
 
-        if segment.repeats == 1:
+        held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1
+        if segment.repeats == 1 and held == 1:
             return repeat(layers, hidden, cache, 0)
         numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
         if not self.stacked:
@@ -157,15 +186,33 @@ class LayerStack(nnx.Module):
             (hidden, cache), (number, params) = carry, this
             return repeat(nnx.merge(graph, params), hidden, cache, number), None
 
+        def body_of_some(carry, number):
+            return body(carry, (number, jax.tree.map(lambda x: x[number], params)))
+
+        if segment.repeats < held:  # scanning over a part of the stacks would copy it
+            return jax.lax.scan(body_of_some, (hidden, cache), numbers)[0]
         return jax.lax.scan(body, (hidden, cache), (numbers, params))[0]
 
+    def cut(self, depth: int) -> None:
+        """Call only the first `depth` layers from now on.
+
+        Raises:
+            ValueError: there are no more than these, or they end within a pattern whose layers are stacked.
+        """
+        if depth >= len(self.kinds):
+            raise ValueError(f"layers={depth} must be below the model's {len(self.kinds)}")
+        for segment in self.plan if self.stacked else ():
+            if segment.start < depth < segment.stop and (depth - segment.start) % segment.period:
+                raise ValueError(f"layers={depth} ends within a pattern of {segment.period} layers, which are stacked")
+        self.depth = depth
+
     def layer(self, number: int) -> Any:
-        """The module that holds layer `number`'s parameters, alone or stacked with its like."""
+        """Return the module that holds layer `number`'s parameters, alone or stacked with its like."""
         segment, place, _ = self._find(number)
         return self.segments[segment][place]
 
     def locate(self, source: WeightSource, attribute: str) -> tuple[tuple[str | int, ...], int | None]:
-        """`CausalLM.locate` for a model that keeps this stack as `attribute`."""
+        """Answer `CausalLM.locate` for a model that keeps this stack as `attribute`."""
         if source.layer is None:
             return source.path, None
         segment, place, repeat = self._find(source.layer)
@@ -173,7 +220,7 @@ class LayerStack(nnx.Module):
         return (attribute, "segments", segment, place, *source.path), index
 
     def _find(self, number: int) -> tuple[int, int, int]:
-        """(segment, place in its pattern, repeat) of a layer."""
+        """Return (segment, place in its pattern, repeat) of a layer."""
         which = next(i for i, s in enumerate(self.plan) if number < s.stop)
         repeat, place = divmod(number - self.plan[which].start, self.plan[which].period)
         return which, place, repeat

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to parameters, in NumPy.
+"""Turns a checkpoint's tensors into parameters, in NumPy.
 
 PyTorch stores a linear layer as [out, in]; here the contracted dimension comes first. Each function below
 returns a converter for `WeightSource.convert`. Results are views of what went in, or joined of such views when they are
@@ -8,7 +8,7 @@ is zero, so it adds nothing to any dot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,12 +21,12 @@ Converter = Callable[..., "np.ndarray | Joined"]
 
 
 def as_stored(array: np.ndarray) -> np.ndarray:
-    """Norm scales, output biases and everything else that needs no change."""
+    """Return the array itself: norm scales, output biases and everything else that needs no change."""
     return array
 
 
 def _resized(array: np.ndarray | Joined, axis: int, size: int) -> np.ndarray | Joined:
-    """Zero-padded at the end of `axis`; the array itself when it has that size already."""
+    """Pad with zeros at the end of `axis`; return the array itself when it has that size already."""
     missing = size - array.shape[axis]
     if missing == 0:
         return array
@@ -37,17 +37,17 @@ def _resized(array: np.ndarray | Joined, axis: int, size: int) -> np.ndarray | J
 
 
 def pad_axis(axis: int, size: int) -> Converter:
-    """Zero-padded to `size` along `axis`."""
+    """Return a converter that pads with zeros to `size` along `axis`."""
     return lambda array: _resized(array, axis, size)
 
 
 def pad_rows(rows: int) -> Converter:
-    """[n, ...] -> [rows, ...]: biases of padded columns."""
+    """Return a converter [n, ...] -> [rows, ...], for biases of padded columns."""
     return pad_axis(0, rows)
 
 
 def vocab_rows(vocab_size: int, rows: int) -> Converter:
-    """[vocab_size, ...] -> [rows, ...]: a vocabulary's table, padded so that shards are alike.
+    """Return a converter [vocab_size, ...] -> [rows, ...] that pads a vocabulary's table, so that shards are alike.
 
     Tables with fewer rows than `vocab_size` are refused: the tokens without a row would look like padding.
     """
@@ -61,21 +61,28 @@ def vocab_rows(vocab_size: int, rows: int) -> Converter:
 
 
 def linear(inputs: int, outputs: int) -> Converter:
-    """[out, in] -> [inputs, outputs], either padded."""
+    """Return a converter [out, in] -> [inputs, outputs] that pads either axis as needed."""
     return lambda array: _resized(_resized(array.T, 0, inputs), 1, outputs)
 
 
 def _in_turn(gate: np.ndarray, up: np.ndarray, axis: int, width: int, shards: int) -> Joined:
-    """Both padded to `width` along `axis`; of each shard gate's part, then up's."""
-    if gate.shape != up.shape or gate.shape[axis] > width:
-        raise ValueError(f"gate {gate.shape} and up {up.shape} do not make {width} columns each")
+    """Pad both to `width` along `axis`, and join each shard's part of gate with its part of up."""
+    return _all_in_turn((gate, up), axis, width, shards)
+
+
+def _all_in_turn(arrays: Sequence[np.ndarray], axis: int, width: int, shards: int) -> Joined:
+    """Pad each to `width` along `axis`, and join the shards' parts, each shard's of all arrays in turn."""
+    shapes = [array.shape for array in arrays]
+    if len(set(shapes)) > 1 or shapes[0][axis] > width:
+        raise ValueError(f"{' and '.join(map(str, shapes))} do not make {width} columns each")
     borders = range(0, width + 1, width // shards)
-    parts = [lines(array, axis, *part) for part in pairwise(borders) for array in (gate, up)]
+    parts = [lines(array, axis, *part) for part in pairwise(borders) for array in arrays]
     return Joined([piece for part in parts for piece in part], axis)
 
 
 def fuse_gate_up(width: int, shards: int) -> Converter:
-    """gate and up, [mlp, embed] each -> [embed, 2 * width], padded; each shard's gate columns, then its up's.
+    """Return a converter of gate and up, [mlp, embed] each, -> [embed, 2 * width], padded; each shard's gate columns,
+    then its up's.
 
     Biases, [mlp] each, -> [2 * width].
     """
@@ -83,24 +90,69 @@ def fuse_gate_up(width: int, shards: int) -> Converter:
 
 
 def split_gate_up(width: int, shards: int) -> Converter:
-    """[experts, embed, gate and up columns] -> [experts, embed, 2 * width], the columns as in `fuse_gate_up`."""
-    return lambda both: _in_turn(*np.split(both, 2, axis=2), 2, width, shards)
+    """Return a converter [experts, embed, gate and up columns] -> [experts, embed, 2 * width], the columns as in
+    `fuse_gate_up`."""
+
+    def convert(both: np.ndarray) -> Joined:
+        half = both.shape[2] // 2
+        return _in_turn(both[:, :, :half], both[:, :, half:], 2, width, shards)
+
+    return convert
+
+
+def split_in_turn(parts: int, width: int, shards: int) -> Converter:
+    """Return a converter of `parts` matrices in one, [parts * size, embed], -> [embed, parts * width], padded; each
+    shard's columns of the first, then of the second and so on.
+
+    A bias, [parts * size], -> [parts * width].
+    """
+
+    def convert(stored: np.ndarray) -> Joined:
+        return _all_in_turn(np.split(stored, parts), 0, width, shards).T
+
+    return convert
 
 
 def split_alternating(width: int, shards: int) -> Converter:
-    """The same where gate and up columns alternate; biases, [experts, columns], -> [experts, 2 * width]."""
+    """Return the converter of `split_gate_up` for gate and up columns that alternate; biases, [experts, columns], ->
+    [experts, 2 * width]."""
     return lambda both: _in_turn(both[..., ::2], both[..., 1::2], both.ndim - 1, width, shards)
 
 
+def stack_gate_up(width: int, shards: int) -> Converter:
+    """Return a converter of every expert's gate and up in turn, [mlp, embed] each, -> [experts, embed, 2 * width], the
+    columns as in `fuse_gate_up`."""
+
+    def convert(*tensors: np.ndarray) -> Joined:
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        return Joined([_in_turn(gate.T[None], up.T[None], 2, width, shards) for gate, up in pairs], 0)
+
+    return convert
+
+
+def stack_linear(inputs: int) -> Converter:
+    """Return a converter of every expert's matrix, [outputs, in] each, -> [experts, inputs, outputs], padded."""
+    return lambda *tensors: Joined([_resized(tensor.T[None], 1, inputs) for tensor in tensors], 0)
+
+
 def fuse_qkv(
-    layout: HeadLayout, num_heads: int, num_kv_heads: int, head_dim: int, *, rotates_neighbours: bool = False
+    layout: HeadLayout,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    rotates_neighbours: bool = False,
+    gated: bool = False,
 ) -> Converter:
-    """q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in the columns of one matrix.
+    """Return a converter that puts q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in the
+    columns of one matrix.
 
     The result is [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V. Biases
-    come and go without the embed dimension. Of layers that read another's KV there is only q, and the result is
+    come and go without the embed dimension. Layers that read another's KV have only q, and the result is
     [embed, kv_heads * q_per_kv * head_dim]. With `rotates_neighbours` the rows of each head of q and k are reordered,
-    the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same.
+    the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same. With
+    `gated` q holds each head's queries and then its gates, [num_heads * 2 * head_dim, embed], and a slot its gates
+    after its queries.
     """
 
     def rows(head: np.ndarray, rotates: bool) -> list[np.ndarray]:
@@ -108,13 +160,16 @@ def fuse_qkv(
 
     def convert(q: np.ndarray, *kv_pair: np.ndarray) -> Joined:
         embed = q.shape[1:]
-        q = q.reshape(num_heads, head_dim, *embed)
+        queries = q.reshape(num_heads, head_dim * (1 + gated), *embed)
         pair = [a.reshape(num_kv_heads, head_dim, *embed) for a in kv_pair]
         padding = zeros((head_dim, *embed), q.dtype)
         pieces: list[np.ndarray] = []
         for kv, heads in zip(layout.kv_of_slot, layout.q_of_slot, strict=True):
             for head in heads:
-                pieces += rows(q[head] if head >= 0 else padding, True)
+                mine = padding if head < 0 else queries[head][:head_dim] if gated else queries[head]
+                pieces += rows(mine, True)
+            if gated:
+                pieces += [queries[head][head_dim:] if head >= 0 else padding for head in heads]
             for number, stored in enumerate(pair):
                 pieces += rows(stored[kv] if kv >= 0 else padding, number == 0)
         return Joined(pieces, 0).T
@@ -122,14 +177,33 @@ def fuse_qkv(
     return convert
 
 
+def rotary_last(heads: int, slots: int, plain: int, rotary: int, *, rotates_neighbours: bool) -> Converter:
+    """Return a converter [heads * (plain + rotary), in] -> [in, slots * (plain + rotary)], zero for slots beyond the
+    heads; each head's last `rotary` rows are reordered as in `fuse_qkv`.
+
+    Biases come and go without the axis `in`.
+    """
+
+    def convert(stored: np.ndarray) -> Joined:
+        pieces: list[np.ndarray] = []
+        for head in stored.reshape(heads, plain + rotary, *stored.shape[1:]):
+            turned = head[plain:]
+            pieces += [head[:plain], *([turned[::2], turned[1::2]] if rotates_neighbours else [turned])]
+        padding = zeros(((slots - heads) * (plain + rotary), *stored.shape[1:]), stored.dtype)
+        return Joined([*pieces, padding], 0).T
+
+    return convert
+
+
 def place_heads(layout: HeadLayout) -> Converter:
-    """A number a query head, [num_heads] -> [kv_heads * q_per_kv], zero for padding heads."""
+    """Return a converter of one number a query head, [num_heads] -> [kv_heads * q_per_kv], zero for padding heads."""
     heads = np.array(layout.q_of_slot).reshape(-1)
     return lambda by_head: np.where(heads < 0, 0, by_head[heads]).astype(by_head.dtype)
 
 
 def split_out(layout: HeadLayout, num_heads: int, head_dim: int) -> Converter:
-    """[embed, num_heads * head_dim] -> [kv_heads * q_per_kv * head_dim, embed], zero for padding heads."""
+    """Return a converter [embed, num_heads * head_dim] -> [kv_heads * q_per_kv * head_dim, embed], zero for padding
+    heads."""
 
     def convert(out: np.ndarray) -> Joined:
         by_head = out.T.reshape(num_heads, head_dim, -1)

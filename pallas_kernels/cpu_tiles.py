@@ -1,4 +1,4 @@
-"""Products of small tiles with every sum in a register, as LLVM instructions for the machine they run on.
+"""Multiplies small tiles with every sum in a register, as LLVM instructions for the machine they run on.
 
 Sizes are chosen so that the sums of a tile, the vectors of a turn and one more fill the vector registers: 32 with
 AVX-512 and on ARM, else 16. Every sum is added up in one order, whatever the tile: a row's bits do not depend on the
@@ -19,7 +19,7 @@ from pallas_kernels.ffi_primitives import emit_prefetch
 
 
 def _features() -> dict[str, bool]:
-    """Of the processor, by LLVM's names; none where it cannot tell."""
+    """Return the processor's features by LLVM's names; none where it cannot tell."""
     try:
         return binding.get_host_cpu_features()
     except RuntimeError:
@@ -29,7 +29,7 @@ def _features() -> dict[str, bool]:
 _FEATURES = _features()
 _MANY_REGISTERS = any(_FEATURES.get(name) for name in ("avx512f", "neon"))
 LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
-"""float32 of a vector register."""
+"""How many float32 a vector register holds."""
 ROWS = 8 if _MANY_REGISTERS else 4
 """Rows of x in a tile."""
 VECTORS = 3
@@ -37,17 +37,17 @@ VECTORS = 3
 FLOAT = 4
 """Bytes of a number."""
 LINE_BYTES = 64
-"""Of a cache."""
+"""Bytes of a cache line."""
 DOT_ROWS, TABLE_ROWS = 2 if _MANY_REGISTERS else 1, 8
 """Rows of x and of a table in a tile of dot products."""
 
 _WORD, _FLOAT, _INDEX = ir.IntType(64), ir.FloatType(), ir.IntType(32)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-_ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
+VECTOR = ir.VectorType(_FLOAT, LANES)
+_ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
 _BYTES = LANES * FLOAT
 
 
-class _Code:
+class VectorCode:
     """Appends instructions; addresses are words, strides and offsets bytes."""
 
     def __init__(self, builder: ir.IRBuilder):
@@ -57,10 +57,10 @@ class _Code:
         return self.builder.add(base, ir.Constant(_WORD, offset) if isinstance(offset, int) else offset)
 
     def rows(self, base: ir.Value, stride: ir.Value, number: int) -> list[ir.Value]:
-        """Addresses of so many rows."""
+        """Return the addresses of so many rows."""
         return [self.at(base, self.builder.mul(stride, ir.Constant(_WORD, row))) for row in range(number)]
 
-    def load(self, address: ir.Value, kind: ir.Type = _VECTOR) -> ir.Value:
+    def load(self, address: ir.Value, kind: ir.Type = VECTOR) -> ir.Value:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=FLOAT)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
@@ -73,16 +73,17 @@ class _Code:
         self.store(self.builder.select(further, both, value), address)
 
     def spread(self, number: ir.Value) -> ir.Value:
-        """A vector of one number."""
-        none = ir.Constant(_VECTOR, ir.Undefined)
+        """Return a vector whose numbers all are `number`."""
+        none = ir.Constant(VECTOR, ir.Undefined)
         first = self.builder.insert_element(none, number, ir.Constant(_INDEX, 0))
         return self.builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES))
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        return self.builder.call(self._function(f"llvm.fma.v{LANES}f32", _VECTOR, [_VECTOR] * 3), [a, b, c])
+        return self.builder.call(self.function(f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
 
     def totals(self, vectors: list[ir.Value]) -> ir.Value:
-        """Sums over each of the vectors, as one vector; a power of two of them, no more than they have lanes."""
+        """Return the sums over each of the vectors, as one vector; they are a power of two, no more than they have
+        lanes."""
         segment, sums = LANES, list(vectors)
         while segment > LANES // len(vectors):
             sums = [self._folded(segment, a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
@@ -94,7 +95,7 @@ class _Code:
         return out
 
     def _folded(self, segment: int, *vectors: ir.Value) -> ir.Value:
-        """Each segment's lower half added to its upper half; halves of the first vector, then of the second."""
+        """Add each segment's lower half to its upper half; returns halves of the first vector, then of the second."""
         lanes = vectors[0].type.count
         lower = [lane for lane in range(len(vectors) * lanes) if lane % segment < segment // 2]
         halves = []
@@ -103,7 +104,8 @@ class _Code:
             halves.append(self.builder.shuffle_vector(vectors[0], vectors[-1], mask))
         return self.builder.fadd(*halves)
 
-    def _function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+    def function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+        """Return a function that the machine or LLVM has."""
         return cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(result, arguments), name)
 
     def sums(self, turns: ir.Value, number: int, turn: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]) -> list:
@@ -113,7 +115,7 @@ class _Code:
         builder.branch(loop)
         builder.position_at_end(loop)
         counter = builder.phi(_WORD)
-        sums = [builder.phi(_VECTOR) for _ in range(number)]
+        sums = [builder.phi(VECTOR) for _ in range(number)]
         added = turn(counter, sums)
         following = self.at(counter, 1)
         counter.add_incoming(ir.Constant(_WORD, 0), before)
@@ -127,7 +129,8 @@ class _Code:
 
 
 def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
-    """``f(x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride)``, called from compiled loops.
+    """Return ``f(x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride)``, to be called from
+    compiled loops.
 
     out [rows, vectors * LANES] gets, or with `more` is added to, the product of x [rows, depth] and w [depth, same].
     Addresses and strides are in bytes. `aside` is for `depth` rows of memory, `aside_stride` apart: with `pack`, w is
@@ -138,7 +141,7 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
     def product(typingctx, x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride):
         def generate(context, builder, signature, args):
             x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride = args
-            code = _Code(builder)
+            code = VectorCode(builder)
             x_rows = code.rows(x, x_stride, rows)
 
             def turn(position, sums):
@@ -168,7 +171,7 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
 
 
 def dots(rows: int, table_rows: int) -> Any:
-    """``f(x, x_stride, table, table_stride, length, out, out_stride, more)``, called from compiled loops.
+    """Return ``f(x, x_stride, table, table_stride, length, out, out_stride, more)``, to be called from compiled loops.
 
     out [rows, table_rows] gets, or with `more` is added to, the product of x [rows, length] and the transpose of table
     [table_rows, length]. Length is a multiple of `LANES`; addresses and strides are in bytes.
@@ -178,7 +181,7 @@ def dots(rows: int, table_rows: int) -> Any:
     def product(typingctx, x, x_stride, table, table_stride, length, out, out_stride, more):
         def generate(context, builder, signature, args):
             x, x_stride, table, table_stride, length, out, out_stride, more = args
-            code = _Code(builder)
+            code = VectorCode(builder)
             x_rows, t_rows = code.rows(x, x_stride, rows), code.rows(table, table_stride, table_rows)
 
             def turn(counter, sums):
@@ -207,7 +210,7 @@ def dots(rows: int, table_rows: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def stack_memory(typingctx, size):
-    """Address of so many bytes (a literal) that last until the function returns."""
+    """Return the address of so many bytes (a literal) that last until the function returns."""
     length = size.literal_value
 
     def generate(context, builder, signature, args):

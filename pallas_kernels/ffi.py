@@ -1,4 +1,4 @@
-"""Loops that Numba compiles, called by XLA on CPU through its foreign function interface, on XLA's own threads.
+"""Lets XLA on CPU call loops that Numba compiles, through its foreign function interface, on XLA's own threads.
 
 A handler is a C function that takes the address of an ``XLA_FFI_CallFrame`` and returns 0 or an error. The offsets
 below are those of ``xla/ffi/api/c_api.h`` on a 64-bit machine; its structures only ever grow at their ends.
@@ -8,6 +8,8 @@ Import this module only where Numba is installed.
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,6 +24,8 @@ from platformdirs import user_cache_path
 
 from pallas_kernels.ffi_primitives import add, address_of, allocate, call_with, free, load, pointer, run_range, store
 
+logger = logging.getLogger(__name__)
+
 RUN = types.void(types.intp, types.intp, types.intp)
 """Signature of what `register` takes."""
 
@@ -31,7 +35,7 @@ _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS = 8, 16, 24, 72, 112
 _EXTENSION_TYPE, _METADATA, _METADATA_TYPE = 8, 24, 1
 _MAJOR, _MINOR, _TRAITS, _API_VERSION = 24, 28, 32, (0, 1)
 # XLA_FFI_Buffer.
-_DATA, _DIMENSIONS = 24, 40
+_DATA, _RANK, _DIMENSIONS = 24, 32, 40
 # XLA_FFI_Api: its functions.
 _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
@@ -40,9 +44,10 @@ _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN, _CALL, _JOB_BYTES = 0, 8, 1
 
 
 def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
-    """`numba.cfunc` whose code is kept on disk until any file of this package changes.
+    """Compile as `numba.cfunc` does, but keep the code on disk until any file of this package changes.
 
-    Numba by itself looks at the file of the function only, but what is compiled is also what it calls.
+    Numba by itself looks at the file of the function only, but what is compiled is also what it calls. Where no folder
+    can be written, or its disk is full, the code is compiled at every start, which is logged.
     """
 
     def compiled(function: Callable[..., None]) -> Any:
@@ -50,6 +55,9 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
         numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
         try:
             return numba.cfunc(signature, cache=True, **options)(function)
+        except (RuntimeError, OSError) as error:
+            logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
+            return numba.cfunc(signature, **options)(function)
         finally:
             numba.config.CACHE_DIR = before
 
@@ -58,7 +66,7 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
 
 @cache
 def _fingerprint() -> str:
-    """Of this package's files."""
+    """Return a hash of this package's files."""
     files = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
@@ -70,7 +78,7 @@ def _int32(address):
 
 @njit
 def _answered(frame):
-    """Whether the call only asked for the handler's version, which has then been given."""
+    """Tell whether the call only asked for the handler's version, which has then been given."""
     extension = load(frame + _EXTENSION)
     if extension == 0 or _int32(extension + _EXTENSION_TYPE)[0] != _METADATA_TYPE:
         return False
@@ -83,31 +91,40 @@ def _answered(frame):
 
 @njit
 def argument(frame, index):
-    """Address of an argument's ``XLA_FFI_Buffer``."""
+    """Return the address of an argument's ``XLA_FFI_Buffer``."""
     return load(load(frame + _ARGUMENTS) + 8 * index)
 
 
 @njit
 def result(frame, index):
-    """Address of a result's ``XLA_FFI_Buffer``."""
+    """Return the address of a result's ``XLA_FFI_Buffer``."""
     return load(load(frame + _RESULTS) + 8 * index)
 
 
 @njit
 def dimension(buffer, axis):
-    """Length of one axis of a buffer."""
+    """Return the length of one axis of a buffer."""
     return load(load(buffer + _DIMENSIONS) + 8 * axis)
 
 
 @njit
+def elements(buffer):
+    """Return the number of a buffer's elements."""
+    number = 1
+    for axis in range(load(buffer + _RANK)):
+        number *= dimension(buffer, axis)
+    return number
+
+
+@njit
 def address(buffer):
-    """Where a buffer's elements are."""
+    """Return where a buffer's elements are."""
     return load(buffer + _DATA)
 
 
 @njit
 def data(buffer):
-    """`address`, for `numba.carray`."""
+    """Return the address of a buffer's elements in the form that `numba.carray` takes."""
     return pointer(address(buffer))
 
 
@@ -127,7 +144,7 @@ def _succeeded(frame, function, call):
 
 @njit
 def _num_threads(frame, job):
-    """Threads of XLA's pool, 1 where there is none."""
+    """Return the number of threads of XLA's pool, 1 where there is none."""
     call = job + _CALL
     store(call + 16, load(frame + _CONTEXT))
     store(call + 24, job + _NEXT)
@@ -156,7 +173,7 @@ def _work(job):
 
 @cfunc(types.void(types.intp))
 def _task(job):
-    """What a thread of the pool does for a call; if it comes late, nothing is left to do."""
+    """Do a pool thread's part of a call; if it comes late, nothing is left to do."""
     _work(job)
     _release(job)
 
@@ -167,6 +184,8 @@ binding.add_symbol("jpaged_ffi_task", _task.address)
 def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], portion: int = 1, grains: int = 8) -> None:
     """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
 
+    A second call for a name does nothing: engines that are made in several threads at once ask for the same targets.
+
     A call returns when its items are computed. Its job outlives it where a thread of the pool comes late, and is
     freed by the last of its owners.
 
@@ -175,7 +194,15 @@ def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], port
         items_of: an argument and one of its axes, whose lengths' product, `portion` at a time, are a call's items.
         grains: items are handed out so many times a thread; several even out items of different cost.
     """
-    symbol = f"{name}_run"
+    with _registering:
+        if name not in _alive:
+            _alive[name] = run, _handler(f"{name}_run", run, items_of, portion, grains)
+            handler = _alive[name][1]
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
+
+
+def _handler(symbol: str, run: Any, items_of: tuple[tuple[int, int], ...], portion: int, grains: int) -> Any:
+    """Compile what XLA calls; `symbol` is the name by which it finds `run`."""
     binding.add_symbol(symbol, run.address)
 
     @cfunc(types.intp(types.intp))  # kept on disk as it closes over plain values only
@@ -208,9 +235,9 @@ def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], port
         _release(job)
         return 0
 
-    _alive.extend((run, handler))
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
+    return handler
 
 
-_alive: list[Any] = []
-"""Compiled functions whose addresses XLA holds."""
+_registering = threading.Lock()
+_alive: dict[str, tuple[Any, Any]] = {}
+"""Compiled functions whose addresses XLA holds, by the target's name."""

@@ -1,4 +1,4 @@
-"""What Numba's Python lacks: raw memory, atomic addition and calls of C functions by address, as LLVM instructions."""
+"""Adds what Numba's Python lacks, as LLVM instructions: raw memory, atomic addition, C functions called by address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _words(builder, address):
 
 @intrinsic
 def pointer(typingctx, address):
-    """An address as a ``void *``."""
+    """Return an address as a ``void *``."""
 
     def generate(context, builder, signature, args):
         return builder.inttoptr(args[0], _BYTES)
@@ -27,7 +27,7 @@ def pointer(typingctx, address):
 
 @intrinsic
 def load(typingctx, address):
-    """The word at an address."""
+    """Return the word at an address."""
 
     def generate(context, builder, signature, args):
         return builder.load(_words(builder, args[0]))
@@ -48,7 +48,7 @@ def store(typingctx, address, value):
 
 @intrinsic
 def add(typingctx, address, value):
-    """Add to the word at an address, atomically; what it was before. Orders memory as a lock would."""
+    """Add to the word at an address, atomically; returns what it was before. Orders memory as a lock would."""
 
     def generate(context, builder, signature, args):
         return builder.atomic_rmw("add", _words(builder, args[0]), args[1], "seq_cst")
@@ -58,7 +58,7 @@ def add(typingctx, address, value):
 
 @intrinsic
 def allocate(typingctx, size):
-    """``malloc``: the address of so many bytes."""
+    """Return the address of so many bytes that ``malloc`` gave."""
 
     def generate(context, builder, signature, args):
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD]), "malloc")
@@ -124,7 +124,8 @@ def run_range(typingctx, function, frame, begin, end):
 
 @intrinsic(prefer_literal=True)
 def address_of(typingctx, name):
-    """Address of a symbol that `llvmlite.binding.add_symbol` made known; looked up when the code is loaded."""
+    """Return the address of a symbol that `llvmlite.binding.add_symbol` made known; looked up when the code is
+    loaded."""
     symbol = name.literal_value
 
     def generate(context, builder, signature, args):

@@ -1,4 +1,4 @@
-"""Triton: KV in one byte a value, as `pallas_kernels.kv_codes` lays it out.
+"""Reads and writes KV of one byte a value in Triton, as `pallas_kernels.kv_codes` lays it out.
 
 Bytes of float8 are packed and unpacked by integer operations: GPUs below sm_89 have no instruction for it. Where they
 have, the pointer is one to float8, whose values are converted like any float's.
@@ -20,7 +20,7 @@ def read_rows(
     BLOCK_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Lanes FIRST to ``FIRST + WIDTH`` of some keys' K and V, [keys, WIDTH] of `dtype`; 0 where not `known`.
+    """Read lanes FIRST to ``FIRST + WIDTH`` of some keys' K and V, [keys, WIDTH] of `dtype`; 0 where not `known`.
 
     Args:
         row: [keys] pointers to the keys' rows of the first tile.
@@ -43,7 +43,7 @@ def read_rows(
 
 @triton.jit
 def half_row_scale(scales, known, HALF: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """[keys] float32 scales of the 64 lanes from ``64 * HALF`` on; `scales` as `read_rows` has them."""
+    """Return the float32 scales, [keys], of the 64 lanes from ``64 * HALF`` on; `scales` as `read_rows` has them."""
     # Both scales of a row in one read of 4 bytes, the least that is copied ahead of its use.
     words = (scales + HALF // 2 * (BLOCK_ROWS * 128)).to(tl.pointer_type(tl.int32))
     word = tl.load(words, mask=known, other=0)
@@ -52,14 +52,15 @@ def half_row_scale(scales, known, HALF: tl.constexpr, BLOCK_ROWS: tl.constexpr):
 
 @triton.jit
 def float8_values(bits):
-    """float32 values of float8_e4m3fn given as uint8, but that NaN becomes 480."""
+    """Return the float32 values of float8_e4m3fn given as uint8, but that NaN becomes 480."""
     wide = bits.to(tl.int8, bitcast=True).to(tl.int32) << 20  # sign, exponent, mantissa: where float32 has theirs
     return (wide & -0x78100000).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120, the biases' difference
 
 
 @triton.jit
 def float8_bits(x):
-    """float8_e4m3fn of float32 `x` as uint8: rounded to nearest, ties to even; saturated; NaN stays NaN."""
+    """Return the uint8 bits of float32 `x` as float8_e4m3fn: rounded to nearest, ties to even; saturated; NaN stays
+    NaN."""
     bits = tl.abs(x).to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
     # Below 2**-6 codes are 2**-9 apart, as are float32 numbers above 2**14.
@@ -71,7 +72,8 @@ def float8_bits(x):
 
 @triton.jit
 def int8_codes(x):
-    """Codes of [rows, halves, 64] float32 `x`, and [rows, halves] their float16 scales; see `kv_codes.encode`."""
+    """Return the codes of [rows, halves, 64] float32 `x`, and their float16 scales [rows, halves]; see
+    `kv_codes.encode`."""
     scales = tl.div_rn(tl.max(tl.abs(x), 2), 127.0).to(tl.float16)
     wide = scales.to(tl.float32)
     steps = tl.div_rn(x, tl.where(wide == 0, 1.0, wide)[:, :, None])

@@ -1,4 +1,4 @@
-"""One description of a Triton launch, and its launcher on a GPU.
+"""Describes a Triton launch in one way, and launches it on a GPU.
 
 A kernel module builds a `Launch` and hands it with its arrays to a *launcher*. `triton_call` is the launcher of
 compiled programs; tests use others, which compile the same launch for a GPU that is not there, or interpret it.
@@ -20,7 +20,7 @@ import jax
 
 @dataclass(frozen=True)
 class Launch:
-    """A Triton kernel with everything but its arrays.
+    """Describes a Triton kernel's launch, with everything but its arrays.
 
     Attributes:
         kernel: a ``triton.jit`` function. Its parameters are the inputs' pointers, one pointer that it leaves alone
@@ -58,7 +58,7 @@ def compiling_for(compute_capability: int) -> Iterator[None]:
 
 
 def has_float8() -> bool:
-    """Whether the GPU that is compiled for converts float8_e4m3fn by an instruction: from sm_89 on."""
+    """Tell whether the GPU that is compiled for converts float8_e4m3fn by an instruction: from sm_89 on."""
     asked = _capability.get()
     own = 10 * float(getattr(jax.devices()[0], "compute_capability", 0)) if asked is None else asked
     return own >= 89
@@ -87,5 +87,5 @@ def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:
 
 
 def like(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array."""
+    """Return the shape and dtype of an array."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype)

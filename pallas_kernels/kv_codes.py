@@ -1,4 +1,4 @@
-"""KV in one byte a value: float8 without scales, int8 with a scale for every 64 lanes of a token's row.
+"""Holds KV in one byte a value: float8 without scales, int8 with a scale for every 64 lanes of a token's row.
 
 A view of uint8 holds the bits of float8_e4m3fn: XLA:CPU would convert a whole float8 pool to write a row of it.
 
@@ -22,18 +22,19 @@ _LANES = 128
 _HALF = 64
 _SUBLANES = 8
 SCALE_BYTES = 4
-"""Of one row: two float16 numbers."""
+"""Bytes of one row's scales, two float16 numbers."""
 TPU_TILE = 8
 """Rows of which a block of codes on a TPU is a multiple: the pool could not be viewed as blocks without a copy."""
 
 
 def has_scales(dtype: DTypeLike) -> bool:
-    """Whether a view of this dtype holds rows of scales."""
+    """Tell whether a view of this dtype holds rows of scales."""
     return jnp.dtype(dtype) == jnp.int8
 
 
 def block_rows(block_size: int, dtype: DTypeLike, tile: int = 1) -> int:
-    """Rows of a block of `block_size` tokens in a view of `dtype`, with scales a multiple of `tile`, 1 or `TPU_TILE`.
+    """Return how many rows a block of `block_size` tokens has in a view of `dtype`, with scales a multiple of `tile`, 1
+    or `TPU_TILE`.
 
     Raises:
         ValueError: when a block with scales is not a multiple of eight tokens.
@@ -46,13 +47,14 @@ def block_rows(block_size: int, dtype: DTypeLike, tile: int = 1) -> int:
 
 
 def tokens_of(view: Shaped[Array, "*batch rows 128"]) -> int:
-    """Tokens a block of this view, inverse of `block_rows` with either tile."""
+    """Return how many tokens a block of this view holds, the inverse of `block_rows` with either tile."""
     rows = view.shape[-2]
     return (rows - -(-rows // (_LANES // SCALE_BYTES + 1))) // _SUBLANES * _SUBLANES if has_scales(view.dtype) else rows
 
 
 def scales_in_lanes(block_rows: int) -> bool:
-    """Whether a token's scales lie in one lane of four rows of a block of so many rows; else in four lanes of a row.
+    """Tell whether a token's scales lie in one lane of four rows of a block of so many rows; else in four lanes of a
+    row.
 
     They do in blocks of whole tiles of up to 128 tokens, a lane each.
     """
@@ -60,7 +62,7 @@ def scales_in_lanes(block_rows: int) -> bool:
 
 
 def check_kernel(view: Shaped[Array, "*batch rows 128"], impl: str) -> None:
-    """Raises ValueError where the implementation does not read blocks such as this view's; TPUs' do that themselves."""
+    """Raise ValueError where the implementation does not read blocks such as this view's; TPUs' do that themselves."""
     if impl == "gpu" and has_scales(view.dtype) and scales_in_lanes(view.shape[-2]):
         raise ValueError(
             f"blocks of {view.shape[-2]} rows of int8 are as TPUs hold them, which impl='gpu' does not read"
@@ -68,7 +70,7 @@ def check_kernel(view: Shaped[Array, "*batch rows 128"], impl: str) -> None:
 
 
 def check_tpu_block(block_size: int, dtype: DTypeLike) -> None:
-    """Raises ValueError unless the TPU kernels read and write blocks of so many tokens."""
+    """Raise ValueError unless the TPU kernels read and write blocks of so many tokens."""
     whole = 32 // jnp.dtype(dtype).itemsize
     if block_size % whole:
         raise ValueError(
@@ -79,14 +81,14 @@ def check_tpu_block(block_size: int, dtype: DTypeLike) -> None:
 
 
 def check_tpu_view(view: Shaped[Array, "*batch rows 128"]) -> None:
-    """Raises ValueError unless the TPU kernels read and write blocks such as this view's."""
+    """Raise ValueError unless the TPU kernels read and write blocks such as this view's."""
     check_tpu_block(tokens_of(view), view.dtype)
     if has_scales(view.dtype) and not scales_in_lanes(view.shape[-2]):
         raise ValueError(f"blocks of {view.shape[-2]} rows of int8 are not whole tiles of {TPU_TILE}: see block_rows")
 
 
 def stored(rows: Float[Array, "*shape"], dtype: DTypeLike) -> Shaped[Array, "*shape"]:
-    """Rows as a view without scales holds them; float8 saturates."""
+    """Return rows as a view without scales holds them; float8 saturates."""
     if jnp.dtype(dtype) != jnp.uint8:
         return rows.astype(dtype)
     largest = float(jnp.finfo(jnp.float8_e4m3fn).max)
@@ -96,7 +98,7 @@ def stored(rows: Float[Array, "*shape"], dtype: DTypeLike) -> Shaped[Array, "*sh
 def encode(
     rows: Float[Array, "*batch 128"],
 ) -> tuple[Int8[Array, "*batch 128"], Int8[Array, "*batch 4"]]:
-    """Rows as int8 codes, and the bytes of their two scales."""
+    """Encode rows as int8 codes; returns them and the bytes of their two scales."""
     halves = rows.astype(jnp.float32).reshape(*rows.shape[:-1], 2, _HALF)
     scales = (jnp.abs(halves).max(axis=-1, keepdims=True) / 127).astype(jnp.float16)
     wide = scales.astype(jnp.float32)
@@ -106,7 +108,7 @@ def encode(
 
 
 def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch block_size 128"]:
-    """Blocks as they lie in a view -> the float32 rows of their tokens."""
+    """Decode blocks as they lie in a view to the float32 rows of their tokens."""
     if blocks.dtype == jnp.uint8:
         return jax.lax.bitcast_convert_type(blocks, jnp.float8_e4m3fn).astype(jnp.float32)
     if not has_scales(blocks.dtype):
@@ -119,7 +121,7 @@ def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch blo
 
 
 def _scale_bytes(blocks: Int8[Array, "*batch rows 128"], size: int) -> Int8[Array, "*batch ..."]:
-    """The scales' bytes with those of a token beside each other, the tokens in order."""
+    """Return the scales' bytes with those of a token beside each other, the tokens in order."""
     rows = blocks[..., size:, :]
     return rows[..., :SCALE_BYTES, :].swapaxes(-1, -2) if scales_in_lanes(blocks.shape[-2]) else rows
 
@@ -127,7 +129,7 @@ def _scale_bytes(blocks: Int8[Array, "*batch rows 128"], size: int) -> Int8[Arra
 def scale_places(
     offset: Int[Array, " tokens"], block_rows: int, block_size: int
 ) -> tuple[Int[Array, "tokens 4"], Int[Array, "tokens 4"]]:
-    """(row, lane) of each byte of the scales of the token at `offset` in its block."""
+    """Return (row, lane) of each byte of the scales of the token at `offset` in its block."""
     byte = jnp.arange(SCALE_BYTES)
     if scales_in_lanes(block_rows):
         row, lane = jnp.broadcast_arrays(block_size + byte, offset[:, None])

@@ -1,4 +1,4 @@
-"""Which implementation of a kernel runs: the one place that looks at the platform."""
+"""Picks which implementation of a kernel runs: the one place that looks at the platform."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias, get_args
 import jax
 
 Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret", "gpu"]
-"""``reference``: short jnp, obviously right. ``xla``: fast jnp for any backend. ``cpu``: attention and products in
-float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs. ``tpu_interpret``: the TPU kernel run by
-Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
+"""``reference``: short jnp, obviously right. ``xla``: fast jnp for any backend. ``cpu``: attention, products and
+recurrences in float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs. ``tpu_interpret``: the TPU
+kernel run by Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
 
 MIN_COMPUTE_CAPABILITY = 8.0
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def resolve_impl(impl: Impl | None) -> Impl:
-    """The implementation to run; None asks for the best one of the default backend.
+    """Return the implementation to run; None asks for the best one of the default backend.
 
     Pass it explicitly when compiling ahead of time: the default backend is then not the target.
 
@@ -40,7 +40,7 @@ def resolve_impl(impl: Impl | None) -> Impl:
 
 @cache
 def _impl_of_cpu() -> Impl:
-    """``cpu`` where Numba is installed, else ``xla``; says so once a process."""
+    """Return ``cpu`` where Numba is installed, else ``xla``; logs which once a process."""
     if find_spec("numba"):
         return "cpu"
     _log.warning("kernels of the CPU: XLA, about half as fast in decoding, as numba is not installed")
@@ -49,7 +49,7 @@ def _impl_of_cpu() -> Impl:
 
 @cache
 def _impl_of_gpu() -> Impl:
-    """``gpu`` where the Triton kernels run, else ``xla``; says which and why, once a process."""
+    """Return ``gpu`` where the Triton kernels run, else ``xla``; logs which and why, once a process."""
     device = jax.devices()[0]
     why_not = why_no_triton(str(getattr(device, "compute_capability", "")))
     if why_not:
@@ -60,7 +60,8 @@ def _impl_of_gpu() -> Impl:
 
 
 def why_no_triton(compute_capability: str) -> str | None:
-    """Why a GPU cannot run the Triton kernels; None if it can. `compute_capability`: e.g. ``9.0``, as JAX tells it."""
+    """Return why a GPU cannot run the Triton kernels, or None if it can. `compute_capability` is e.g. ``9.0``, as JAX
+    tells it."""
     try:
         capability = float(compute_capability)
     except ValueError:

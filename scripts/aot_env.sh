@@ -33,6 +33,9 @@ mapfile -O ${#packages[@]} -t packages < <("$python" -c '
 import sys, tomllib
 print(*tomllib.load(open(sys.argv[1], "rb"))["project"]["dependencies"], sep="\n")' "$root/pyproject.toml")
 
+mkdir -p "$(dirname "$dir")"
+exec 9>"$dir.lock" # two workers of the tests may ask for one environment
+flock 9
 stamp=$dir/installed.txt
 wanted=$(printf '%s\n' "${packages[@]}")
 [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit

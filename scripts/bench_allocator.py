@@ -1,4 +1,4 @@
-"""Host cost of the two-level allocator: random operations over a pool of many blocks.
+"""Measures the host cost of the two-level allocator: random operations over a pool of many blocks.
 
     python scripts/bench_allocator.py [--operations 1000000] [--blocks 100000]
 
@@ -20,7 +20,7 @@ BLOCKS_PER_PAGE = (4, 6)
 
 
 def measure(operations: int, num_blocks: int, seed: int = 0) -> tuple[float, dict[str, int]]:
-    """(CPU seconds, operations by kind), with the random numbers drawn beforehand."""
+    """Return (CPU seconds, operations by kind); the random numbers are drawn beforehand."""
     rng = random.Random(seed)
     draws = [rng.random() for _ in range(operations)]
     allocator = BlockAllocator(BLOCKS_PER_PAGE, num_blocks // max(BLOCKS_PER_PAGE), lambda g, block: None)

@@ -1,4 +1,4 @@
-"""Loading a model from its source against loading the checkpoint that `jpaged convert` makes of it.
+"""Compares loading a model from its source with loading the checkpoint that `jpaged convert` makes of it.
 
     python scripts/bench_loading.py [MODEL] [--runs 9]
 
@@ -20,23 +20,23 @@ from pathlib import Path
 
 
 def measure(name: str) -> dict[str, float]:
-    """Seconds in this process."""
+    """Measure the seconds of loading in this process."""
     import jax
     import numpy as np
 
     from jpaged.loading import load_model
-    from jpaged.loading.opened import open_model
-    from jpaged.loading.orbax import OrbaxWeights, restore_params
-    from jpaged.loading.weights import load_params
+    from jpaged.loading.build_context import build_context
+    from jpaged.loading.open_checkpoint import open_model
+    from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params
+    from jpaged.loading.parameters.weights import load_params
     from jpaged.model_api import TENSOR_AXIS
 
     opened = open_model(name)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
     load = restore_params if isinstance(opened.reader, OrbaxWeights) else load_params
     start, cpu = time.perf_counter(), time.process_time()
-    _, _, params = load(
-        opened.family, opened.config, opened.reader, dtype=np.float32, mesh=mesh, stacked=False, tensor_parallel=1
-    )
+    build = build_context(mesh, np.float32, stacked=False)
+    _, _, params = load(opened.family, opened.config, opened.reader, build, mesh=mesh)
     jax.block_until_ready(params)
     weights, weights_cpu = time.perf_counter() - start, time.process_time() - cpu
     del params

@@ -1,4 +1,4 @@
-"""Host cost of a decode step: Python milliseconds of scheduling, and of building the device's arrays.
+"""Measures the host cost of a decode step: Python milliseconds of scheduling, and of building the device's arrays.
 
     python scripts/bench_scheduler.py [--seqs 256] [--steps 200]
 
@@ -13,9 +13,15 @@ import gc
 import statistics
 import time
 
+import numpy as np
+
 from jpaged.execution.batch import BatchBuilder
 from jpaged.execution.buckets import Buckets
-from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout
+from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.caches.registry import layer_caches
+from jpaged.memory import MemoryManager, PoolLayout
+from jpaged.model_api import AttentionGroup
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
 
@@ -24,11 +30,16 @@ PROMPT_TOKENS = 64
 BUDGET = 2048
 
 
-def make_scheduler(num_seqs: int, max_model_len: int, prefix_caching: bool) -> Scheduler:
-    """A pool that never runs out, filled with `num_seqs` requests that never end."""
-    spec = GroupSpec("full", layer_bytes=8192, num_layers=1, block_size=BLOCK_SIZE, policy=FullAttention())
-    pages = 2 * num_seqs * (max_model_len // BLOCK_SIZE)
-    memory = MemoryManager(PoolLayout.plan([spec], 8192 * pages), prefix_caching=prefix_caching, max_step_tokens=BUDGET)
+def make_pool(num_seqs: int, max_model_len: int) -> PoolSpec:
+    """Return a pool that never runs out, of one layer of attention."""
+    (cache,) = layer_caches([AttentionGroup("full", (0,), 1, 64)], BlockFormat(BLOCK_SIZE, np.dtype("float32"), 1))
+    block_bytes = cache.pool_groups()[0].real_bytes
+    return PoolSpec.plan([cache], 2 * num_seqs * (max_model_len // BLOCK_SIZE) * block_bytes)
+
+
+def make_scheduler(layout: PoolLayout, num_seqs: int, max_model_len: int, prefix_caching: bool) -> Scheduler:
+    """Return a scheduler whose pool is filled with `num_seqs` requests that never end."""
+    memory = MemoryManager(layout, prefix_caching=prefix_caching, max_step_tokens=BUDGET)
     scheduler = Scheduler(memory, max_num_seqs=num_seqs, max_num_batched_tokens=max(BUDGET, num_seqs))
     for i in range(num_seqs):
         prompt = [(i * 131 + j * 7) % 32000 for j in range(PROMPT_TOKENS + i % BLOCK_SIZE)]
@@ -48,13 +59,12 @@ def make_scheduler(num_seqs: int, max_model_len: int, prefix_caching: bool) -> S
 
 
 def measure(num_seqs: int, num_steps: int, prefix_caching: bool) -> dict[str, list[float]]:
-    """Milliseconds of every step once all sequences decode."""
+    """Measure the milliseconds of every step once all sequences decode."""
     max_model_len = PROMPT_TOKENS + BLOCK_SIZE + num_steps + 100
-    scheduler = make_scheduler(num_seqs, max_model_len, prefix_caching)
+    spec = make_pool(num_seqs, max_model_len)
+    scheduler = make_scheduler(spec.layout, num_seqs, max_model_len, prefix_caching)
     buckets = Buckets(max_num_seqs=num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens)
-    builder = BatchBuilder(
-        scheduler.memory.layout, max_num_seqs=num_seqs, max_model_len=max_model_len, vocab_size=32000
-    )
+    builder = BatchBuilder(spec, max_num_seqs=num_seqs, max_model_len=max_model_len)
     before: ScheduledStep | None = None
     times: dict[str, list[float]] = {"schedule": [], "update": [], "schedule + update": [], "build": []}
     while len(times["build"]) < num_steps:
@@ -63,6 +73,8 @@ def measure(num_seqs: int, num_steps: int, prefix_caching: bool) -> dict[str, li
         t1 = time.perf_counter()
         builder.build(step, buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks)))
         t2 = time.perf_counter()
+        scheduler.dispatched(step)
+        dispatched = time.perf_counter() - t2
         if before is not None:
             tokens = [(7 * i + len(times["build"])) % 32000 for i in range(len(before.samples))]
             logprobs = [-1.0] * len(tokens)
@@ -70,7 +82,7 @@ def measure(num_seqs: int, num_steps: int, prefix_caching: bool) -> dict[str, li
             scheduler.update(before, tokens, logprobs)
             t4 = time.perf_counter()
             if before.num_decodes == num_seqs:
-                parts = {"schedule": t1 - t0, "build": t2 - t1, "update": t4 - t3}
+                parts = {"schedule": t1 - t0, "build": t2 - t1, "update": t4 - t3 + dispatched}
                 parts["schedule + update"] = parts["schedule"] + parts["update"]
                 for name, seconds in parts.items():
                     times[name].append(1e3 * seconds)

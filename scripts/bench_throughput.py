@@ -1,4 +1,4 @@
-"""Throughput on the demo model: a batch and one sequence, against this machine's limits and against transformers.
+"""Measures throughput on the demo model: a batch and one sequence, against this machine's limits and transformers.
 
     .venv/bin/python scripts/bench_throughput.py [--num-prompts 64] [--no-reference] [--deterministic]
 

@@ -1,4 +1,4 @@
-"""Is jpaged right and fast on this NVIDIA GPU? Writes docs/performance.json and a table in docs/performance.md.
+"""Checks whether jpaged is right and fast on this NVIDIA GPU; results go to docs/performance.json and .md.
 
     python scripts/gpu_check.py [--kernels-only] [--seed N]
 
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
-    """Everything that is measured, as JSON."""
+    """Measure everything; returns it as JSON."""
     import jax
 
     from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report

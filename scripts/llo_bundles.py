@@ -29,7 +29,7 @@ _SIZE = re.compile(r"/\*size_in_granules=\*/(\d+)")
 
 @dataclass(frozen=True)
 class Bundle:
-    """One cycle's instructions.
+    """Holds the instructions of one cycle.
 
     Attributes:
         regions: code regions that start here.
@@ -50,7 +50,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a loop: its cycles and the bytes whose copy from or to HBM it starts."""
+    """Counts one turn of a loop: its cycles and the bytes whose copy from or to HBM it starts."""
 
     cycles: int
     dma_bytes: int
@@ -58,14 +58,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Path:
-    """The rest of a turn from some bundle on."""
+    """Is the rest of a turn from some bundle on."""
 
     dma_bytes: int
     cycles: int
     multiplies: bool
 
     def after(self, bundles: list[Bundle]) -> _Path:
-        """This path with some bundles before it."""
+        """Return this path with some bundles before it."""
         return _Path(
             self.dma_bytes + sum(bundle.dma_bytes for bundle in bundles),
             self.cycles + len(bundles),
@@ -74,7 +74,7 @@ class _Path:
 
 
 def parse(dump: str) -> list[Bundle]:
-    """The bundles of a ``*-final_bundles.txt``.
+    """Return the bundles of a ``*-final_bundles.txt``.
 
     Raises:
         ValueError: when no line of it is a bundle, or a DMA's size is not a constant.
@@ -107,9 +107,9 @@ def parse(dump: str) -> list[Bundle]:
 
 
 def steady_turn(bundles: list[Bundle]) -> Turn:
-    """One turn of the innermost loop that both starts copies and multiplies matrices.
+    """Return one turn of the innermost loop that both starts copies and multiplies matrices.
 
-    Of the ways through the loop's body the one that starts the most copies counts, the shortest of those: the
+    Among the ways through the loop's body the shortest of those that start the most copies counts: the
     kernel's steady state. A loop inside it would count as one turn.
 
     Raises:
@@ -119,7 +119,7 @@ def steady_turn(bundles: list[Bundle]) -> Turn:
 
 
 def multiplying_turn(bundles: list[Bundle]) -> Turn:
-    """One turn of the innermost loop that multiplies matrices, whatever it copies.
+    """Return one turn of the innermost loop that multiplies matrices, whatever it copies.
 
     Raises:
         ValueError: when there is no such loop.
@@ -128,7 +128,7 @@ def multiplying_turn(bundles: list[Bundle]) -> Turn:
 
 
 def _innermost(bundles: list[Bundle], is_meant: Callable[[_Path], object], what: str) -> Turn:
-    """One turn of the shortest loop that is meant."""
+    """Return one turn of the shortest loop that is meant."""
     turns = [(end - start, turn) for start, end, turn in _turns(bundles) if is_meant(turn)]
     if not turns:
         raise ValueError(f"no loop that {what}")
@@ -137,7 +137,8 @@ def _innermost(bundles: list[Bundle], is_meant: Callable[[_Path], object], what:
 
 
 def last_copying_turn(bundles: list[Bundle]) -> Turn:
-    """One turn of the loop that starts copies and stands last in the program, the way that starts the most of them.
+    """Return one turn of the loop that starts copies and stands last in the program, the way that starts the most of
+    them.
 
     Raises:
         ValueError: when no loop starts a copy.
@@ -149,7 +150,7 @@ def last_copying_turn(bundles: list[Bundle]) -> Turn:
 
 
 def _turns(bundles: list[Bundle]) -> Iterator[tuple[int, int, _Path]]:
-    """Every loop's first bundle, its branch back, and its best way; in the order in which loops end."""
+    """Yield every loop's first bundle, its branch back, and its best way; in the order in which loops end."""
     place = {region: i for i, bundle in enumerate(bundles) for region in bundle.regions}
     for end, bundle in enumerate(bundles):
         start = place.get(bundle.target, len(bundles)) if bundle.target is not None else len(bundles)
@@ -158,7 +159,7 @@ def _turns(bundles: list[Bundle]) -> Iterator[tuple[int, int, _Path]]:
 
 
 def _turn(bundles: list[Bundle], place: dict[int, int], start: int, end: int) -> _Path | None:
-    """The best way from `start` to the branch back at `end`; branches on one predicate agree with each other."""
+    """Return the best way from `start` to the branch back at `end`; branches on one predicate agree with each other."""
     uses = Counter(bundle.predicate for bundle in bundles[start : end + 1])
 
     @cache

@@ -1,4 +1,4 @@
-"""What quantised weights and KV cost in quality: perplexity of a text, beside that of float32.
+"""Measures what quantised weights and KV cost in quality: perplexity of a text, beside that of float32.
 
     python scripts/perplexity.py tinyshakespeare.txt [--model smollm2-135m] [--tokens 20480] [--only int8 int4]
 

@@ -1,4 +1,4 @@
-"""Blocks that sharing saves on Alpaca, beside the PagedAttention paper's figure 15, without a model.
+"""Counts the blocks that sharing saves on Alpaca, beside the PagedAttention paper's figure 15, without a model.
 
     python scripts/sharing_savings.py alpaca.jsonl [--block-size 16] [--characters-per-token 4.4]
 
@@ -22,11 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jpaged.beam_search_params import BeamSearchParams
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout
-from jpaged.sampling_params import SamplingParams
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
-from jpaged.scheduling.step import TopTokens
+from jpaged.scheduling.top_tokens import TopTokens
 
 PAPER = {("n", 2): 6.09, ("n", 4): 8.53, ("n", 6): 9.79, ("beam", 2): 37.56, ("beam", 4): 53.13, ("beam", 6): 55.16}
 MAX_NUM_SEQS = 240
@@ -35,21 +34,21 @@ NUM_LOGITS = 1000
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt and of each of its outputs."""
+    """Says how many tokens a prompt has, and each of its outputs."""
 
     prompt: int
     output: int
 
 
 def read_lengths(path: Path, characters_per_token: float) -> list[Lengths]:
-    """Of every line of the file that has an output."""
+    """Return the lengths of every line of the file that has an output."""
     texts = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     sizes = [[max(1, round(len(t[key]) / characters_per_token)) for key in ("prompt", "output")] for t in texts]
     return [Lengths(*size) for size in sizes]
 
 
 def make_request(number: int, lengths: Lengths, kind: str, width: int) -> Request:
-    """A request of `width` samples or beams."""
+    """Return a request of `width` samples or beams."""
     tokens = [number] * lengths.prompt
     beam = BeamSearchParams(width, lengths.output, ignore_eos=True) if kind == "beam" else None
     return Request(
@@ -66,14 +65,14 @@ def make_request(number: int, lengths: Lengths, kind: str, width: int) -> Reques
 
 
 class RandomDevice:
-    """Tokens and most likely tokens without a model."""
+    """Draws tokens and most likely tokens without a model."""
 
     def __init__(self, sharpness: float) -> None:
         self._sharpness = sharpness
         self._random = np.random.default_rng(0)
 
     def run(self, step: ScheduledStep) -> tuple[list[int], list[float], TopTokens | None]:
-        """What the engine's runner reads back of a step."""
+        """Return what the engine's runner reads back of a step."""
         rows = len(step.samples)
         tokens = self._random.integers(NUM_LOGITS, size=rows).tolist()
         return tokens, [-1.0] * rows, self._top(rows, step.num_top) if rows and step.num_top else None
@@ -86,7 +85,7 @@ class RandomDevice:
 
 
 def saving(requests: Seq[Lengths], kind: str, width: int, block_size: int, sharpness: float) -> float:
-    """(blocks without sharing - blocks) / blocks without sharing, both summed over all steps."""
+    """Return (blocks without sharing - blocks) / blocks without sharing, both summed over all steps."""
     longest = max(lengths.prompt + lengths.output for lengths in requests)
     spec = GroupSpec("full", layer_bytes=1, num_layers=1, block_size=block_size, policy=FullAttention())
     memory = MemoryManager(PoolLayout.plan([spec], 2 * MAX_NUM_SEQS * (longest // block_size + 2)))
@@ -99,6 +98,7 @@ def saving(requests: Seq[Lengths], kind: str, width: int, block_size: int, sharp
         step = scheduler.schedule()
         report = memory.report()
         saved, used = saved + report.blocks_saved, used + report.used
+        scheduler.dispatched(step)
         scheduler.update(step, *device.run(step))
     return saved / (saved + used)
 

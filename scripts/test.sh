@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Runs the test suite: makes or reuses .venv, installs the test extra (with PyTorch, the reference), makes environments
-# with the TPU and CUDA compilers (2 GB, apart from .venv), and runs pytest with the arguments given.
+# with the TPU and CUDA compilers (2 GB, apart from .venv), and runs pytest with the arguments given, on two workers.
 #
-#   bash scripts/test.sh                    everything
+#   bash scripts/test.sh                    what every commit has to pass
+#   bash scripts/test.sh --nightly          everything, and properties on three times the examples
 #   bash scripts/test.sh -m "not aot"       nothing that is compiled for hardware this machine lacks
+#   bash scripts/test.sh -n 0               one process; -n 4 takes four, of up to 5 GB each
 #
 # PYTHON chooses the interpreter that .venv is made with (3.11 or later); the default is python3. JPAGED_AOT_ENVS
 # chooses the compilers' folder; the default is in the user's cache. PyPI's PyTorch for Linux brings CUDA along:
@@ -14,10 +16,6 @@ source scripts/venv.sh
 
 make_venv
 install_jpaged test
-export JPAGED_AOT_ENVS=${JPAGED_AOT_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/jpaged/aot-envs}
-for target in tpu cuda; do
-    PYTHON=$PWD/$venv bash scripts/aot_env.sh "$target" "$JPAGED_AOT_ENVS/$target" ||
-        echo "the $target compiler could not be installed in $JPAGED_AOT_ENVS/$target: its tests will be skipped" >&2 &
-done
-wait
-exec "$venv" -m pytest "$@"
+make_aot_envs
+# A file stays with one worker, whose fixtures are made once; tests/conftest.py says in which order files are handed out.
+exec "$venv" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -1,4 +1,4 @@
-"""What `tpu_schedule.py` compiles: kernels at the shapes of published models, for chips that are not here."""
+"""Lists what `tpu_schedule.py` compiles: kernels at the shapes of published models, for chips that are not here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Chip(NamedTuple):
-    """One TensorCore and the HBM it reads.
+    """Describes one TensorCore and the HBM it reads.
 
     Attributes:
         topology: smallest slice of it that can be compiled for.
@@ -32,11 +32,11 @@ CHIPS = {
 
 
 class Launch(NamedTuple):
-    """A kernel to compile.
+    """Describes a kernel to compile.
 
     Attributes:
         rows: query rows of a KV head that one turn multiplies; 0 = the kernel multiplies nothing.
-        key_bytes: of the keys and values of one token in the pool.
+        key_bytes: bytes of the keys and values of one token in the pool.
     """
 
     function: Callable[..., Any]
@@ -46,7 +46,7 @@ class Launch(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Attention heads of one device; `sinks`: each query head has one."""
+    """Describes the attention heads of one device; `sinks`: each query head has one."""
 
     kv: int
     q_per_kv: int
@@ -67,7 +67,8 @@ SEQS, CONTEXT, MIXED_TOKENS, LAYERS, BLOCKS = 64, 4096, 1024, 2, 8192
 
 
 def shapes_of(chip: Chip, batch: str):
-    """(function from shape and dtype to an argument on the chip, tokens of the batch, arguments all kernels take)."""
+    """Return (function from shape and dtype to an argument on the chip, tokens of the batch, arguments all kernels
+    take)."""
     import jax
     import jax.numpy as jnp
     from jax.experimental import topologies
@@ -152,7 +153,8 @@ def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -
 
 
 def kv_write_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -> Launch:
-    """A turn is one run of tokens of one block: in a decode step each sequence's token."""
+    """Return the launch of `kv_write`, a turn of which is one run of tokens of one block: in a decode step each
+    sequence's token."""
     import jax.numpy as jnp
 
     from pallas_kernels.kv_codes import TPU_TILE

@@ -1,4 +1,4 @@
-"""How fast the TPU kernels could read KV memory, counted in the compiler's final schedule: no TPU is needed.
+"""Counts how fast the TPU kernels could read KV memory, in the compiler's final schedule: no TPU is needed.
 
     python scripts/tpu_schedule.py                                  v5e and v6e, all shapes and kernels: an hour or more
     python scripts/tpu_schedule.py --targets v5e --shapes llama-3.1-8b --block-size 32
@@ -10,7 +10,7 @@ what the chip's HBM delivers in a cycle. At a ratio above 1 the loop is faster t
 of a KV head that a turn multiplies, and the share of the matrix units' peak that they make of its cycles where all are
 queries of one prompt: in a batch with prompts that is what bounds the loop. (For decoding only a row a query head is
 of use.) Last the cycles of the innermost loop that multiplies: where masked keys have a loop of their own, up to 256 of
-them. Of `kv_write` (``--kernels kv_write``) a turn is one run of tokens of a block, and the bytes are read and written.
+them. A turn of `kv_write` (``--kernels kv_write``) is one run of tokens of a block, and the bytes are read and written.
 
 What it assumes: a bundle takes one cycle; waits for DMAs, stalls of VMEM and the start and end of a sequence are not
 counted; the DMA engines keep up with the DMAs; a turn is one where the step computed is not masked and the step
@@ -101,7 +101,7 @@ def libtpu_version() -> str:
 
 
 def measure(chip: Chip, heads: Heads, batch: str, kernel: str, block_size: int, kv: str, dumps: Path) -> str:
-    """The rest of a table's row."""
+    """Return the rest of a table's row."""
     start = time.perf_counter()
     try:
         launch = KERNELS[kernel](chip, heads, batch, block_size, kv)

@@ -29,3 +29,15 @@ install_jpaged() {
     cp pyproject.toml "$wanted"
     cp pyproject.toml "$stamp"
 }
+
+# make_aot_envs: environments with the compilers of hardware this machine lacks, both at once, where JPAGED_AOT_ENVS says.
+make_aot_envs() {
+    export JPAGED_AOT_ENVS=${JPAGED_AOT_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/jpaged/aot-envs}
+    local target made=()
+    for target in tpu cuda; do
+        PYTHON=$PWD/$venv bash scripts/aot_env.sh "$target" "$JPAGED_AOT_ENVS/$target" ||
+            echo "the $target compiler could not be installed in $JPAGED_AOT_ENVS/$target: its tests will be skipped" >&2 &
+        made+=($!)
+    done
+    wait "${made[@]}"
+}

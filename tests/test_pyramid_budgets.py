@@ -3,12 +3,13 @@
 import pytest
 
 from jpaged import PyramidKV
-from jpaged.model_api import LayerGroup
+from jpaged.model_api import AttentionGroup
 
 
 def bands_of(num_layers, block_size=16, **numbers):
-    group = LayerGroup("full", tuple(range(num_layers)), 8, 128)
-    return PyramidKV(**numbers).bands((group,), block_size)
+    group = AttentionGroup("full", tuple(range(num_layers)), 8, 128)
+    (budgeted,) = PyramidKV(**numbers).apply((group,))
+    return budgeted.bands(block_size)
 
 
 def test_budgets_fall_linearly_around_their_mean():
@@ -20,7 +21,7 @@ def test_budgets_fall_linearly_around_their_mean():
 
 
 def test_with_beta_1_every_layer_keeps_the_same():
-    assert {band.prompt_budget for band in bands_of(32, budget=512, beta=1.0)} == {512}
+    assert {band.budget for band in bands_of(32, budget=512, beta=1.0)} == {512}
 
 
 @pytest.mark.parametrize(("layers", "sizes"), [(3, [1] * 3), (26, [4] * 6 + [2]), (30, [5] * 6), (32, [4] * 8)])
@@ -32,9 +33,9 @@ def test_layers_form_at_most_eight_bands_even_ones_where_they_divide(layers, siz
 
 
 def test_budgets_are_whole_blocks_with_room_for_what_is_always_kept():
-    budgets = [band.prompt_budget for band in bands_of(8, budget=40)]
+    budgets = [band.budget for band in bands_of(8, budget=40)]
     assert budgets == [48] * 8, "36 tokens are always kept"
-    assert all(band.prompt_budget % 16 == 0 for band in bands_of(8, budget=300))
+    assert all(band.budget % 16 == 0 for band in bands_of(8, budget=300))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,6 @@ def test_numbers_that_make_no_sense_raise(numbers, message):
 
 @pytest.mark.parametrize("limit", [{"sliding_window": 7}, {"chunk_size": 7}, {"readers": 7}])
 def test_layers_without_full_attention_of_their_own_are_refused(limit):
-    group = LayerGroup("other", (0, 1), 8, 128, **limit)
+    group = AttentionGroup("other", (0, 1), 8, 128, **limit)
     with pytest.raises(ValueError, match="7"):
-        PyramidKV(budget=99).bands((group,), 16)
+        PyramidKV(budget=99).apply((group,))

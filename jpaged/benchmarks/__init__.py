@@ -1,1 +1,1 @@
-"""Measurements that print ratios against what the same machine can do in the same run."""
+"""Measures, and prints ratios against what the same machine can do in the same run."""

@@ -1,4 +1,4 @@
-"""How busy a device was, from JAX's profiler."""
+"""Tells from JAX's profiler how busy a device was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def busy_share(folder: Path) -> float:
-    """Share of the time between a device's first and last event in which it ran something.
+    """Return the share of the time between a device's first and last event in which it ran something.
 
     Args:
         folder: where ``jax.profiler.trace(folder, create_perfetto_trace=True)`` wrote.
@@ -38,7 +38,7 @@ def busy_share(folder: Path) -> float:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of some intervals."""
+    """Return the length of the union of some intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

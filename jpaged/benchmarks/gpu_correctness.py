@@ -1,4 +1,4 @@
-"""Are the GPU's kernels right? Each against float64 NumPy, or bit for bit, on fresh random inputs."""
+"""Checks a GPU's kernels, each against float64 NumPy, or bit for bit, on fresh random inputs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pallas_kernels.platform import Impl
 
 TOLERANCE = {"bfloat16": 2e-2, "float32": 5e-5}
 INT8_STEP = 0.05
-"""More than a step of the largest number drawn here, 6 / 127."""
+"""The error that is allowed with int8: more than a step of the largest number drawn here, 6 / 127."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What a batch's attention looks like.
+    """Describes a batch's attention: its heads, their width and their dtypes.
 
     Attributes:
-        dtype: of queries, K and V.
-        kv_dtype: what K and V are held in, see `pallas_kernels.kv_codes`; None = dtype.
+        dtype: dtype of queries, K and V.
+        kv_dtype: the dtype that K and V are held in, see `pallas_kernels.kv_codes`; None = dtype.
     """
 
     kv_heads: int = 4
@@ -44,7 +44,7 @@ class Heads:
     kv_dtype: str | None = None
 
     def shape(self, blocks: int, layers: int) -> tuple[int, ...]:
-        """Of a view."""
+        """Return the shape of a view."""
         held = self.kv_dtype or self.dtype
         return view_shape(blocks, layers, self.kv_heads, self.head_dim, self.block_size, held)
 
@@ -69,7 +69,7 @@ CASES = (
 def checks(
     seed: int, *, impl: Impl | None = None, context: int = 3000, cases: tuple[Heads, ...] = CASES
 ) -> Iterator[dict[str, Any]]:
-    """One line a check: name, largest error, what it may be.
+    """Yield one line for each check: name, largest error, and the error that is allowed.
 
     Args:
         impl: which kernels; None = what this platform runs.
@@ -123,7 +123,7 @@ def _attention_error(random: np.random.Generator, heads: Heads, context: int, de
 
 
 def _random_view(random: np.random.Generator, heads: Heads, blocks: int) -> jax.Array:
-    """Two layers; what is held in bytes is written to the second."""
+    """Return a view of two layers; what is held in bytes is written to the second."""
     if heads.kv_dtype is None:
         return jnp.asarray(random.standard_normal(heads.shape(blocks, 2), np.float32), heads.dtype)
     tokens = blocks * heads.block_size
@@ -133,7 +133,8 @@ def _random_view(random: np.random.Generator, heads: Heads, blocks: int) -> jax.
 
 
 def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: Heads) -> np.ndarray:
-    """Attention of the last ``len(q)`` tokens of one sequence, [queries, kv_heads, group, head_dim] float64."""
+    """Return the attention of the last ``len(q)`` tokens of one sequence, [queries, kv_heads, group, head_dim]
+    float64."""
     query = np.arange(len(k) - len(q), len(k))[:, None]
     key = np.arange(len(k))
     seen = key <= query
@@ -151,7 +152,7 @@ def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: Heads) -
 
 
 def sink_logits(heads: Heads) -> np.ndarray:
-    """[kv_heads, group] float32: from hardly any share of the softmax to nearly all of it."""
+    """Return sink logits, [kv_heads, group] float32, from hardly any share of the softmax to nearly all of it."""
     return np.linspace(-3, 6, heads.kv_heads * heads.group, dtype=np.float32).reshape(heads.kv_heads, -1)
 
 

@@ -1,4 +1,4 @@
-"""The whole engine on a GPU: a Llama-3.1-8B-shaped model of random weights, against the memory bandwidth."""
+"""Measures the whole engine on a GPU: a Llama-3.1-8B of random weights, against the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jpaged.benchmarks.device_trace import busy_share
 from jpaged.benchmarks.prompts import Lengths
 from jpaged.llm import LLM
 from jpaged.loading import LoadedModel, model_class
-from jpaged.loading.placement import layers_are_stacked
-from jpaged.loading.targets import abstract_model, abstract_params
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.loading.build_context import build_context
+from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.weights import abstract_params
 from jpaged.sampling_params import SamplingParams
 
 LLAMA_8B: dict[str, Any] = {
@@ -41,7 +41,7 @@ SHAREGPT: dict[str, Any] = {"mean_input": 161, "mean_output": 338, "sigma": 0.9}
 
 @dataclass(frozen=True)
 class Load:
-    """What the engine is asked for.
+    """Says what the engine is asked for: batch sizes, prompt lengths and numbers of steps.
 
     Attributes:
         decode_batch, decode_context: sequences of the timed decode steps and their prompts' tokens.
@@ -57,11 +57,10 @@ class Load:
 
 
 def random_model(config: Any, mesh: jax.sharding.Mesh, dtype: Any) -> LoadedModel:
-    """A model of small random weights, made on the devices; no tokenizer, no end of sequence."""
+    """Return a model of small random weights, made on the devices; no tokenizer, no end of sequence."""
     family = model_class(config.model_type)
-    shards = mesh.shape[TENSOR_AXIS]
-    stacked = layers_are_stacked(mesh.devices.flat[0].platform)
-    model = abstract_model(family, config, dtype=dtype, tensor_parallel=shards, stacked=stacked)
+    build = build_context(mesh, dtype)
+    model = abstract_model(family, config, build)
     shapes, tree = jax.tree.flatten(abstract_params(model, mesh))
     drawn = [_draw(i, shape) for i, shape in enumerate(shapes)]
     return LoadedModel(
@@ -74,7 +73,7 @@ def random_model(config: Any, mesh: jax.sharding.Mesh, dtype: Any) -> LoadedMode
         model=model,
         dtype=np.dtype(dtype),
         mesh=mesh,
-        stacked=stacked,
+        stacked=build.stacked,
         tensor_shapes={},
     )
 
@@ -87,13 +86,13 @@ def _draw(index: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def random_llm(config: Any, dtype: Any = jnp.bfloat16, **settings: Any) -> LLM:
-    """An `LLM` of a configuration instead of a checkpoint."""
-    with mock.patch("jpaged.build.load_model", lambda _, *, mesh, **__: random_model(config, mesh, dtype)):
+    """Build an `LLM` of a configuration instead of a checkpoint."""
+    with mock.patch("jpaged.engine.builder.load_model", lambda _, *, mesh, **__: random_model(config, mesh, dtype)):
         return LLM("random weights", **settings)
 
 
 def measure(llm: LLM, load: Load, bandwidth: float) -> dict[str, float]:
-    """Decode step time over what reading weights and KV takes, output tokens/s, and the share of host gaps."""
+    """Measure decode step time over what reading weights and KV takes, output tokens/s, and the share of host gaps."""
     vocab = llm.vocab_size
     random = np.random.default_rng(0)
 
@@ -127,24 +126,24 @@ def measure(llm: LLM, load: Load, bandwidth: float) -> dict[str, float]:
 
 
 def weight_bytes(llm: LLM) -> int:
-    """Bytes of weights that a decode step reads: all but the embedding, of which it reads a few rows."""
+    """Return the bytes of weights that a decode step reads: all but the embedding, of which it reads a few rows."""
     leaves = jax.tree_util.tree_flatten_with_path(llm.params)[0]
     return sum(leaf.nbytes for path, leaf in leaves if "embed" not in jax.tree_util.keystr(path))
 
 
 def token_bytes(llm: LLM) -> int:
-    """Bytes of KV of one token."""
+    """Return how many bytes the KV of one token takes."""
     config = llm.model_config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * llm.dtype.itemsize
 
 
 def llama_8b() -> Any:
-    """The configuration of Llama-3.1-8B."""
+    """Return the configuration of Llama-3.1-8B."""
     from transformers import LlamaConfig
 
     return LlamaConfig(**LLAMA_8B)
 
 
 def settings(load: Load) -> dict[str, Any]:
-    """Of an engine for a load."""
+    """Return an engine's settings for a load."""
     return {"max_num_seqs": load.sequences, "max_model_len": load.max_model_len, "enable_prefix_caching": False}

@@ -1,4 +1,4 @@
-"""How fast are a GPU's kernels, against the memory bandwidth and matrix products measured on the same machine?"""
+"""Measures a GPU's kernels against the memory bandwidth and matrix products of the same machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jpaged.benchmarks.machine import median_seconds
+from jpaged.planning.machine import median_seconds
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import view_shape
@@ -22,7 +22,7 @@ from pallas_kernels.platform import Impl
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; bfloat16. The defaults are an 8B Llama's attention."""
+    """Says how large what is measured is, in bfloat16. The defaults are an 8B Llama's attention."""
 
     batch: int = 64
     context: int = 4096
@@ -40,17 +40,18 @@ class Sizes:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV that one decode of the whole batch reads."""
+        """Return the bytes of KV that one decode of the whole batch reads."""
         return self.batch * self.context * self.kv_heads * self.head_dim * 2 * 2
 
     @property
     def prefill_flop(self) -> int:
-        """Of causal attention over `prompts` prompts of `context` tokens."""
+        """Return the FLOP of causal attention over `prompts` prompts of `context` tokens."""
         return self.prompts * 4 * self.kv_heads * self.group * self.head_dim * self.context * (self.context + 1) // 2
 
 
 def seconds_a_call(function: Callable[[Any], Any], carry: Any, repeats: int) -> float:
-    """Device time of ``carry = function(carry)``, `repeats` of them in one program: no launch from Python between."""
+    """Measure the device time of ``carry = function(carry)``, `repeats` of them in one program: no launch from Python
+    between."""
     many = jax.jit(lambda x: lax.fori_loop(0, repeats, lambda _, y: function(y), x), donate_argnums=0)
     state = [carry]
 
@@ -62,20 +63,20 @@ def seconds_a_call(function: Callable[[Any], Any], carry: Any, repeats: int) -> 
 
 
 def copy_bandwidth(sizes: Sizes) -> float:
-    """Bytes/s read and written by ``x + 1`` on an array much larger than the caches."""
+    """Measure the bytes/s read and written by ``x + 1`` on an array much larger than the caches."""
     x = jnp.zeros(sizes.yardstick_bytes // 4, jnp.int32)
     return 2 * sizes.yardstick_bytes / seconds_a_call(lambda x: x + 1, x, sizes.repeats)
 
 
 def gemm_flops(sizes: Sizes) -> float:
-    """FLOP/s of a square bfloat16 product."""
+    """Measure the FLOP/s of a square bfloat16 product."""
     n = sizes.gemm
     a = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
     return 2 * n**3 / seconds_a_call(lambda x: jnp.dot(x, x) * jnp.bfloat16(n**-0.5), a, sizes.repeats)
 
 
 def measure(sizes: Sizes, impl: Impl | None) -> dict[str, float]:
-    """Decode attention, KV write and block copy in bytes/s, prefill attention in FLOP/s."""
+    """Measure decode attention, KV write and block copy in bytes/s, prefill attention in FLOP/s."""
     random = np.random.default_rng(0)
     pages = sizes.context // sizes.block_size
     blocks = sizes.batch * pages

@@ -1,4 +1,4 @@
-"""What others' attention reaches on the same GPU: JAX's own paged attention, torch's on contiguous keys and values."""
+"""Measures others' attention on the same GPU: JAX's own paged attention, and torch's on contiguous keys and values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jpaged.benchmarks.gpu_kernels import Sizes, seconds_a_call
 
 
 def measure(sizes: Sizes) -> dict[str, dict[str, float | str]]:
-    """Each peer's decode (bytes/s) and, where it has one, prefill (FLOP/s); or why it could not run."""
+    """Measure each peer's decode (bytes/s) and, where it has one, prefill (FLOP/s), or tell why it could not run."""
     found: dict[str, dict[str, float | str]] = {}
     for name, run in (("jax pallas gpu paged_attention", _jax), ("torch SDPA, contiguous", _torch)):
         try:

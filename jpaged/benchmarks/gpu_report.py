@@ -1,4 +1,4 @@
-"""The GPU check's results as a section of a Markdown page."""
+"""Writes the GPU check's results as a section of a Markdown page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("jaxlib", "jax", "jax-triton", "triton", "torch")
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that the figures depend on."""
+    """Return the versions of the packages that the figures depend on."""
     found = {}
     for name in PACKAGES:
         try:
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def section(results: dict[str, Any]) -> str:
-    """The results as Markdown; `results` is what ``scripts/gpu_check.py`` writes as JSON."""
+    """Return the results as Markdown; `results` is what ``scripts/gpu_check.py`` writes as JSON."""
     copy, product = results["copy_bytes_per_second"], results["gemm_flops"]
     used = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     lines = [
@@ -79,5 +79,5 @@ def write(page: Path, results: dict[str, Any]) -> None:
 
 
 def today() -> str:
-    """Date of a run."""
+    """Return the date of a run."""
     return datetime.date.today().isoformat()

@@ -1,4 +1,4 @@
-"""Allocators that reserve one contiguous region a request when it is admitted (FasterTransformer, Orca).
+"""Reserves one contiguous region a request when it is admitted, as FasterTransformer and Orca do.
 
 They hold every token in every layer. `ContiguousMemory` answers what the scheduler asks of a memory manager.
 """
@@ -23,11 +23,11 @@ class Buddy:
                 start += 1 << order
 
     def fits(self, size: int) -> bool:
-        """Whether a region of at least `size` slots is there when nothing is taken."""
+        """Tell whether a region of at least `size` slots is there when nothing is taken."""
         return (size - 1).bit_length() < len(self._free)
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """(start, order) of a region of at least `size` slots, or None."""
+        """Take a region of at least `size` slots; returns (start, order), or None."""
         wanted = (size - 1).bit_length()
         order = next((o for o in range(wanted, len(self._free)) if self._free[o]), None)
         if order is None:
@@ -46,7 +46,7 @@ class Buddy:
 
 
 class Regions:
-    """Regions of one size, which is what `Buddy` would be if it had not to round."""
+    """Hands out regions of one size, as `Buddy` would if it did not have to round."""
 
     def __init__(self, size: int, region: int) -> None:
         self._size = size // region * region
@@ -63,16 +63,16 @@ class Regions:
 
 
 Reservation = Callable[[int, int], int]
-"""(prompt, output) -> tokens to reserve."""
+"""A function (prompt, output) -> tokens to reserve."""
 
 
 def powers_of_two(prompt: int, output: int) -> int:
-    """Orca (Pow2): outputs are over-reserved by at most two times."""
+    """Return what Orca (Pow2) reserves: outputs are over-reserved by at most two times."""
     return prompt + (1 << (output - 1).bit_length())
 
 
 def oracle(prompt: int, output: int) -> int:
-    """Orca (Oracle): outputs' lengths are known."""
+    """Return what Orca (Oracle) reserves: it knows the outputs' lengths."""
     return prompt + output
 
 
@@ -85,17 +85,19 @@ class _NoSwap:
 
 
 class ContiguousMemory:
-    """What the scheduler asks of a memory manager, answered by regions of token slots.
+    """Answers what the scheduler asks of a memory manager, by regions of token slots.
 
     Args:
-        regions: where they come from.
+        regions: the allocator that they come from.
         reserve: how many slots a request gets.
         lengths: (prompt, output) of each sequence, by its id: a real system is told or guesses.
     """
 
     def __init__(self, regions: Buddy | Regions, reserve: Reservation, lengths: Sequence[tuple[int, int]]) -> None:
-        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0)
+        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=0)
+        self.prefix_caching = False
         self.swap_space = _NoSwap()
+        self.prefix_caching = False
         self.reserved: dict[int, int] = {}
         self._regions = regions
         self._reserve = reserve
@@ -103,21 +105,33 @@ class ContiguousMemory:
         self._where: dict[int, tuple[int, int]] = {}
 
     def fits(self, seq_id: int) -> bool:
-        """Whether the sequence could be served by an empty pool."""
+        """Tell whether the sequence could be served by an empty pool."""
         return self._regions.fits(self._reserve(*self._lengths[seq_id]))
 
-    def can_admit(
-        self,
-        num_tokens: int,
-        num_seqs: int = 1,
-        *,
-        shared_tokens: int = 0,
-        encoder_tokens: int = 0,
-        prompt_tokens: int | None = None,
-    ) -> Fit:
+    def can_admit(self, num_tokens: int, num_seqs: int = 1, **demand: object) -> Fit:
         return Fit.OK  # found out by `allocate`
 
-    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None) -> None:
+    def is_tight(self, num_tokens: int, num_seqs: int = 1, **demand: object) -> bool:
+        """Return False: a region is contiguous."""
+        return False
+
+    def pinned_prefix(self, token_ids: Sequence[int], **prompt: object) -> int:
+        """Return 0: nothing is pinned."""
+        return 0
+
+    def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
+        """Return nothing: a region is taken as a whole."""
+        return []
+
+    def add(
+        self,
+        seq_id: int,
+        request_id: int,
+        *,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        kept_tokens: int = 0,
+    ) -> None:
         pass
 
     def match_prefix(

@@ -1,4 +1,4 @@
-"""Jenga's layer groups against one page size for all layers, for real: the same model and requests in equal pools.
+"""Runs Jenga's layer groups against one page size for all layers: the same model and requests in equal pools.
 
 The second allocator keeps every token in every layer, as engines do that know one kind of KV page; attention still
 sees windows only, so both compute the same tokens.
@@ -16,12 +16,13 @@ import numpy as np
 
 from jpaged.benchmarks.prompts import Lengths
 from jpaged.benchmarks.random_model import gemma3_config, save_random_gemma3
-from jpaged.engine import Engine
+from jpaged.engine.engine import Engine
 from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, plan_pool
 from jpaged.loading import LoadedModel, load_model
 from jpaged.memory import FullAttention, MemoryManager, PoolLayout
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Scheduler
+from jpaged.text.input_processor import InputProcessor
 
 SYSTEMS = ("largest page", "jpaged")
 BLOCK_SIZE = 16
@@ -31,11 +32,11 @@ BUDGET = 256
 
 @dataclass(frozen=True)
 class RealRun:
-    """What one allocator did.
+    """Holds what one allocator did with the requests.
 
     Attributes:
         batch: mean running sequences a step, while requests waited.
-        cpu_seconds: of all cores together, which other programs on the machine hardly change.
+        cpu_seconds: time of all cores together, which other programs on the machine hardly change.
         tokens: outputs of the requests, in their order.
     """
 
@@ -58,7 +59,7 @@ def run(
     """Serve random prompts by each of `SYSTEMS`.
 
     Args:
-        fields: of the model's config; by default `gemma3_config`.
+        fields: fields of the model's config; by default `gemma3_config`.
 
     Raises:
         ValueError: a request does not fit the pool.
@@ -74,10 +75,14 @@ def run(
     prompts = [rng.integers(3, fields["vocab_size"], count).tolist() for count, _ in pairs]
     runs = []
     for system in SYSTEMS:
-        engine = _engine(loaded, system, pool_mib << 20, fields["max_position_embeddings"])
+        longest = fields["max_position_embeddings"]
+        engine = _engine(loaded, system, pool_mib << 20, longest)
+        inputs = InputProcessor(
+            None, vocab_size=loaded.model.vocab_size, max_model_len=longest, max_num_seqs=MAX_NUM_SEQS
+        )
         for name in engine.runner.warmup():
             say(f"{system}: compiled {name}")
-        runs.append(_serve(engine, system, prompts, [count for _, count in pairs]))
+        runs.append(_serve(engine, inputs, system, prompts, [count for _, count in pairs]))
     return runs
 
 
@@ -86,7 +91,6 @@ def _engine(loaded: LoadedModel, system: str, pool_bytes: int, max_model_len: in
     spec = plan_pool(groups, block_size=BLOCK_SIZE, dtype=loaded.dtype, shards=1, pool_bytes=pool_bytes)
     if system == "largest page":
         spec = _keeping_all(spec)
-    vocab = loaded.model.vocab_size
     runner = Runner(
         loaded.graphdef,
         loaded.params,
@@ -95,24 +99,26 @@ def _engine(loaded: LoadedModel, system: str, pool_bytes: int, max_model_len: in
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=BUDGET,
         max_model_len=max_model_len,
-        vocab_size=vocab,
+        vocab_size=loaded.model.vocab_size,
     )
     memory = MemoryManager(spec.layout, max_step_tokens=BUDGET)
     scheduler = Scheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
-    return Engine([scheduler], runner, max_model_len=max_model_len, vocab_size=vocab, eos_token_ids=())
+    return Engine([scheduler], runner, max_model_len=max_model_len)
 
 
 def _keeping_all(spec: PoolSpec) -> PoolSpec:
-    """The same blocks, none of which is released before its sequence ends."""
+    """Return the pool with the same blocks, none of which is released before its sequence ends."""
     groups = [replace(group.spec, policy=FullAttention()) for group in spec.layout.groups]
     return replace(spec, layout=PoolLayout.plan(groups, spec.layout.pool_bytes))
 
 
-def _serve(engine: Engine, system: str, prompts: Sequence[list[int]], outputs: Sequence[int]) -> RealRun:
+def _serve(
+    engine: Engine, inputs: InputProcessor, system: str, prompts: Sequence[list[int]], outputs: Sequence[int]
+) -> RealRun:
     requests = []
     for prompt, count in zip(prompts, outputs, strict=True):
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        requests.append(engine.make_request(prompt, params))
+        requests.append(inputs.process(prompt, params))
         engine.add(requests[-1])
     scheduler, batches = engine.scheduler, []
     start, start_cpu = time.perf_counter(), time.process_time()
@@ -127,7 +133,7 @@ def _serve(engine: Engine, system: str, prompts: Sequence[list[int]], outputs: S
 
 
 def table(runs: Sequence[RealRun]) -> str:
-    """Markdown: a row a system, and how the second compares with the first."""
+    """Return a Markdown table: a row a system, and how the second compares with the first."""
     head = ["allocator", "mean batch", "preemptions", "steps", "output tokens/s", "output tokens/CPU-second"]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for it in runs:
@@ -145,7 +151,7 @@ def table(runs: Sequence[RealRun]) -> str:
 
 
 def page(runs: Sequence[RealRun], command: str) -> str:
-    """docs/memory_real.md."""
+    """Return the text of docs/memory_real.md."""
     shape = gemma3_config()
     return f"""# Jenga's groups against one page size, measured
 

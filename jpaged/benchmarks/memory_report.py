@@ -1,4 +1,4 @@
-"""Where KV memory goes under six allocators, as tables, a picture, and a page that compares them with the papers."""
+"""Tells where KV memory goes under six allocators: tables, a picture, and a page that compares them with the papers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PREFIX_MODELS = {"Llama-3.1-8B": 12.0, "Gemma-3-27B": 24.0}
 
 @dataclass(frozen=True)
 class Results:
-    """All simulations: by trace, by model, and (model, allocator, eviction, outcome)."""
+    """Holds all simulations: by trace, by model, and (model, allocator, eviction, outcome)."""
 
     traces: dict[str, list[Outcome]]
     models: dict[str, list[Outcome]]
@@ -71,12 +71,12 @@ def run(
 
 
 def _questions(shape: ModelShape, long: Sequence[Demand]) -> list[Demand]:
-    """The demands without their shared prefixes; questions about an image are short."""
+    """Return the demands without their shared prefixes; questions about an image are short."""
     return [Demand(43 if shape.image_tokens else demand.prompt, demand.output) for demand in long]
 
 
 def tables(results: Results) -> str:
-    """Markdown tables of all results."""
+    """Return all results as Markdown tables."""
     parts = ["### One kind of layer: OPT-13B, 12 GiB of KV"]
     for name, outcomes in results.traces.items():
         rows = [[*_row(o), f"{PAPER_TOKENS[o.system]} %"] for o in outcomes]
@@ -110,7 +110,7 @@ def tables(results: Results) -> str:
 
 
 def page(text: str, sources: Sequence[str]) -> str:
-    """docs/memory.md: the tables with what they mean."""
+    """Return the text of docs/memory.md: the tables with what they mean."""
     return f"""# Where KV memory goes
 
 Made by `jpaged bench memory --docs docs` with these requests: {"; ".join(sources)}. The allocator and the scheduler
@@ -152,7 +152,7 @@ averaged over the steps in which requests wait.
 
 
 def plot(results: Results, path: Path) -> None:
-    """Shares of the pool for each trace, and mean batches relative to largest page, as PNG; needs matplotlib."""
+    """Plot shares of the pool for each trace, and mean batches relative to largest page, as PNG; needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

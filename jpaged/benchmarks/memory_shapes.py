@@ -1,4 +1,4 @@
-"""Published shapes of models, as far as KV memory goes: layers, KV heads, head width, windows. No weights.
+"""Lists published shapes of models, as far as KV memory goes: layers, KV heads, head width, windows. No weights.
 
 Sizes are bytes of one token in one layer at 16 bits an element: ``2 * kv_heads * head_dim * 2``.
 """
@@ -12,20 +12,20 @@ from jpaged.memory import (
     CrossAttention,
     FullAttention,
     GroupSpec,
-    MambaState,
     Policy,
     SlidingWindow,
+    StateCheckpoints,
     TokenBudget,
 )
 
 BLOCK_SIZE = 16
-SNAPSHOT = 512
-"""Tokens between the states that a recurrent layer keeps for prefix hits."""
+ROW_BYTES = 4096
+"""Bytes by which a recurrent layer's state may be padded."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of one kind.
+    """Describes the layers of one kind.
 
     Attributes:
         number: layers that own KV.
@@ -41,17 +41,17 @@ class Layers:
 
     @property
     def recurrent(self) -> bool:
-        return isinstance(self.policy, MambaState)
+        return isinstance(self.policy, StateCheckpoints)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One model.
+    """Describes the KV memory of one model.
 
     Attributes:
         max_len: most tokens of a sequence in the simulation.
         pool_gib: memory for KV, what the paper's or a usual device has left beside the weights.
-        image_tokens: of every request.
+        image_tokens: tokens of images in every request.
     """
 
     name: str
@@ -61,16 +61,17 @@ class ModelShape:
     image_tokens: int = 0
 
     def groups(self) -> list[GroupSpec]:
-        """The layer groups as the pool sees them."""
+        """Return the layer groups as the pool sees them."""
         return [
-            GroupSpec(kind.name, kind.token_bytes, kind.number, SNAPSHOT, kind.policy)
+            GroupSpec(kind.name, kind.token_bytes, kind.number, BLOCK_SIZE, kind.policy, row_bytes=ROW_BYTES)
             if kind.recurrent
             else GroupSpec(kind.name, kind.token_bytes * BLOCK_SIZE, kind.number, BLOCK_SIZE, kind.policy)
             for kind in self.layers
         ]
 
     def largest_page_groups(self) -> list[GroupSpec]:
-        """All layers alike: every layer keeps every token (of text and images), in pages as large as the largest."""
+        """Return the groups if all layers were alike: each keeps every token (of text and images), in pages as large as
+        the largest."""
         attention = [kind for kind in self.layers if not kind.recurrent]
         states = [kind for kind in self.layers if kind.recurrent]
         token_bytes = max(kind.token_bytes for kind in attention)
@@ -80,11 +81,11 @@ class ModelShape:
         page = block_size * token_bytes
         return [
             GroupSpec("all", page, number, block_size, FullAttention()),
-            *(GroupSpec(kind.name, page, kind.number, SNAPSHOT, kind.policy) for kind in states),
+            *(GroupSpec(kind.name, page, kind.number, 512, StateCheckpoints(512)) for kind in states),
         ]
 
     def needed_bytes(self, length: int) -> int:
-        """What the next token of a sequence of `length` tokens reads, over all layers."""
+        """Return how many bytes the next token of a sequence of `length` tokens reads, over all layers."""
         total = 0
         for kind in self.layers:
             policy = kind.policy.for_request(self.image_tokens)
@@ -94,12 +95,12 @@ class ModelShape:
 
     @property
     def uniform_token_bytes(self) -> int:
-        """A token's KV where every layer keeps every token."""
+        """Return the bytes of a token's KV where every layer keeps every token."""
         return sum((kind.number + kind.readers) * kind.token_bytes for kind in self.layers if not kind.recurrent)
 
     @property
     def state_bytes(self) -> int:
-        """States of a sequence's recurrent layers."""
+        """Return the bytes of the states of a sequence's recurrent layers."""
         return sum(kind.number * kind.token_bytes for kind in self.layers if kind.recurrent)
 
 
@@ -145,7 +146,7 @@ SHAPES = (
     ),
     ModelShape(
         "Jamba-1.5-Mini",
-        (Layers("full", 4, _kv(8, 128), FULL), Layers("mamba", 28, 8192 * (16 + 4) * 2, MambaState())),
+        (Layers("full", 4, _kv(8, 128), FULL), Layers("mamba", 28, 8192 * (16 * 4 + 3 * 2), StateCheckpoints(512))),
         131072,
         16,
     ),

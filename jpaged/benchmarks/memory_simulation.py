@@ -1,4 +1,4 @@
-"""The real scheduler on a device that computes nothing, over jpaged's memory manager or another allocator."""
+"""Runs the real scheduler on a device that computes nothing, over jpaged's memory manager or another allocator."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SYSTEMS = ("contiguous max", "Orca Pow2", "Orca Oracle", "PagedAttention, larges
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the pool, averaged over the steps in which requests waited; they add up to 1.
+    """Holds shares of the pool, averaged over the steps in which requests waited; they add up to 1.
 
     Attributes:
         tokens: state that the next tokens read.
         reserved: kept for tokens that will come.
         internal: held but never to be read: over-reserved, unfilled, padded, behind a window.
-        external: in no request's hands although requests wait; the rounding of buddy regions included, as in the
+        external: held by no request although requests wait; the rounding of buddy regions included, as in the
             PagedAttention paper.
     """
 
@@ -42,7 +42,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulation.
+    """Holds what one simulation gave.
 
     Attributes:
         batch: mean running requests while requests waited.
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class System:
-    """An allocator under test.
+    """Describes an allocator under test.
 
     Attributes:
         memory: what the scheduler is given.
@@ -77,7 +77,7 @@ class System:
 
 
 def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: Any) -> System:
-    """An allocator by its name in `SYSTEMS`; `options` go to the memory managers.
+    """Build an allocator by its name in `SYSTEMS`; `options` go to the memory managers.
 
     Raises:
         ValueError: unknown name.
@@ -96,7 +96,7 @@ def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: An
         )
         return System(split, lambda lengths: (sum(map(_held, split.parts)), 0), 0, shape.image_tokens)
     if name not in SYSTEMS:
-        raise ValueError(f"{name!r} is not one of {', '.join(SYSTEMS)}")
+        raise ValueError(f"name={name!r} is not one of {', '.join(SYSTEMS)}")
     slot = shape.uniform_token_bytes
     extra = shape.image_tokens + -(-shape.state_bytes // slot)
     most = shape.max_len + extra
@@ -118,8 +118,8 @@ def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: An
 
 
 def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options: Any) -> Outcome:
-    """All `demands` at once, served in order; measured from the first step in which memory, or the number of
-    sequences, keeps requests waiting until none waits. Demands above `shape.max_len` are cut to their last tokens."""
+    """Serve all `demands` at once, in order; measured from the first step in which memory, or the number of sequences,
+    keeps requests waiting until none waits. Demands above `shape.max_len` are cut to their last tokens."""
     demands = [_cut(demand, shape.max_len) for demand in demands]
     system = build(name, shape, demands, **options)
     scheduler = Scheduler(cast(Any, system.memory), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
@@ -138,6 +138,7 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
         step = scheduler.schedule()
         if not step.chunks:
             raise RuntimeError(f"{name}: {len(scheduler.waiting)} requests wait although nothing runs")
+        scheduler.dispatched(step)
         scheduler.update(step, [0] * len(step.samples), [0.0] * len(step.samples))
         full = full or step.num_tokens < BUDGET or bool(step.preempted)
         if not full or not scheduler.running:
@@ -157,7 +158,7 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
 
 
 def held_by_one(name: str, shape: ModelShape, length: int) -> int:
-    """Bytes that a single sequence of `length` tokens holds, computed in chunks of the budget."""
+    """Return how many bytes a single sequence of `length` tokens holds, computed in chunks of the budget."""
     system = build(name, shape, [Demand(length, 1)])
     memory, end = system.memory, length + system.shift
     memory.add(0, 0, encoder_tokens=system.image_tokens)
@@ -174,13 +175,13 @@ def _manager(groups: list[GroupSpec], pool: int, options: dict[str, Any]) -> Mem
 
 
 def _held(manager: MemoryManager) -> int:
-    """Bytes of used blocks, and of empty ones that no other group can have."""
+    """Return the bytes of used blocks, and of empty ones that no other group can have."""
     counts = zip(manager.layout.groups, manager.reserved_blocks, strict=True)
     return sum(group.block_bytes * blocks for group, blocks in counts)
 
 
 def _blocks(spec: GroupSpec, shape: ModelShape, length: int) -> int:
-    return spec.policy.for_request(shape.image_tokens).peak_blocks(length, 1, spec.block_size)
+    return spec.policy.for_request(shape.image_tokens).for_prefix(0, 0).peak_blocks(length, 1, spec.block_size)
 
 
 def _cut(demand: Demand, max_len: int) -> Demand:

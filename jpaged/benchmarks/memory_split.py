@@ -1,20 +1,20 @@
-"""A pool that is divided among the layer groups once and for all."""
+"""Divides a pool among the layer groups once and for all."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 
-from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, PoolLayout
+from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, PoolLayout, Relief
 
 
 class SplitMemory:
-    """One memory manager a layer group; answers what the scheduler asks of a single one.
+    """Answers what the scheduler asks of a memory manager, by one for each layer group.
 
     Args:
-        groups: the model's.
+        groups: the model's layer groups.
         shares: bytes that each of them gets.
-        options: of every `MemoryManager`.
+        options: options of every `MemoryManager`.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], shares: Sequence[int], **options: object) -> None:
@@ -23,8 +23,11 @@ class SplitMemory:
             for spec, share in zip(groups, shares, strict=True)
         ]
         self._groups = groups
-        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0)
+        tail = max(part.layout.prompt_tail for part in self.parts)
+        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=tail)
+        self.prefix_caching = False
         self.swap_space = self.parts[0].swap_space
+        self.prefix_caching = self.parts[0].prefix_caching
         self._added: dict[int, tuple[int, int, int | None]] = {}
 
     def _encoder(self, g: int, encoder_tokens: int) -> int:
@@ -35,23 +38,69 @@ class SplitMemory:
         num_tokens: int,
         num_seqs: int = 1,
         *,
+        cached_tokens: int = 0,
         shared_tokens: int | None = None,
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
+        pinned_tokens: int = 0,
+        seq_id: int | None = None,
+        reserved: Sequence[int] | None = None,
+        may_wait: bool | None = None,
+        relief: list[Relief] | None = None,
     ) -> Fit:
         verdicts = {
             part.can_admit(
                 num_tokens,
                 num_seqs,
+                cached_tokens=cached_tokens,
                 shared_tokens=shared_tokens,
                 encoder_tokens=self._encoder(g, encoder_tokens),
                 prompt_tokens=prompt_tokens,
+                pinned_tokens=pinned_tokens,
+                seq_id=seq_id,
+                reserved=None if reserved is None else [reserved[g]],
+                may_wait=may_wait,
+                relief=None if relief is None else relief[g],
             )
             for g, part in enumerate(self.parts)
         }
         return next(fit for fit in (Fit.NEVER, Fit.LATER, Fit.OK) if fit in verdicts)
 
-    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None) -> None:
+    def is_tight(self, num_tokens: int, num_seqs: int = 1, **demand: object) -> bool:
+        """Return False: a part has one group, whose pages nobody else could take."""
+        return False
+
+    def pinned_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, encoder_tokens: int = 0) -> int:
+        """Return 0: nothing is pinned."""
+        return 0
+
+    def pack(self, seq_id: int) -> None:
+        for part in self.parts:
+            part.pack(seq_id)
+
+    def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
+        return [part.outstanding(seq_id, num_tokens)[0] for part in self.parts]
+
+    def outstanding_fork(self, parent_id: int, num_tokens: int, shared_tokens: int) -> list[int]:
+        return [part.outstanding_fork(parent_id, num_tokens, shared_tokens)[0] for part in self.parts]
+
+    def relief(self) -> list[Relief]:
+        return [part.relief() for part in self.parts]
+
+    def count_relief(self, relief: list[Relief], seq_id: int) -> None:
+        for mine, part in zip(relief, self.parts, strict=True):
+            part.count_relief(mine, seq_id)
+
+    def add(
+        self,
+        seq_id: int,
+        request_id: int,
+        *,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        kept_tokens: int = 0,
+    ) -> None:
+        """Add a sequence; nothing is pinned here, so `kept_tokens` is 0."""
         self._added[seq_id] = request_id, encoder_tokens, prompt_tokens
         for g, part in enumerate(self.parts):
             encoder = self._encoder(g, encoder_tokens)
@@ -60,7 +109,7 @@ class SplitMemory:
     def match_prefix(
         self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
     ) -> int:
-        """The longest prefix that every part has: asked again for less until they agree."""
+        """Return the longest prefix that every part has; they are asked again for less until they agree."""
         length = max_tokens
         while True:
             hits = [part.match_prefix(seq_id, token_ids, salt=salt, max_tokens=length) for part in self.parts]

@@ -1,4 +1,4 @@
-"""Requests to simulate: lengths and shared prefixes from a trace, or drawn."""
+"""Makes requests to simulate: lengths and shared prefixes are read from a trace, or drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HASH_BLOCK = 512
 
 @dataclass(frozen=True)
 class Demand:
-    """One request: `prompt` and `output` in tokens; equal leading hash ids are equal prompt tokens."""
+    """Describes one request, `prompt` and `output` in tokens; equal leading hash ids are equal prompt tokens."""
 
     prompt: int
     output: int
@@ -22,8 +22,8 @@ class Demand:
 
 
 def read_trace(path: Path, most: int) -> list[Demand]:
-    """The first `most` requests of a CSV file with columns prompt_len and output_len, and perhaps hash_ids (ranges:
-    ``0 14-27``), in which a file of answers' lengths alone (len_reference) counts as prompts of 20 tokens.
+    """Return the first `most` requests of a CSV file with columns prompt_len and output_len, and perhaps hash_ids
+    (ranges: ``0 14-27``), in which a file of answers' lengths alone (len_reference) counts as prompts of 20 tokens.
 
     Raises:
         ValueError: the file has no such columns.
@@ -44,7 +44,7 @@ def read_trace(path: Path, most: int) -> list[Demand]:
 
 
 def draw_lengths(mean_prompt: float, mean_output: float, number: int, seed: int, sigma: float = 1.0) -> list[Demand]:
-    """Lognormal lengths."""
+    """Draw requests of lognormal lengths."""
     rng = np.random.default_rng(seed)
 
     def lengths(mean: float) -> list[int]:
@@ -54,7 +54,7 @@ def draw_lengths(mean_prompt: float, mean_output: float, number: int, seed: int,
 
 
 def draw_conversations(number: int, seed: int, turns: int = 4) -> list[Demand]:
-    """Prompts of a few thousand tokens that begin with one of eight system prompts and go on as conversations.
+    """Draw prompts of a few thousand tokens that begin with one of eight system prompts and go on as conversations.
 
     Conversations take turns, twenty at a time, each prompt beginning with the one before it.
     """
@@ -74,7 +74,8 @@ def draw_conversations(number: int, seed: int, turns: int = 4) -> list[Demand]:
 
 
 def prompt_tokens(demand: Demand, unique: int) -> list[int]:
-    """Token ids with the trace's sharing; what has no hash id is the request's own, told apart by `unique`."""
+    """Return the token ids with the trace's sharing; what has no hash id is the request's own, told apart by
+    `unique`."""
     tokens: list[int] = []
     for hash_id in demand.hash_ids:
         tokens += range(hash_id * HASH_BLOCK, (hash_id + 1) * HASH_BLOCK)

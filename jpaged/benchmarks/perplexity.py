@@ -1,4 +1,4 @@
-"""How well a model predicts a text, through the engine: weights, products and paged KV as they serve requests."""
+"""Measures how well a model predicts a text, through the engine: weights, products and KV as they serve requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOW = 512
 
 
 def perplexity(llm: LLM, token_ids: Sequence[int], window: int = WINDOW) -> float:
-    """``exp`` of the mean negative log-likelihood of every token but the first of each window.
+    """Return ``exp`` of the mean negative log-likelihood of every token but the first of each window.
 
     Raises:
         ValueError: there is no token to predict, or a window does not fit max_model_len.
@@ -21,7 +21,7 @@ def perplexity(llm: LLM, token_ids: Sequence[int], window: int = WINDOW) -> floa
     windows = [list(token_ids[start : start + window]) for start in range(0, len(token_ids), window)]
     windows = [ids for ids in windows if len(ids) > 1]
     if not windows:
-        raise ValueError(f"{len(token_ids)} tokens in windows of {window} leave nothing to predict")
+        raise ValueError(f"token_ids has {len(token_ids)} tokens: window={window} leaves nothing to predict")
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in windows], params, use_tqdm=False)
     logprobs = []

@@ -1,4 +1,4 @@
-"""Real text cut to lengths drawn from a distribution."""
+"""Cuts real text to lengths drawn from a distribution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lognormal prompt and output lengths.
+    """Draws lognormal prompt and output lengths.
 
     Attributes:
         mean_input, mean_output: mean tokens of a prompt and of an output.
@@ -28,7 +28,7 @@ class Lengths:
     seed: int = 0
 
     def draw(self, most: int) -> list[tuple[int, int]]:
-        """(prompt tokens, output tokens) of each request, together at most `most`."""
+        """Draw (prompt tokens, output tokens) of each request, together at most `most`."""
         rng = np.random.default_rng(self.seed)
 
         def lengths(mean: float) -> np.ndarray:
@@ -40,19 +40,19 @@ class Lengths:
 
 
 def questions() -> list[tuple[str, str]]:
-    """(question, answer) pairs of GSM8K (MIT licence), as many as are shipped."""
+    """Return the (question, answer) pairs of GSM8K (MIT licence) that are shipped."""
     lines = (resources.files("jpaged.benchmarks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8")
     return [(row["question"], row["answer"]) for row in map(json.loads, lines.splitlines())]
 
 
 def translations(path: Path) -> list[tuple[str, str]]:
-    """(English, German) pairs of a file of JSON lines, such as WMT16's test set."""
+    """Return the (English, German) pairs of a file of JSON lines, such as WMT16's test set."""
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [(f"Translate into German: {row['en']}", row["de"]) for row in rows]
 
 
 def real_prompts(tokenizer: Any, lengths: list[int]) -> list[list[int]]:
-    """Token ids of real questions and answers (GSM8K, MIT licence), joined and cut to the lengths."""
+    """Return the token ids of real questions and answers (GSM8K, MIT licence), joined and cut to the lengths."""
     texts = itertools.cycle(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in questions())
     prompts = []
     for length in lengths:

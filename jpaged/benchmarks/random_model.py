@@ -1,4 +1,4 @@
-"""A random Gemma-3-shaped model on disk, for measurements that need layers that differ but no real weights."""
+"""Writes a random Gemma-3-shaped model, for measurements that need layers that differ but no real weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LEN = 1024
 def gemma3_config(
     *, hidden: int = 512, mlp: int = 1536, layers: int = 12, vocab: int = 4096, window: int = WINDOW
 ) -> dict[str, int]:
-    """Fields of a ``Gemma3TextConfig``: five local layers to a global one, heads of 64."""
+    """Return the fields of a ``Gemma3TextConfig``: five local layers to a global one, heads of 64."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,

@@ -1,4 +1,4 @@
-"""The same batch through transformers' continuous batching on torch: what the engine is compared with."""
+"""Runs the same batch through transformers' continuous batching on torch, with which the engine is compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from jpaged.loading.hugging_face import transformers
-from jpaged.loading.opened import open_model
+from jpaged.loading.open_checkpoint import open_model
 
 _PAGE = 64
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Figures of one run: wall time from the first prompt sent to the last token received, tokens generated."""
+    """Holds the figures of one run: wall time from the first prompt sent to the last token received, tokens
+    generated."""
 
     seconds: float
     output_tokens: int
@@ -64,7 +65,7 @@ def run(name: str, prompts: list[list[int]], outputs: list[int], *, max_batch_to
 
 
 def torch_model(name: str) -> Any:
-    """The model in transformers' own code, float32, with the weights that the engine reads (dequantised)."""
+    """Build the model in transformers' own code, float32, with the weights that the engine reads (dequantised)."""
     import torch
 
     opened = open_model(name)

@@ -1,4 +1,4 @@
-"""What sharing saves: several outputs of a prompt, prefixes of several prompts, and how preempted requests return.
+"""Measures what sharing saves: several outputs of a prompt, prefixes of several prompts, preempted requests' return.
 
 The measurements follow section 6.3 to 7.3 of the PagedAttention paper (parallel sampling, beam search, shared
 prefixes, recomputation against swapping), on a model of this machine's size.
@@ -11,23 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jpaged.beam_search_params import BeamSearchParams
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.llm import LLM
-from jpaged.sampling_params import SamplingParams
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
 
 PAPER_SAVING = {"n=2": 6.09, "n=4": 8.53, "n=6": 9.79, "beam 2": 37.56, "beam 4": 53.13, "beam 6": 55.16}
 """Percent of blocks saved on Alpaca (paper, figure 15)."""
 
 BLOCK_SIZES = (8, 16, 32, 64)
-"""Of recomputation against swapping. The paper's go from 1 to 64; here a block is a multiple of 8 tokens."""
+"""Sizes at which recomputation and swapping are compared; the paper's go from 1 to 64, jpaged's are multiples of 8."""
 
 SEQS = 24
 
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement.
+    """Holds one measurement.
 
     Attributes:
         seconds: wall time of all requests, sent at once.
@@ -50,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class PrefixFactor:
-    """Shared prefixes with the cache on against off.
+    """Compares shared prefixes with the cache on and off.
 
     Attributes:
         predicted: the factor if every saved prompt token saved what a prompt token costs with the cache off.
@@ -67,7 +66,7 @@ class PrefixFactor:
 
 
 def outputs_of_a_prompt(model: str, *, num_prompts: int, output_tokens: int, seed: int) -> Iterator[tuple[str, Run]]:
-    """n = 1, 2, 4, 6 samples and 2, 4, 6 beams a prompt; yields ("on" | "off", run).
+    """Measure n = 1, 2, 4, 6 samples and 2, 4, 6 beams a prompt; yields ("on" | "off", run).
 
     Without sharing, every sample is a request of its own and nothing is cached; beams cannot be had without forks.
     """
@@ -87,7 +86,7 @@ def outputs_of_a_prompt(model: str, *, num_prompts: int, output_tokens: int, see
 
 
 def shared_prefixes(model: str, examples: Sequence[tuple[str, str]], *, num_prompts: int) -> Iterator[PrefixFactor]:
-    """1-shot and 5-shot prompts of one task, each a shared prefix and a sentence of its own.
+    """Measure 1-shot and 5-shot prompts of one task, each a shared prefix and a sentence of its own.
 
     Args:
         examples: (question, answer) pairs; the first ones are the shots.
@@ -111,7 +110,8 @@ def shared_prefixes(model: str, examples: Sequence[tuple[str, str]], *, num_prom
 
 
 def returning(model: str, *, num_prompts: int) -> Iterator[tuple[int, str, Run]]:
-    """Recomputation against swapping in a pool of half of what the requests want; (block size, mode, run).
+    """Measure recomputation against swapping in a pool of half of what the requests want; yields (block size, mode,
+    run).
 
     Every request has 100 tokens in and 100 out.
     """

@@ -1,4 +1,4 @@
-"""`jpaged bench sharing`: the measurements as tables in Markdown and one plot."""
+"""Writes the measurements of `jpaged bench sharing` as tables in Markdown and one plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[str, Outputs, list[PrefixFactor], Returning]:
-    """All measurements; each is told as it is made. Returns the Markdown and what it was made from."""
+    """Make all measurements, each told as it is made; returns the Markdown and what it was made from."""
     outputs: Outputs = []
     for mode, measured in sharing.outputs_of_a_prompt(
         model, num_prompts=num_prompts, output_tokens=output_tokens, seed=seed
@@ -47,7 +47,7 @@ def run(
 
 
 def page(tables: str, model: str) -> str:
-    """The document around the tables."""
+    """Return the document around the tables."""
     return f"""# What sharing saves
 
 {model}, float32, on {os.cpu_count()} CPU cores, jax {jax.__version__}, {date.today():%Y-%m-%d}. Made by
@@ -115,7 +115,7 @@ def _returning_table(returned: Returning) -> str:
 
 
 def plot(outputs: Outputs, prefixes: Sequence[PrefixFactor], returned: Returning, path: Path) -> None:
-    """One picture of the three tables, as PNG; needs matplotlib."""
+    """Draw the three tables in one picture, as PNG; needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Output tokens/s of a batch and of one sequence, as shares of what the machine can do."""
+"""Measures output tokens/s of a batch and of one sequence, as shares of what the machine can do."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import jax
 
-from jpaged.benchmarks.machine import gemm_flops, read_bandwidth
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.llm import LLM
+from jpaged.planning.machine import gemm_flops, read_bandwidth
 from jpaged.sampling_params import SamplingParams
 from pallas_kernels.quantised import QuantisedMatrix
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Figures of one run.
+    """Holds the figures of one run.
 
     Attributes:
         batch_seconds: wall time of the whole batch, all prompts sent at once.
@@ -100,17 +100,18 @@ def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
 
 
 def matrix_parameters(llm: LLM) -> tuple[int, int]:
-    """(weights of the layers' matrices, weights of the head): what each computed and each sampled token multiplies."""
+    """Return (weights of the layers' matrices, weights of the head): what each computed and each sampled token
+    multiplies."""
     return _of_matrices(llm, lambda matrix: math.prod(matrix.shape))
 
 
 def matrix_bytes(llm: LLM) -> int:
-    """Bytes of those matrices."""
+    """Return the bytes of the layers' matrices and of the head."""
     return sum(_of_matrices(llm, lambda matrix: sum(part.nbytes for part in jax.tree.leaves(matrix))))
 
 
 def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
-    """`size` of the layers' matrices, added up, and of the head."""
+    """Return `size` of the layers' matrices, added up, and that of the head."""
     layers, vocab = 0, 0
     tree = jax.tree_util.tree_flatten_with_path(llm.params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
     for path, leaf in tree[0]:

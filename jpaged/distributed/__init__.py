@@ -1,4 +1,4 @@
-"""Several processes, one engine: process 0 schedules, the others make the same device calls.
+"""Joins several processes into one engine: process 0 schedules, the others make the same device calls.
 
 `join` finds the processes that `jax.distributed` brought together. The `Leader` announces every device call of its
 `Worker` before making it; each `Follower` makes what it is told, in the same order. `wire` is what they say,

@@ -1,4 +1,4 @@
-"""Whole messages between two processes over TCP, and the certainty that the other one lives."""
+"""Carries whole messages between two processes over TCP, and makes certain that the other one lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LENGTH_BYTES = 8
 
 
 class Connection:
-    """One end. Once started, a thread of its own reads, and one says every few seconds that this process lives.
+    """Is one end of a conversation: one thread reads, and one says every few seconds that this process lives.
 
     Args:
         on_message: called in the reading thread for each message.
@@ -86,7 +86,7 @@ def write_frame(peer: socket.socket, message: bytes, lock: threading.Lock) -> No
 
 
 def read_frame(peer: socket.socket, max_silences: int, max_bytes: int | None = None) -> bytes:
-    """The next message; empty for a ping.
+    """Receive the next message; a ping is empty.
 
     Raises:
         TimeoutError: no byte came in `max_silences` waits of `PING_SECONDS`.

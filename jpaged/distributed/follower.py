@@ -1,4 +1,4 @@
-"""The other processes: they do what process 0 says."""
+"""Runs the other processes: they do what process 0 says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Follower:
         self._leader.start()
 
     def smallest(self, value: int) -> int:
-        """The least of all processes' values; see `Leader`.
+        """Return the least of all processes' values; see `Leader`.
 
         Raises:
             SystemExit: the leader ended.
@@ -43,8 +43,9 @@ class Follower:
         """Make the leader's device calls until it ends.
 
         Raises:
-            SystemExit: it did.
+            SystemExit: the leader ended.
             ProcessLost: a process is gone.
+            ValueError: the leader asked for what is no device call.
         """
         while True:
             name, args = self._next()
@@ -54,7 +55,16 @@ class Follower:
                 for _ in runner.warmup():
                     pass
             else:
-                getattr(runner.worker, name)(*args)
+                self._make_call(runner, name, args)
+
+    def _make_call(self, runner: Runner, name: str, args: tuple[Any, ...]) -> None:
+        try:
+            runner.worker.make_call(name, args)
+        except ValueError:  # the call is none: no device was asked
+            raise
+        except Exception:
+            self._watch.wait_for_news()
+            raise
 
     def fail(self, error: BaseException) -> None:
         """Tell the leader that this process could not go on."""

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other.
+"""Lets the processes of a run find each other.
 
 `jax.distributed.initialize` has brought them together before: its coordinator, in process 0, hands out the port and
 the secret with which the others reach the leader. What they say is not encrypted: like jax's own traffic it belongs
@@ -31,7 +31,7 @@ _joined = False
 
 
 def join(config: EngineConfig) -> Leader | Follower | None:
-    """This process's part in a run of several; None where there is one process only.
+    """Find the other processes of the run, if it has several; returns this process's part, or None in a run of one.
 
     Raises:
         ValueError: the processes have other settings.
@@ -68,7 +68,7 @@ def _gather(settings: str) -> Leader:
 
 
 def _greet(peer: socket.socket, token: str, settings: str) -> int | None:
-    """Which follower it is; None for a stranger."""
+    """Greet whoever connects; returns which follower it is, or None for a stranger."""
     try:
         known, process, theirs = json.loads(read_frame(peer, MAX_SILENCES, _HELLO_BYTES))
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def _listen() -> socket.socket:
 
 
 def _coordinator() -> Any:
-    """Its address, and a client of its key-value store; jax has no public name for them."""
+    """Return the coordinator's address and a client of its key-value store; jax has no public name for them."""
     from jax._src.distributed import global_state
 
     return global_state

@@ -1,4 +1,4 @@
-"""Process 0: it decides, and says what it does before it does it."""
+"""Runs process 0: it decides, and says what it does before it does it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Leader:
         atexit.register(self.close)
 
     def smallest(self, value: int) -> int:
-        """The least of all processes' values.
+        """Return the least of all processes' values.
 
         Raises:
             ProcessLost: one of them is gone.
@@ -49,7 +49,7 @@ class Leader:
         return value
 
     def lead(self, runner: Runner) -> None:
-        """From now on the followers make the runner's device calls too."""
+        """Have the followers make the runner's device calls too, from now on."""
         runner.worker.announce = self._announce
         runner.worker.fetch = self._watch.fetch
 

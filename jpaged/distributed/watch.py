@@ -1,4 +1,4 @@
-"""How a run ends that has lost a process."""
+"""Ends a run that has lost a process."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0
 """Between the loss of a process and the end of this one, for whoever wants to save something."""
 
+NEWS_SECONDS = 5.0
+"""How long a device call that failed waits for news of a process that died: the devices may hear of it first."""
+
 
 class Watch:
     """Knows whether the run is still whole.
@@ -38,7 +41,7 @@ class Watch:
 
     @property
     def lost(self) -> bool:
-        """Whether `lose` was called."""
+        """Tell whether `lose` was called."""
         return self._loss.done()
 
     def lose(self, message: str) -> None:
@@ -53,24 +56,28 @@ class Watch:
             self._loss.set_exception(ProcessLost(message))
 
     def check(self) -> None:
-        """
-        Raises:
-            ProcessLost: the run is over.
-        """
+        """Raise `ProcessLost` once the run is over."""
         if self._loss.done():
             self._loss.result()
 
     def fetch(self, arrays: Any) -> Any:
-        """`jax.device_get` that ends when a process is lost.
+        """Fetch arrays as `jax.device_get` does, but end when a process is lost.
 
         Raises:
-            ProcessLost: it was.
+            ProcessLost: a process was lost, whatever the devices say of it.
         """
         fetched: Future[Any] = Future()
         self._wanted.put((lambda: jax.device_get(arrays), fetched))
         wait((fetched, self._loss), return_when=FIRST_COMPLETED)
+        if not self.lost and fetched.exception() is not None:
+            self.wait_for_news()
         self.check()
         return fetched.result()
+
+    def wait_for_news(self) -> None:
+        """Raise `ProcessLost` if the loss of a process explains what has just failed."""
+        wait((self._loss,), timeout=NEWS_SECONDS)
+        self.check()
 
     def _wait_for_devices(self) -> None:
         while True:

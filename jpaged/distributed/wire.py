@@ -1,4 +1,4 @@
-"""Messages between the processes of a run: a name, and arguments of known kinds. Nothing in them is executed.
+"""Encodes messages between the processes of a run: a name, and arguments of known kinds. Nothing in them is executed.
 
 A message is a JSON header, ended by a zero byte, and the bytes of its arrays. An array that repeats one value, as
 masks of no restriction do, takes the room of one.
@@ -14,17 +14,18 @@ import numpy as np
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.logit_edits import LogitEdits
-from jpaged.execution.sampler import SamplingArrays
+from jpaged.execution.caches.registry import KINDS
+from jpaged.execution.sampling.logit_edits import LogitEdits
+from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.memory.copies import HostBlock, SwapCopy
 
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (StepBatch, Bucket, SamplingArrays, LogitEdits, HostBlock, SwapCopy)
-}
+_STEP: tuple[type, ...] = (StepBatch, Bucket, SamplingArrays, LogitEdits, HostBlock, SwapCopy)
+_LAYERS: tuple[type, ...] = tuple(cache.Batch for cache in KINDS.values())
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_STEP, *_LAYERS)}
 
 
 def encode(name: str, args: tuple[Any, ...]) -> bytes:
-    """A message.
+    """Return a message as bytes.
 
     Args:
         args: numbers, text, NumPy arrays, what a step is made of, and sequences of them; lists arrive as tuples.
@@ -38,10 +39,10 @@ def encode(name: str, args: tuple[Any, ...]) -> bytes:
 
 
 def decode(message: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Name and arguments; arrays are read-only views of the message.
+    """Return a message's name and arguments; arrays are read-only views of the message.
 
     Raises:
-        ValueError: it is no message of `encode`.
+        ValueError: `message` was not made by `encode`.
     """
     header, end, _ = message.partition(b"\0")
     if not end:
@@ -83,7 +84,7 @@ class _Reader:
         self._message, self._at = message, start
 
     def take(self, dtype: np.dtype, count: int) -> np.ndarray:
-        # Of the message's own bytes, whose alignment is a matter of chance: XLA would copy unaligned ones anyway.
+        # A view of the message's bytes, whose alignment is a matter of chance: XLA would copy unaligned ones anyway.
         array = np.frombuffer(self._message, dtype, count, self._at)
         self._at += array.nbytes
         return array

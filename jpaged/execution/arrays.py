@@ -1,4 +1,4 @@
-"""What both sides of a device call name alike."""
+"""Names what both sides of a device call name alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes a step is compiled for. Their number is known before anything runs."""
+"""Lists the shapes a step is compiled for. Their number is known before anything runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """Padded shape of a step.
+    """Describes the padded shape of a step.
 
     Attributes:
         tokens: rows of the ragged batch.
@@ -22,13 +22,15 @@ class Bucket:
 
 
 class Buckets:
-    """All buckets of an engine, and the smallest that holds a step.
+    """Lists all buckets of an engine and finds the smallest that holds a step.
 
     Decode steps double up to 16 and then go by halves: 1, 2, 4, 8, 16, 24, 32, 48, ... max_num_seqs. Mixed steps go in
     eighths of the token budget (at least 64 tokens apart), which bounds padding where a step is long enough for it
     to cost time. The sampler runs for 1, 4, 16, 32, 64, ... max_num_seqs rows.
 
     Args:
+        verifies: whether steps verify drafts, mostly of a few sequences: mixed steps of 16 and 32 tokens have buckets
+            too, as what is computed of padding would cost as much as the drafts save.
         only: the one bucket all steps run in, and the sampler for max_num_seqs rows only.
     """
 
@@ -36,7 +38,9 @@ class Buckets:
     mixed: tuple[Bucket, ...]
     sample_rows: tuple[int, ...]
 
-    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int, only: Bucket | None = None) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_num_batched_tokens: int, verifies: bool = False, only: Bucket | None = None
+    ) -> None:
         if only is not None:
             self.decode, self.mixed, self.sample_rows = (only,), (), (max_num_seqs,)
             return
@@ -44,7 +48,8 @@ class Buckets:
         halves = [3 * power // 2 for power in powers if power >= 16 and 3 * power // 2 < max_num_seqs]
         decode_sizes = [*sorted(powers + halves), max_num_seqs]
         stride = max(64, -(-max_num_batched_tokens // 8 // 64) * 64)
-        mixed_sizes = [*range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
+        few_tokens = [size for size in (16, 32) if verifies and size < max_num_batched_tokens]
+        mixed_sizes = [*few_tokens, *range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
         self.decode = tuple(Bucket(size, size, True) for size in decode_sizes)
         self.mixed = tuple(Bucket(size, max_num_seqs, False) for size in mixed_sizes)
         few, many = [power for power in powers if power <= 16], [power for power in powers if power > 16]
@@ -55,11 +60,11 @@ class Buckets:
         return self.decode + self.mixed
 
     def smallest_sample(self, rows: int) -> int:
-        """The fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
+        """Return the fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
         return next(size for size in self.sample_rows if size >= rows)
 
     def common(self, sizes: Iterable[tuple[int, int]]) -> Bucket:
-        """The smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
+        """Return the smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
         each = [self.smallest(tokens=tokens, seqs=seqs) for tokens, seqs in sizes]
         if all(bucket.decode_only for bucket in each):
             return max(each)
@@ -67,7 +72,7 @@ class Buckets:
         return next(bucket for bucket in self.mixed if bucket.tokens >= tokens)
 
     def smallest(self, *, tokens: int, seqs: int) -> Bucket:
-        """The smallest bucket for `tokens` tokens of `seqs` sequences.
+        """Return the smallest bucket for `tokens` tokens of `seqs` sequences.
 
         Raises:
             ValueError: no bucket is large enough (the scheduler broke its own limits).

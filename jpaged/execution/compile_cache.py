@@ -1,22 +1,51 @@
-"""XLA's persistent compilation cache, on by default: the second start of an engine compiles nothing."""
+"""Turns XLA's persistent compilation cache on, by default: the second start of an engine compiles nothing."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import warnings
 from pathlib import Path
 
 import jax
 import platformdirs
 
+LEAST_FREE = 256 << 20
+"""Bytes that should be free where compilations are kept; those of an engine take some tens of MiB."""
 
-def enable_compilation_cache() -> str:
+
+def enable_compilation_cache() -> str | None:
     """Turn the cache on in the user's cache folder, unless the user chose a folder; returns the folder in use.
 
-    ``JAX_COMPILATION_CACHE_DIR`` or ``jax.config.update("jax_compilation_cache_dir", ...)`` choose another.
+    ``JAX_COMPILATION_CACHE_DIR`` or ``jax.config.update("jax_compilation_cache_dir", ...)`` choose another. Where the
+    folder cannot be written there is no cache, which is said in a warning, and None is returned.
     """
     chosen = jax.config.values["jax_compilation_cache_dir"]
+    folder = chosen or str(Path(platformdirs.user_cache_dir("jpaged")) / "xla")
+    problem = None if "://" in folder else _problem(Path(folder))  # a bucket is for JAX to check
+    if problem is not None:
+        warnings.warn(
+            f"compilations cannot be kept in {folder}: {problem}. Every start compiles anew; set "
+            "JAX_COMPILATION_CACHE_DIR to a folder that can be written",
+            UserWarning,
+            stacklevel=2,
+        )
+        jax.config.update("jax_compilation_cache_dir", None)
+        return None
     if chosen is None:
-        chosen = str(Path(platformdirs.user_cache_dir("jpaged")) / "xla")
-        jax.config.update("jax_compilation_cache_dir", chosen)
+        jax.config.update("jax_compilation_cache_dir", folder)
         # A step's small helpers compile in well under JAX's threshold of a second, and there are many of them.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    return chosen
+    return folder
+
+
+def _problem(folder: Path) -> str | None:
+    """Return why a folder cannot keep compilations, or None where it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"jpaged")
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return str(error)
+    return f"{free >> 20} MiB are free, below {LEAST_FREE >> 20}" if free < LEAST_FREE else None

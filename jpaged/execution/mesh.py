@@ -1,4 +1,4 @@
-"""The devices an engine runs on and how its arrays lie on them."""
+"""Makes the mesh of the devices that an engine runs on, and says how its arrays lie on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jpaged.model_api import TENSOR_AXIS
 
 
 def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:
-    """A mesh of the first devices over the tensor axis; with several replicas, over the data and the tensor axis.
+    """Return a mesh of the first devices over the tensor axis; with several replicas, over the data and the tensor
+    axis.
 
     Where `jax.distributed` joined several processes, it spans the devices of all of them.
 
@@ -40,17 +41,17 @@ def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:
 
 
 def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
-    """A sharding over `mesh`; no axes = replicated."""
+    """Return a sharding over `mesh`; without axes it is replicated."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def is_local(mesh: Mesh) -> bool:
-    """Whether all its devices belong to this process."""
+    """Tell whether all of the mesh's devices belong to this process."""
     return sharding(mesh).is_fully_addressable
 
 
 def replicate(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """An array on every device of each replica; where processes share the mesh, each brings the same one."""
+    """Return an array on every device of each replica; where processes share the mesh, each brings the same one."""
     if is_local(mesh):
         return jax.device_put(array, own_sharding(mesh))
     # device_put would compare the processes' arrays, which takes a collective and waits for it.
@@ -58,11 +59,12 @@ def replicate(array: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def platform(mesh: Mesh) -> str:
-    """``cpu``, ``gpu`` or ``tpu``: what the mesh's devices are, also when they are only a compiler's target."""
+    """Return the platform of the mesh's devices, ``cpu``, ``gpu`` or ``tpu``, also when they are only a compiler's
+    target."""
     name = mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
 
 
 def alone_on_cpu(mesh: Mesh) -> bool:
-    """Whether all of an engine's arrays are one CPU's, so that a custom call may take them whole."""
+    """Tell whether all of an engine's arrays are one CPU's, so that a custom call may take them whole."""
     return mesh.size == 1 and platform(mesh) == "cpu"

@@ -1,36 +1,55 @@
-"""Whether one tree of weights can stand for another."""
+"""Tells whether one tree of weights can stand for another."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def plain_dict(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Turn a state into dictionaries of its variables' values, which a program takes apart faster.
+
+    It differs from `nnx.to_pure_dict` in leaving no circle behind that would keep the values alive.
+    """
+    return {key: plain_dict(value) if isinstance(value, Mapping) else _value(value) for key, value in state.items()}
+
+
+def _value(variable: Any) -> Any:
+    return variable.get_value() if isinstance(variable, nnx.Variable) else variable
 
 
 def check_like(new: Any, old: Any) -> None:
-    """Both trees have the same structure, shapes and dtypes.
+    """Check that both trees have the same structure, shapes and dtypes.
 
     Raises:
-        ValueError: naming the first leaf that differs.
+        ValueError: they differ; names the first leaf that does.
     """
     old_leaves, new_leaves = _leaves(old), _leaves(new)
     for path, its_old in old_leaves.items():
         leaf = new_leaves.get(path)
         if leaf is None:
-            raise ValueError(f"params{path} of the engine is missing")
+            raise ValueError(f"new{path} is missing, which the engine's params have")
         if its_old.shape != leaf.shape or its_old.dtype != leaf.dtype:
-            raise ValueError(
-                f"params{path} is {leaf.dtype}{list(leaf.shape)}, the engine's is {its_old.dtype}{list(its_old.shape)}"
-            )
+            cast = "; cast=True converts it" if its_old.shape == leaf.shape and _are_floats(leaf, its_old) else ""
+            its = f"{its_old.dtype}{list(its_old.shape)}"
+            raise ValueError(f"new{path} is {leaf.dtype}{list(leaf.shape)}, the engine's is {its}{cast}")
     for path in new_leaves.keys() - old_leaves.keys():
-        raise ValueError(f"the engine has no params{path}")
+        raise ValueError(f"new{path} is none of the engine's params")
     old_def: Any = jax.tree.structure(old)  # mypy finds no comparison in what jax calls a PyTreeDef
     if jax.tree.structure(new) != old_def:
         raise ValueError(
-            f"params are a {type(new).__name__} of other containers than the {type(old).__name__} of the engine"
+            f"new is a {type(new).__name__} of other containers than the {type(old).__name__} of the engine's params"
         )
 
 
+def _are_floats(*leaves: Any) -> bool:
+    return all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+
+
 def _leaves(tree: Any) -> dict[str, Any]:
-    """By path."""
+    """Return a tree's leaves by path."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}

@@ -1,4 +1,4 @@
-"""One program for all replicas of a data-parallel engine: each computes on its own devices with its own arrays.
+"""Makes one program for all replicas of a data-parallel engine: each computes on its own devices with its own arrays.
 
 On a mesh of ``(data, tensor)`` the arrays of all replicas are stacked along a first axis, which is sharded over `data`;
 their pools are one array whose shards are split over both. On a mesh of `tensor` alone there is one replica, and
@@ -21,28 +21,28 @@ DATA_AXIS = "data"
 """Mesh axis over which replicas are spread."""
 
 Kind = Literal["shared", "split", "own"]
-"""Of an argument or result: the same for all replicas; cut along its first axis; or one for each, stacked."""
+"""How an argument or result belongs to replicas: the same for all; cut along its first axis; one for each, stacked."""
 
 T = TypeVar("T")
 
 
 def num_replicas(mesh: Mesh) -> int:
-    """How many engines' worth of devices a mesh has."""
+    """Return how many replicas of the engine the mesh holds."""
     return mesh.shape.get(DATA_AXIS, 1)
 
 
 def own_sharding(mesh: Mesh) -> NamedSharding:
-    """Of arrays that each replica has its own of: on all of its devices alike."""
+    """Return the sharding of arrays of which each replica has its own, replicated on its devices."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS) if DATA_AXIS in mesh.shape else PartitionSpec())
 
 
 def pool_sharding(mesh: Mesh) -> NamedSharding:
-    """Of arrays with one shard for each device along the first axis."""
+    """Return the sharding of arrays with one shard for each device along the first axis."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def stack(mesh: Mesh, each: Sequence[T]) -> T:
-    """Trees of NumPy arrays, one for each replica, as the programs take them."""
+    """Stack trees of NumPy arrays, one for each replica, as the programs take them."""
     if DATA_AXIS not in mesh.shape:
         (only,) = each
         return only
@@ -52,7 +52,7 @@ def stack(mesh: Mesh, each: Sequence[T]) -> T:
 def each_replica(
     function: Callable[..., Any], mesh: Mesh, takes: tuple[Kind, ...], gives: Kind | tuple[Kind, ...]
 ) -> Callable[..., Any]:
-    """`function`, written for one replica, as a function of the arrays of all.
+    """Return `function`, written for one replica, as a function of the arrays of all.
 
     Within it, what is sharded over the tensor axis still is; see `over_tensor`.
     """
@@ -74,12 +74,13 @@ def each_replica(
 
 
 def under_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
-    """Where a `jax.shard_map` that names no mesh is over this one; may stand within `each_replica`."""
+    """Return a context in which a `jax.shard_map` that names no mesh is over this one; it may stand within
+    `each_replica`."""
     return nullcontext() if DATA_AXIS in mesh.shape else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def over_tensor(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`function` on each shard of a replica, as `jax.shard_map`; may stand within `each_replica`."""
+    """Return `function` mapped over a replica's shards by `jax.shard_map`; the call may stand within `each_replica`."""
     # Within another shard_map the mesh is the one it has begun to take apart.
     inner = None if DATA_AXIS in mesh.shape else mesh
     return jax.shard_map(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +14,16 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution import fixed_rows
 from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
-from jpaged.execution.buckets import Buckets
-from jpaged.execution.pool import PoolSpec
-from jpaged.execution.prompt_scores import PromptScores, score_rows, slices
+from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
+from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.replicas import num_replicas, stack
-from jpaged.execution.sample_step import StepOutput
-from jpaged.execution.sampling_batch import (
+from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
+from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.sampling_batch import (
     RANKED,
     all_plain,
     greedy_rows,
@@ -30,17 +32,20 @@ from jpaged.execution.sampling_batch import (
     top_size,
 )
 from jpaged.execution.worker import Worker
-from jpaged.scheduling.step import ScheduledStep, TopTokens
+from jpaged.scheduling.step import ScheduledStep
+from jpaged.scheduling.top_tokens import TopTokens
 
 T = TypeVar("T")
+_SAMPLERS = ((0, "greedy"), (RANKED, "full"))
+"""Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
 
 
 class Draw:
-    """What the sampler gives all replicas, on its way from the device.
+    """Holds what the sampler gives all replicas, on its way from the device.
 
     Args:
         fetch: see `Worker`.
-        ranked: somebody asked for the most likely tokens.
+        ranked: whether somebody asked for the most likely tokens.
     """
 
     def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
@@ -49,17 +54,18 @@ class Draw:
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """On the host: fields of `StepOutput`, the first two or all; blocks until the device is done."""
+        """Return the arrays on the host, the first two fields of `StepOutput` or all; blocks until the device is
+        done."""
         return self._fetch(self._wanted)
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A dispatched step whose results may not exist yet.
+    """Is a dispatched step whose results may not exist yet.
 
     Attributes:
         replica: whose step it is; None where there is one.
-        scores: of prompt tokens, where a request asked for them.
+        scores: scores of prompt tokens, where a request asked for them.
     """
 
     step: ScheduledStep
@@ -68,8 +74,8 @@ class InFlight:
     scores: PromptScores | None = None
 
     def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
-        """Sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled sample;
-        blocks until the device is done."""
+        """Return the sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled
+        sample; blocks until the device is done."""
         arrays = self.draw.arrays if self.replica is None else [x[self.replica] for x in self.draw.arrays]
         tokens, logprobs, *top = (x[: len(self.step.samples)] for x in arrays)
         return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if self.step.num_top else None
@@ -81,8 +87,10 @@ class Runner:
     On a data-parallel mesh each iteration has a step of every replica, and one bucket that holds them all.
 
     Args:
-        can_swap: blocks may be swapped to the host: `warmup` compiles for it.
-        deterministic: steps run as `fixed_rows` says.
+        can_swap: whether blocks may be swapped to the host: `warmup` then compiles for it.
+        deterministic: whether steps run as `jpaged.execution.deterministic` says.
+        verifies: whether steps verify drafts, see `Buckets`.
+        draft: what makes drafts on the device; None = nothing does.
 
     Attributes:
         worker: owns the device state.
@@ -101,6 +109,8 @@ class Runner:
         vocab_size: int,
         can_swap: bool = False,
         deterministic: bool = False,
+        verifies: bool = False,
+        draft: DraftProgram | None = None,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -109,22 +119,34 @@ class Runner:
         self.buckets = Buckets(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            only=fixed_rows.BUCKET if deterministic else None,
+            verifies=verifies,
+            only=BUCKET if deterministic else None,
         )
-        self.worker = Worker(graphdef, params, spec, mesh, max_num_seqs=max_num_seqs, deterministic=deterministic)
+        self.worker = Worker(
+            graphdef, params, spec, mesh, max_num_seqs=max_num_seqs, deterministic=deterministic, draft=draft
+        )
         self._deterministic = deterministic
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self.num_replicas = num_replicas(mesh)
         self._builders = [
-            BatchBuilder(spec.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-            for _ in range(self.num_replicas)
+            BatchBuilder(spec, max_num_seqs=max_num_seqs, max_model_len=max_model_len) for _ in range(self.num_replicas)
         ]
         self._can_swap = can_swap
+        self._drafter = Drafter(
+            self._builders[0].build,
+            lambda seqs: self.buckets.smallest(tokens=seqs, seqs=seqs),
+            self.buckets.smallest_sample,
+            vocab_size,
+            self.buckets.decode[-1].seqs,
+            self._draft,
+        )
+        if deterministic:
+            self._empty_batch(BUCKET)  # refuses layers that cannot be computed so
 
     @property
     def copy_sizes(self) -> tuple[int, ...]:
-        """Padded numbers of block copies in one launch."""
+        """Return the padded numbers of block copies that a launch can have."""
         return tuple(dict.fromkeys([min(16, self.max_num_seqs), self.max_num_seqs]))
 
     def dispatch(self, step: ScheduledStep) -> InFlight | None:
@@ -133,7 +155,7 @@ class Runner:
         return in_flight
 
     def dispatch_all(self, steps: Sequence[ScheduledStep]) -> list[InFlight | None]:
-        """`dispatch` for a step of each replica."""
+        """Start one step of each replica; see `dispatch`."""
         first = steps[0]
         if first.dropped or first.swap_out or first.swap_in:  # replicas do not swap
             self.worker.swap(first.dropped, first.swap_out, first.swap_in)
@@ -141,8 +163,11 @@ class Runner:
             self._copy_blocks(*steps)
         if not any(step.chunks for step in steps):
             return [None] * len(steps)
+        if first.undrafted:  # replicas have no drafts
+            first = self._drafter.fill(first)
+            steps = [first]
         if self._deterministic:
-            bucket = fixed_rows.padded_bucket(first.num_tokens, self.max_num_seqs)
+            bucket = padded_bucket(first.num_tokens, self.max_num_seqs)
         else:
             bucket = self.buckets.common((step.num_tokens, len(step.chunks)) for step in steps)
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
@@ -152,6 +177,16 @@ class Runner:
         if len(steps) == 1:
             return [InFlight(first, draw, scores=scores)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
+
+    def give_back(self, pages: Sequence[Iterable[int]]) -> None:
+        """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
+        if not self.worker.frees_memory:
+            return
+        unused = np.zeros((self.num_replicas, self.spec.layout.num_pages), bool)
+        for mine, of_replica in zip(unused, pages, strict=True):
+            mine[list(of_replica)] = True
+        if unused.any():
+            self.worker.give_back(unused)
 
     def _score_prompts(self, step: ScheduledStep, batch: StepBatch) -> PromptScores:
         top = top_size(max(request.params.prompt_logprobs or 0 for request, _ in step.scored))
@@ -168,6 +203,9 @@ class Runner:
         output = self.worker.draw(stack(self.mesh, of_one_shape(each)), 0 if plain else top_size(num_top))
         return Draw(output, self.worker.fetch, ranked=num_top > 0)
 
+    def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
+        return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()
+
     def _copy_blocks(self, *steps: ScheduledStep) -> None:
         groups = range(len(self.spec.views))
         most = max(sum(copy.group == group for copy in step.copies) for step in steps for group in groups)
@@ -176,7 +214,7 @@ class Runner:
         self.worker.copy_blocks(src, dst)
 
     def _copy_pairs(self, step: ScheduledStep, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and destination blocks, ``[groups, size]`` each."""
+        """Return the source and destination blocks, ``[groups, size]`` each."""
         per_group = [[copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))]
         pairs = np.full((2, len(per_group), size), -1, np.int32)
         for group, copies in enumerate(per_group):
@@ -204,10 +242,10 @@ class Runner:
             while pending:
                 yield _finished(*pending.popleft())
         jax.block_until_ready(self.worker.pool)
-        self.worker.warm = True
+        self.worker.compilations.warm = True
 
     def _shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What `warmup` compiles: names and the compilations of traced programs."""
+        """Yield what `warmup` compiles: each shape's name and its traced program's compilation."""
         for size in self.copy_sizes:
             ids = self._of_all(np.full((len(self.spec.views), size), -1, np.int32))
             yield f"block copy x{size}", self.worker.prepare_copy(ids, ids)
@@ -215,29 +253,46 @@ class Runner:
             yield from self.worker.prepare_swaps()
         for bucket in self.buckets.all:
             kind = "decode" if bucket.decode_only else "mixed"
-            batch = empty_batch(
-                bucket, self.spec.layout, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len
-            )
-            yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(self._of_all(batch), bucket)
+            batch = self._of_all(self._empty_batch(bucket))
+            yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))
                 yield f"{kind} sampler, {rows} rows", self.worker.prepare_draw(args, top)
+        if self.worker.drafter is not None:
+            yield from self._draft_shapes()
+
+    def _draft_shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        for bucket in self._draft_buckets:
+            yield f"drafting step, {bucket.tokens} tokens", self.worker.prepare_draft(self._empty_batch(bucket), bucket)
+        for rows in self.buckets.sample_rows:
+            for top, kind in _SAMPLERS:
+                args = greedy_rows(rows, self._vocab_size)
+                yield f"{kind} drafting sampler, {rows} rows", self.worker.prepare_draft_draw(args, top)
+
+    @property
+    def _draft_buckets(self) -> tuple[Bucket, ...]:
+        return self.buckets.all if self.worker.drafter_follows else self.buckets.decode
+
+    def _empty_batch(self, bucket: Bucket) -> StepBatch:
+        batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)
+        return empty_launch(batch, self.spec.caches) if self._deterministic else batch
 
     def _of_all(self, of_one: T) -> T:
         return stack(self.mesh, [of_one] * self.num_replicas)
 
     @property
     def _samplers(self) -> tuple[tuple[int, str], ...]:
-        return ((RANKED, "full"),) if self._deterministic else ((0, "greedy"), (RANKED, "full"))
+        return _SAMPLERS[1:] if self._deterministic else _SAMPLERS
 
     @property
     def num_warmup(self) -> int:
-        """How many shapes `warmup` compiles."""
+        """Return how many shapes `warmup` compiles."""
         swaps = self.worker.host.num_shapes if self._can_swap else 0
-        return (
-            len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * len(self.buckets.sample_rows)
-        )
+        rows, drafting = len(self.buckets.sample_rows), 0
+        if self.worker.drafter is not None:
+            drafting = len(self._draft_buckets) + len(_SAMPLERS) * rows
+        return len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * rows + drafting
 
 
 def _finished(name: str, compiling: Future[None]) -> str:

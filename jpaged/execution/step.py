@@ -1,11 +1,12 @@
-"""The step: a pure function from (params, pool, batch) to (pool, hidden states), jitted once a bucket.
+"""Makes the step: a pure function from (params, pool, batch) to (pool, hidden states), jitted once a bucket.
 
-What follows it, the vocabulary's logits and the draw, is a function of its own (`jpaged.execution.sample_step`):
-its shapes depend on the rows that are sampled only.
+What follows it, the vocabulary's logits and the draw, is a function of its own
+(`jpaged.execution.sampling.sample_step`): its shapes depend on the rows that are sampled only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,11 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.attend import Pool, attend
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.pool import PoolSpec
+from jpaged.execution.caches.base import LayerCall, Pool
+from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
-from jpaged.execution.tracing import traced_for
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.model_api import TENSOR_AXIS, LayerRef
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.platform import Impl
 
@@ -31,8 +31,9 @@ def make_step(
     mesh: Mesh,
     *,
     kernel_impl: Impl | None = None,
+    prefix: str = "",
 ) -> jax.stages.Wrapped:
-    """The step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
+    """Return the step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
 
     `pool` is donated. `last_tokens` are the tokens of the step before, still on the device. `hidden`,
     ``[tokens, embed]``, are the final hidden states, `sampled`, ``[max_num_seqs, embed]``, those of the rows in
@@ -41,6 +42,7 @@ def make_step(
     Args:
         kernel_impl: which kernels run; None = what the current platform is best at. Needed when compiling
             ahead of time for another platform.
+        prefix: what the names of the model's layer groups begin with in `spec`, see `layer_operations`.
     """
 
     def step(
@@ -49,9 +51,10 @@ def make_step(
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
-        attend_here = partial(attend, spec, mesh, batch, max_query_len=1 if decode_only else None, impl=kernel_impl)
-        with traced_for(mesh, kernel_impl, batch.query_starts[-1]), under_mesh(mesh):
-            hidden, pool = model(tokens, batch.positions, pool, attend_here)
+        longest = 1 if decode_only else None
+        operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
+        with under_mesh(mesh):
+            hidden, pool = model(tokens, batch.positions, pool, operate, batch.query_starts[-1])
         return pool, hidden[batch.sample_at], hidden
 
     def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
@@ -69,8 +72,40 @@ def make_step(
     )
 
 
+def layer_operations(
+    spec: PoolSpec, mesh: Mesh, batch: StepBatch, *, max_query_len: int | None, impl: Impl | None, prefix: str = ""
+) -> Callable[..., tuple[Pool, Any]]:
+    """Return the function that the model calls with a layer of any kind, ``operate(pool, layer, *operands) -> (pool,
+    result)``; for attention it is a `jpaged.model_api.Attend`.
+
+    Args:
+        prefix: what is put before a group's name as the model knows it: the pool may hold the groups of two models.
+    """
+    kinds = {}
+    for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
+        kinds[cache.group.name] = (
+            cache,
+            LayerCall(
+                mesh=mesh,
+                query_starts=batch.query_starts,
+                kv_lens=batch.kv_lens,
+                arrays=arrays,
+                views=spec.views[its],
+                max_query_len=max_query_len,
+                impl=impl,
+            ),
+        )
+
+    def operate(pool: Pool, layer: LayerRef, *operands: Any, **options: Any) -> tuple[Pool, Any]:
+        cache, call = kinds[prefix + layer.group]
+        return cache.operate(call, pool, layer.index, *operands, **options)
+
+    return operate
+
+
 def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None) -> jax.stages.Wrapped:
-    """``copy(pool, src, dst) -> pool``: all of a step's block copies, a launch a group; the pool is donated.
+    """Return ``copy(pool, src, dst) -> pool``, which makes all of a step's block copies in a launch a group; the pool
+    is donated.
 
     Out-of-range ids (padding) copy nothing.
     """

@@ -1,9 +1,9 @@
-"""The device state and the programs that run on it, told what to do by host values only."""
+"""Owns the device state and the programs that run on it, told what to do by host values only."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -13,34 +13,39 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
-from jpaged.execution import fixed_rows
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.logit_edits import LogitEdits
-from jpaged.execution.mesh import is_local, replicate
-from jpaged.execution.params import check_like
-from jpaged.execution.pool import PoolSpec, abstract_pool, make_pool
+from jpaged.execution.caches.pool import PoolSpec, abstract_pool, make_pool, make_zero_pages
+from jpaged.execution.compilations import Compilations
+from jpaged.execution.deterministic import BUCKET, launches
+from jpaged.execution.drafts import DraftProgram
+from jpaged.execution.host_store import HostStore
+from jpaged.execution.mesh import is_local, platform, replicate
+from jpaged.execution.model_programs import Compile, ModelPrograms
 from jpaged.execution.program import Program
-from jpaged.execution.prompt_scores import ScoreOutput, make_score
-from jpaged.execution.replicas import num_replicas, own_sharding, stack
-from jpaged.execution.sample_step import StepOutput, make_sample_step
-from jpaged.execution.sampler import SamplingArrays
-from jpaged.execution.step import make_block_copy, make_step
-from jpaged.execution.swap import HostStore
+from jpaged.execution.replicas import num_replicas, stack
+from jpaged.execution.sampling.logit_edits import LogitEdits
+from jpaged.execution.sampling.prompt_scores import ScoreOutput
+from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.step import make_block_copy
 from jpaged.memory.copies import HostBlock, SwapCopy
+from pallas_kernels.zero_pages import frees_memory
 
-logger = logging.getLogger(__name__)
-
-Compile = Callable[[], None]
 BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
 P = ParamSpec("P")
 R = TypeVar("R")
+Tokens: TypeAlias = Int[jax.Array, " max_seqs"]
+
+
+DEVICE_CALLS: set[str] = set()
+"""Names of the methods that `device_call` marks."""
 
 
 def device_call(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concatenate[Worker, P], R]:
-    """Marks what a worker is told step by step, by position: `Worker.announce` hears of it first."""
+    """Mark a method that a worker is told step by step, by position: `Worker.announce` hears of each call first."""
 
     @wraps(method)
     def call(self: Worker, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,24 +53,28 @@ def device_call(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concate
         self.announce(method.__name__, args)
         return method(self, *args, **kwargs)
 
+    DEVICE_CALLS.add(method.__name__)
     return call
 
 
 class Worker:
-    """Owns the device state: the weights, the pool (donated to every step) and the last step's tokens.
+    """Owns the device state, the pool (donated to every step) and the last step's tokens, and the model's programs.
 
     Its device calls take host values only and start programs in the order they come in. So several processes that
     hold parts of one mesh stay together when each makes the same calls. On a data-parallel mesh arguments are stacked,
     and results too; see `replicas`.
 
     Args:
-        deterministic: steps run as `fixed_rows` says.
+        deterministic: whether steps run as `jpaged.execution.deterministic` says.
+        draft: what drafts; None = nothing does.
 
     Attributes:
+        model: weights and programs.
+        drafter: weights and programs of what drafts; None = nothing does.
+        drafter_follows: whether it keeps KV of its own, and so computes whatever the model does.
         announce: told the name and arguments of every device call before it is made.
         fetch: brings arrays to the host when the device is done with them.
-        warm: from now on a compilation counts as a recompile.
-        num_recompiles: shapes compiled since; each was logged.
+        compilations: what was compiled so far.
     """
 
     def __init__(
@@ -77,44 +86,43 @@ class Worker:
         *,
         max_num_seqs: int,
         deterministic: bool = False,
+        draft: DraftProgram | None = None,
     ) -> None:
-        self.params = params
         self.spec = spec
         self.mesh = mesh
         self.announce: Callable[[str, tuple[Any, ...]], None] = _tell_nobody
         self.fetch: Callable[[Any], Any] = jax.device_get
-        self.warm = False
-        self.num_recompiles = 0
+        self.compilations = Compilations()
         self._deterministic = deterministic
-        self._compiled: set[Hashable] = set()
-        self._step = Program(make_step(graphdef, spec, mesh), self._count)
-        self._sample = Program(make_sample_step(graphdef, mesh), self._count)
-        self._score = Program(make_score(graphdef, mesh), self._count)
-        self._copy = Program(make_block_copy(spec, mesh), self._count)
-        self.host = HostStore(spec, mesh, self._count)
+        told = self.compilations.begin, self.compilations.end
+        self.model = ModelPrograms(graphdef, params, spec, mesh, *told)
+        self.drafter: ModelPrograms | None = None
+        if draft is not None:
+            weights = params if draft.params is None else draft.params
+            self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *told, prefix=draft.prefix)
+        self.drafter_follows = draft is not None and draft.prefix != ""
+        self._copy = Program(make_block_copy(spec, mesh), *told, ("copy", spec, mesh))
+        self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
+        self.host = HostStore(spec, mesh, *told)
+        self._max_num_seqs = max_num_seqs
+        self._open_masks: dict[int, jax.Array] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the state that the device calls go on from."""
         # A CPU takes a second to map a gigabyte of pool, and warming up does not need it.
         thread = ThreadPoolExecutor(1)
-        self._pool_made = thread.submit(make_pool, spec, mesh)
-        thread.shutdown(wait=not is_local(mesh))
+        self._pool_made = thread.submit(make_pool, self.spec, self.mesh)
+        thread.shutdown(wait=not is_local(self.mesh))
         self._pool: jax.Array | None = None
-        self._open_masks: dict[int, jax.Array] = {}
         self._sampled: jax.Array | None = None
         self._hidden: list[jax.Array] = []
-        self._last_tokens = replicate(stack(mesh, [np.zeros(max_num_seqs, np.int32)] * num_replicas(mesh)), mesh)
-
-    @property
-    def params(self) -> Any:
-        """The weights."""
-        return self._params
-
-    @params.setter
-    def params(self, params: Any) -> None:
-        self._params = params
-        self._weights = nnx.to_pure_dict(params)  # a program takes plain dictionaries apart faster
+        tokens = [np.zeros(self._max_num_seqs, np.int32)] * num_replicas(self.mesh)
+        self._last_tokens = replicate(stack(self.mesh, tokens), self.mesh)
 
     @property
     def pool(self) -> jax.Array:
-        """As the calls made so far leave it."""
+        """Return the pool, once all calls made so far are done."""
         if self._pool is None:
             self._pool = self._pool_made.result()
         return self._pool
@@ -124,11 +132,42 @@ class Worker:
         self._pool = pool
 
     @property
+    def frees_memory(self) -> bool:
+        """Tell whether `give_back` does anything."""
+        return platform(self.mesh) == "cpu" and frees_memory()
+
+    @property
     def num_compiled(self) -> int:
-        """Shapes of step, sampler, block copy and swap compiled so far."""
-        return len(self._compiled)
+        """Return how many shapes of step, sampler, block copy and swap were compiled so far."""
+        return self.compilations.count
+
+    @property
+    def num_recompiles(self) -> int:
+        """Return how many shapes were compiled after a warm-up."""
+        return self.compilations.num_recompiles
+
+    def update_params(self, new: Any) -> None:
+        """Swap the model's weights, see `ModelPrograms.update_params`; its first layers draft with the new ones too."""
+        self.model.update_params(new)
+        if self.drafter is not None and not self.drafter_follows:
+            self.drafter.share_params(self.model)
 
     # ------------------------------------------------------------------ device calls
+
+    @device_call
+    def restart(self) -> None:
+        """Begin anew with an empty pool and nothing swapped out.
+
+        A call that failed may have taken the pool, which is donated, without giving one back; and when results turn out
+        to be errors only as they are fetched, so is all that was computed from them.
+        """
+        self.host.forget_all()
+        pool = self._pool
+        if pool is None and self._pool_made.exception() is None:
+            pool = self._pool_made.result()
+        if pool is not None and not pool.is_deleted():
+            pool.delete()  # there may be no room for two
+        self._begin()
 
     @device_call
     def swap(self, dropped: Sequence[HostBlock], out: Sequence[SwapCopy], back: Sequence[SwapCopy]) -> None:
@@ -143,37 +182,61 @@ class Worker:
         self.pool = self._copy(("copy", src.shape[-1]), self.pool, src, dst)
 
     @device_call
+    def give_back(self, unused: Bool[np.ndarray, "replicas pages"]) -> None:
+        """Return the memory of large pages that nobody needs to the system, where it can be; they read as zeros."""
+        if self.frees_memory:
+            shards = np.repeat(unused, self.spec.shards, axis=0)
+            self.pool = self._zero("zero pages", self.pool, shards)
+
+    @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled, self._hidden = None, []
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
-        for launch, here in fixed_rows.launches(batch, num_samples):
-            rows = self._run(launch, fixed_rows.BUCKET)
+        for launch, here in launches(batch, num_samples, self.spec.caches):
+            rows = self._run(launch, BUCKET)
             self._sampled = rows if self._sampled is None else jnp.where(here[:, None], rows, self._sampled)
 
     @device_call
     def score(self, rows: Int[np.ndarray, " rows"], targets: Int[np.ndarray, " rows"], top: int) -> ScoreOutput:
-        """Log-probabilities of `targets` after tokens `rows` of the last `compute`."""
+        """Return the log-probabilities of `targets` after tokens `rows` of the last `compute`."""
         if len(self._hidden) > 1:
             self._hidden = [jnp.concatenate(self._hidden)]
         (hidden,) = self._hidden
-        return self._score(("score", hidden.shape[0], top), self._weights, hidden, rows, targets, top=top)
+        return self.model.score(hidden, rows, targets, top)
 
     @device_call
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:
         """Sample the next tokens after the last `compute`, which is thereby over."""
-        args = self._placed(args)
-        output = self._sample(_sample_key(args, top), self._weights, self._sampled, args, self._last_tokens, top=top)
+        assert self._sampled is not None, "compute comes before draw"
+        output = self.model.sample(self._sampled, self._placed(args), self._last_tokens, top)
         self._last_tokens = output.tokens
         self._sampled, self._hidden = None, []
         return output
 
+    @device_call
+    def draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> Tokens:
+        """Run the drafting program on a batch and draw after it; what the next `compute` is given does not change."""
+        assert self.drafter is not None, "an engine without a drafter was asked for drafts"
+        self.pool, rows, _ = self.drafter.step(self.pool, batch, self._last_tokens, bucket)
+        return self.drafter.sample(rows, self._placed(args), self._last_tokens, top).tokens
+
+    def make_call(self, name: str, args: tuple[Any, ...]) -> None:
+        """Make the device call of this name, as another process announced it.
+
+        Raises:
+            ValueError: `name` is the name of no device call; nothing else of a worker can be called so.
+        """
+        if name not in DEVICE_CALLS:
+            raise ValueError(f"{name!r} is no device call; a worker's are {sorted(DEVICE_CALLS)}")
+        getattr(self, name)(*args)
+
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
-        self.pool, sampled, hidden = self._step(
-            ("step", bucket), self._weights, self.pool, batch, self._last_tokens, decode_only=bucket.decode_only
-        )
+        self.pool, sampled, hidden = self.model.step(self.pool, batch, self._last_tokens, bucket)
+        if self.drafter is not None and self.drafter_follows:
+            self.pool, _, _ = self.drafter.step(self.pool, batch, self._last_tokens, bucket)
         self._hidden.append(hidden)
         return sampled
 
@@ -181,7 +244,7 @@ class Worker:
         return args._replace(edits=args.edits._replace(mask=self._mask(args.edits)))
 
     def _mask(self, edits: LogitEdits) -> jax.Array:
-        """The step's token masks on the device; where no row has one, an array that is there already."""
+        """Return the step's token masks on the device; where no row has one, an array that is there already."""
         if edits.masked.any():
             return replicate(np.asarray(edits.mask), self.mesh)
         rows = edits.masked.shape[-1]
@@ -192,55 +255,46 @@ class Worker:
     # ------------------------------------------------------------------ compiling ahead
 
     def prepare_copy(self, src: np.ndarray, dst: np.ndarray) -> Compile:
-        """Trace `copy_blocks` for these shapes; what is returned compiles it, in any thread. So do the next."""
+        """Trace `copy_blocks` for these shapes; what is returned compiles it, in any thread."""
         return self._copy.prepare(("copy", src.shape[-1]), abstract_pool(self.spec, self.mesh), src, dst)
 
     def prepare_swaps(self) -> Iterator[tuple[str, Compile]]:
-        """Names and compilations of every launch of `swap`."""
+        """Trace every launch of `swap`; yields names and compilations."""
         return self.host.shapes(abstract_pool(self.spec, self.mesh))
 
     def prepare_compute(self, batch: StepBatch, bucket: Bucket) -> Compile:
-        return self._step.prepare(
-            ("step", bucket),
-            self._weights,
-            abstract_pool(self.spec, self.mesh),
-            batch,
-            self._last_tokens,
-            decode_only=bucket.decode_only,
-        )
+        return self.model.prepare_step(batch, self._last_tokens, bucket)
 
     def prepare_draw(self, args: SamplingArrays, top: int) -> Compile:
-        """After a `prepare_compute`, which knows the hidden states."""
-        _, hidden, _ = self._step.out_info
-        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
-        args = self._placed(args)
-        return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, self._last_tokens, top=top)
+        """Trace `draw` for these shapes, after a `prepare_compute`, which knows the hidden states."""
+        return self.model.prepare_sample(self._placed(args), self._last_tokens, top)
 
-    def _count(self, shape: Hashable) -> None:
-        self._compiled.add(shape)
-        if self.warm:
-            self.num_recompiles += 1
-            logger.warning("compiling %s after warm-up (number %d)", shape, self.num_recompiles)
+    def prepare_draft(self, batch: StepBatch, bucket: Bucket) -> Compile:
+        """Trace the drafting program's step for these shapes."""
+        assert self.drafter is not None
+        return self.drafter.prepare_step(batch, self._last_tokens, bucket)
 
-    # ------------------------------------------------------------------ weights
+    def prepare_draft_draw(self, args: SamplingArrays, top: int) -> Compile:
+        """Trace its sampler, after a `prepare_draft`."""
+        assert self.drafter is not None
+        return self.drafter.prepare_sample(self._placed(args), self._last_tokens, top)
 
-    def update_params(self, new: Any) -> None:
-        """Swap the weights for others of the same structure, shapes and dtypes, placed where the old ones are.
+    # ------------------------------------------------------------------ the end
 
-        Raises:
-            ValueError: naming the first leaf that differs; the old weights stay.
-            RuntimeError: the mesh spans several processes, of which only this one has the new ones.
-        """
-        if not is_local(self.mesh):
-            raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
-        check_like(new, self.params)
-        self.params = jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params))
+    @device_call
+    def close(self) -> None:
+        """Free all device memory at once, but weights that somebody else holds too; nothing can be called any more."""
+        with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call
+            self.pool.delete()
+        self._open_masks.clear()
+        self._sampled, self._hidden = None, []
+        self._last_tokens.delete()
+        self.host.close()
+        self._copy.forget()
+        self._zero.forget()
+        for programs in filter(None, (self.model, self.drafter)):
+            programs.close()
 
 
 def _tell_nobody(name: str, args: tuple[Any, ...]) -> None:
-    """One process holds the whole mesh."""
-
-
-def _sample_key(args: SamplingArrays, top: int) -> Hashable:
-    sizes = args.temperature, args.edits.token_row, args.edits.ban_row
-    return "sample", *(array.shape[-1] for array in sizes), top
+    """Do nothing: one process holds the whole mesh."""

@@ -1,16 +1,17 @@
-"""Weights and tokenizers: from a model's name to a model on the mesh.
+"""Loads weights and tokenizers: from a model's name to a model on the mesh.
 
 `load_model` does it all. Beneath it: where the files are (`source`, `demo_model`), what they hold
-(`gguf_*`, `safetensors_reader`, `tokenizer`), which family they are (`registry`), how tensors become sharded
-parameters (`weights`, `placement`), and checkpoints of ours, which load faster (`orbax`, `relayout`).
+(`open_checkpoint`, `gguf`, `safetensors_reader`, `tokenizer`), which family they are (`registry`), how tensors become
+sharded parameters (`parameters`), and checkpoints of ours, which load faster (`orbax`).
 """
 
-from jpaged.loading.load import LoadedModel, convert_checkpoint, load_model
-from jpaged.loading.orbax import save_checkpoint
+from jpaged.loading.load import convert_checkpoint, load_model
+from jpaged.loading.loaded_model import LoadedModel
+from jpaged.loading.orbax.checkpoint import save_checkpoint
+from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.source import Source, resolve_source
 from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
-from jpaged.loading.weights import load_params
 
 __all__ = [
     "LoadedModel",

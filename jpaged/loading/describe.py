@@ -1,4 +1,4 @@
-"""What a model is, from its config alone: no weights are needed, nor read."""
+"""Describes a model from its config alone: no weights are needed, nor read."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from jpaged.loading.opened import described, open_model
-from jpaged.loading.readers import StoredAs
+from jpaged.loading.open_checkpoint import described, is_quantised, open_model
 from jpaged.loading.source import check_name
+from jpaged.loading.tensor_reader import StoredAs
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Described:
-    """A model's config, its family's class, and what its checkpoint holds, as far as the config tells.
+    """Holds a model's config, its family's class, and what its checkpoint holds, as far as the config tells.
 
     `gguf` is the file when it is one.
     """
@@ -32,9 +32,9 @@ class Described:
 
 
 def describe_model(name: str | Path) -> Described:
-    """Read a config: of anything `load_model` takes, of a folder without weights, or of a file ``*.json``.
+    """Read the config of anything that `load_model` takes, of a folder without weights, or of a file ``*.json``.
 
-    Of a hub id only the config is fetched.
+    Only the config of a hub id is fetched.
 
     Raises:
         ValueError: nothing of that name, or a family that is not installed.
@@ -54,13 +54,15 @@ def describe_model(name: str | Path) -> Described:
 
 def _of_config(file: Path) -> Described:
     if not file.exists():
-        raise ValueError(f"config {str(file)!r} does not exist")
+        raise ValueError(f"model={str(file)!r} does not exist")
     with tempfile.TemporaryDirectory() as folder:  # transformers reads no file of another name
         (Path(folder) / "config.json").write_bytes(file.read_bytes())
         config, family = described(Path(folder), file)
     dtype = getattr(config, "dtype", None)
     wide = str(dtype).removeprefix("torch.") == "float32"
-    return Described(config, family, StoredAs(np.dtype(np.float32 if wide else ml_dtypes.bfloat16), quantised=False))
+    return Described(
+        config, family, StoredAs(np.dtype(np.float32 if wide else ml_dtypes.bfloat16), is_quantised(config))
+    )
 
 
 def _is_hub_id(name: str) -> bool:
@@ -76,6 +78,6 @@ def _config_of_hub(repo_id: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"the Hugging Face hub did not give the config of {repo_id!r} ({type(error).__name__}: {reason}); "
+            f"model={repo_id!r}: the Hugging Face hub did not give its config ({type(error).__name__}: {reason}); "
             "a config.json on disk is accepted too"
         ) from error

@@ -1,64 +1,27 @@
-"""From a model's name to everything the engine needs to run it."""
+"""Turns a model's name into everything the engine needs to run it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.loading.opened import OpenedModel, open_model
-from jpaged.loading.orbax import OrbaxWeights, restore_params, save_checkpoint
-from jpaged.loading.placement import layers_are_stacked
-from jpaged.loading.quantisation import check_device, check_quantization
-from jpaged.loading.readers import StoredAs, TensorReader
-from jpaged.loading.tokenizer import eos_token_ids, has_tokenizer, load_tokenizer
-from jpaged.loading.weights import load_params
-from jpaged.model_api import TENSOR_AXIS, CausalLM
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory, ready to run.
-
-    Attributes:
-        graphdef: ``nnx.merge(graphdef, params)`` is the model; `params` are on the mesh.
-        tokenizer: None when the folder brings none; the model then takes and gives token ids only.
-        model: the same model with shapes for arrays: layer groups, vocabulary size.
-        eos_token_ids: ids that end a generation; may be empty.
-        name: what the user called the model.
-        mesh: has `TENSOR_AXIS`.
-        stacked: whether layers are stacked for a scan.
-        expert_parallel: whether each device holds whole experts.
-        tensor_shapes: of the checkpoint's tensors that the parameters were made from, by Hugging Face name.
-    """
-
-    graphdef: nnx.GraphDef
-    params: nnx.State
-    config: PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase | None
-    eos_token_ids: tuple[int, ...]
-    name: str
-    model: CausalLM
-    dtype: np.dtype
-    mesh: Mesh
-    stacked: bool
-    tensor_shapes: Mapping[str, tuple[int, ...]]
-    expert_parallel: bool = False
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Shards of the heads, MLP and vocabulary."""
-        return self.mesh.shape[TENSOR_AXIS]
+from jpaged.config import DTYPES
+from jpaged.loading.build_context import build_context
+from jpaged.loading.generation_config import read_generation_config
+from jpaged.loading.loaded_model import LoadedModel
+from jpaged.loading.open_checkpoint import OpenedModel, open_model
+from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_checkpoint
+from jpaged.loading.parameters.forms import check_device, check_quantization
+from jpaged.loading.parameters.weights import load_params
+from jpaged.loading.tensor_reader import StoredAs, TensorReader
+from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
+from jpaged.model_api import TENSOR_AXIS
+from jpaged.validation import one_of
 
 
 def load_model(
@@ -70,31 +33,41 @@ def load_model(
     expert_parallel: bool = False,
     stacked: bool | None = None,
     quantization: str | None = None,
+    tokenizer: str | None = None,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    generation_config: str = "auto",
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
     Args:
-        dtype: "float32", "bfloat16" or "auto": float32 on CPU, where bfloat16 is several times slower; on
-            accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or quantised.
+        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, where bfloat16 is several times
+            slower; on accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or
+            quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         expert_parallel: spread whole experts over the shards, instead of each expert's columns.
-        stacked: stack the layers for a scan; by default as `layers_are_stacked` says.
+        stacked: stack the layers for a scan; by default as `build_context` says.
         quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
             checkpoint of ours was saved in.
+        tokenizer, revision, download_dir, generation_config: see `EngineConfig`.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
     """
     mesh = _mesh(mesh, tensor_parallel_size)
     platform = mesh.devices.flat[0].platform
-    _check_dtype(dtype)
+    check_dtype(dtype, platform)
     check_quantization(quantization)
     check_device(quantization, mesh.devices.flat[0])
-    opened = open_model(name)
+    other = None if tokenizer is None else find_tokenizer(tokenizer, download_dir)
+    opened = open_model(name, revision=revision, download_dir=download_dir)
     held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
-    stacked = layers_are_stacked(platform) if stacked is None else stacked
-    return _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel)
+    if other is None and has_tokenizer(opened.source):
+        other = load_tokenizer(opened.source, opened.gguf)
+    generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
+    loaded = _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel)
+    return replace(loaded, tokenizer=other, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
 
 
 def convert_checkpoint(
@@ -104,53 +77,57 @@ def convert_checkpoint(
 
     Args:
         dtype: "float32", "bfloat16" or "auto", which loses nothing: bfloat16 stays, all else becomes float32.
-        quantization: as `load_model`.
+        quantization: what the matrices are held in, see `load_model`.
 
     Raises:
         ValueError: see `load_model`.
         FileExistsError: when the target exists.
     """
-    _check_dtype(dtype)
+    one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
     check_quantization(quantization)
     if Path(target).exists():
-        raise FileExistsError(f"{target} exists; a checkpoint is written to a new folder")
+        raise FileExistsError(f"target={str(target)!r} exists; a checkpoint is written to a new folder")
     opened = open_model(source)
     if dtype == "auto":
         dtype = "bfloat16" if opened.reader.stored_dtype == jnp.bfloat16 else "float32"
-    save_checkpoint(target, _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization))
+    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization)
+    tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
+    generation = read_generation_config("auto", opened.source, opened.gguf, None)
+    loaded = replace(loaded, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
+    save_checkpoint(target, replace(loaded, tokenizer=tokenizer))
 
 
 def _load(
     opened: OpenedModel,
     dtype: np.dtype,
     mesh: Mesh,
-    stacked: bool,
+    stacked: bool | None,
     quantization: str | None,
     expert_parallel: bool = False,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
-    layout: dict[str, Any] = {"dtype": dtype, "mesh": mesh, "stacked": stacked, "tensor_parallel": shards}
-    layout["expert_parallel"] = expert_parallel
+    build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel)
     if isinstance(reader, OrbaxWeights) and reader.forms:
         _check_saved(reader, shards, expert_parallel, quantization)
-        model, graphdef, params = restore_params(family, config, reader, **layout)
+        model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     elif isinstance(reader, OrbaxWeights) and reader.fits(shards, expert_parallel) and quantization is None:
-        model, graphdef, params = restore_params(family, config, reader, **layout)
+        model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     else:
-        model, graphdef, params = load_params(family, config, reader, quantisation=quantization, **layout)
+        model, graphdef, params = load_params(family, config, reader, build, mesh=mesh, quantization=quantization)
     return LoadedModel(
         graphdef=graphdef,
         params=params,
         config=config,
-        tokenizer=load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None,
-        eos_token_ids=eos_token_ids(opened.source, opened.gguf),
+        tokenizer=None,
+        eos_token_ids=(),
         name=opened.source.name,
         model=model,
         dtype=dtype,
         mesh=mesh,
-        stacked=stacked,
+        stacked=build.stacked,
         expert_parallel=expert_parallel,
+        location=str(opened.source.path),
         tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )
 
@@ -171,7 +148,7 @@ def _mesh(mesh: Mesh | None, tensor_parallel_size: int | None) -> Mesh:
 
 
 def _check_saved(reader: OrbaxWeights, shards: int, expert_parallel: bool, quantization: str | None) -> None:
-    """A quantised checkpoint can only be loaded as it was saved."""
+    """Refuse to load a quantised checkpoint otherwise than it was saved."""
     if quantization is not None:
         raise ValueError(f"quantization={quantization!r}: {reader.location} is quantised already; leave it None")
     if not reader.fits(shards, expert_parallel):
@@ -181,12 +158,20 @@ def _check_saved(reader: OrbaxWeights, shards: int, expert_parallel: bool, quant
         )
 
 
-def _check_dtype(dtype: str) -> None:
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise ValueError(f"dtype={dtype!r} is not one of 'auto', 'float32', 'bfloat16'")
+def check_dtype(dtype: str, platform: str) -> None:
+    """Refuse a dtype that is unknown, or that devices of a platform do not compute in.
+
+    Raises:
+        ValueError: `dtype` is none of `EngineConfig`'s plain names, or float16 elsewhere than on a GPU.
+    """
+    one_of("dtype", dtype, DTYPES)
+    if dtype == "float16" and platform not in ("gpu", "cuda", "rocm"):
+        raise ValueError(
+            f"dtype='float16' needs a GPU: a {platform} has no fast float16; dtype='auto' takes what it is good at"
+        )
 
 
 def runtime_dtype(reader: TensorReader | StoredAs, on_cpu: bool) -> str:
-    """What dtype "auto" becomes; see `load_model`."""
+    """Return what dtype "auto" becomes; see `load_model`."""
     wide = reader.stored_dtype.itemsize >= 4 and not reader.quantised
     return "float32" if on_cpu or wide else "bfloat16"

@@ -9,12 +9,12 @@ GROUP = "jpaged.models"
 
 
 def model_types() -> tuple[str, ...]:
-    """Hugging Face ``model_type`` of every family that is installed, sorted."""
+    """Return the Hugging Face ``model_type`` of every family that is installed, sorted."""
     return tuple(sorted(_families()))
 
 
 def model_class(model_type: str) -> type[Any]:
-    """The `CausalLM` class registered for a Hugging Face ``model_type``.
+    """Return the `CausalLM` class registered for a Hugging Face ``model_type``.
 
     Raises:
         ValueError: when no installed package registers the type, or what it registered cannot be imported.

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder: one `model.safetensors`, or shards with an index."""
+"""Reads the tensors of a Hugging Face folder: one `model.safetensors`, or shards with an index."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+_BYTES: dict[str, np.dtype] = {"U8": np.dtype(np.uint8)}
+"""Types of tensors that mean something together with others only."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class _Entry:
 
 
 class SafetensorsWeights:
-    """A `TensorReader` over the `*.safetensors` of a folder; see there for the methods' contract.
+    """Reads the `*.safetensors` of a folder as a `TensorReader`; see there for the methods' contract.
 
     Tensors are read-only views of the memory-mapped files, so nothing is read before it is used and a
     tensor-parallel host reads only its own part. (The format is a JSON header and raw bytes. The `safetensors`
@@ -64,11 +66,12 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
-        if entry.dtype not in _DTYPES:
+        dtype = (_DTYPES | _BYTES).get(entry.dtype)
+        if dtype is None:
             raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(_DTYPES)}")
         # A map a tensor: its pages leave memory with the last view of it.
         raw = np.memmap(entry.file, np.uint8, "r", entry.begin, entry.end - entry.begin)
-        return raw.view(np.ndarray).view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        return raw.view(np.ndarray).view(dtype).reshape(entry.shape)
 
 
 def _shards(folder: Path) -> list[Path]:

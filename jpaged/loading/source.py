@@ -1,10 +1,10 @@
-"""From a model's name to where its files lie."""
+"""Finds where the files of a model lie, by its name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jpaged.loading import demo_model
 
@@ -20,7 +20,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", 
 
 @dataclass(frozen=True)
 class Source:
-    """A model on disk: its kind and its file (gguf) or folder (the others). `name` is what the user wrote."""
+    """Names a model on disk: its kind and its file (gguf) or folder (the others). `name` is what the user wrote."""
 
     name: str
     kind: Literal["safetensors", "gguf", "orbax"]
@@ -28,31 +28,37 @@ class Source:
 
 
 def check_name(name: str | Path) -> None:
-    """Raises ValueError when it is no text or path, or empty, which would be the folder one stands in."""
+    """Raise ValueError when `name` is no text or path, or is empty, which would be the folder one stands in."""
     if not isinstance(name, str | Path) or not str(name).strip():
         raise ValueError(f"model={name!r} is no name or path; {_ACCEPTED}")
 
 
-def resolve_source(name: str | Path) -> Source:
+def resolve_source(name: str | Path, *, revision: str | None = None, download_dir: str | Path | None = None) -> Source:
     """Find (and, for the alias and for hub ids, download) a model.
 
+    Args:
+        revision: branch, tag or commit of a hub id.
+        download_dir: where downloads are kept; None = the demo model's and the hub's usual cache folders.
+
     Raises:
-        ValueError: when the name is nothing that is accepted; names it.
+        ValueError: when the name is nothing that is accepted, or a revision of what is no hub id; names it.
         RuntimeError: when the demo model cannot be downloaded.
     """
     check_name(name)
-    if str(name) == demo_model.ALIAS:
-        return Source(str(name), "gguf", demo_model.fetch_demo_model())
     path = Path(name).expanduser()
+    if revision is not None and (str(name) == demo_model.ALIAS or path.exists()):
+        raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")
+    if str(name) == demo_model.ALIAS:
+        return Source(str(name), "gguf", demo_model.fetch_demo_model(download_dir))
     if path.is_dir():
         return Source(str(name), _folder_kind(path), path)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ValueError(f"model file {str(name)!r} does not end in .gguf; {_ACCEPTED}")
+            raise ValueError(f"model={str(name)!r} is a file that does not end in .gguf; {_ACCEPTED}")
         return Source(str(name), "gguf", path)
     if path.is_absolute() or str(name).startswith((".", "~")) or path.suffix == ".gguf":
-        raise ValueError(f"model {str(name)!r} does not exist; {_ACCEPTED}")
-    folder = _from_hub(str(name))
+        raise ValueError(f"model={str(name)!r} does not exist; {_ACCEPTED}")
+    folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir)
     return Source(str(name), _folder_kind(folder), folder)
 
 
@@ -60,19 +66,32 @@ def _folder_kind(folder: Path) -> Literal["safetensors", "orbax"]:
     if (folder / CHECKPOINT_MARKER).exists():
         return "orbax"
     if not (folder / "config.json").exists():
-        raise ValueError(f"model folder {str(folder)!r} has no config.json; {_ACCEPTED}")
+        raise ValueError(f"model={str(folder)!r} has no config.json; {_ACCEPTED}")
     return "safetensors"
 
 
-def _from_hub(repo_id: str) -> Path:
+def from_hub(
+    what: str, repo_id: str, files: list[str], revision: str | None = None, download_dir: str | Path | None = None
+) -> Path:
+    """Download files of a hub id, or find them where they were kept; returns their folder.
+
+    Args:
+        what: the argument that holds the id, for messages.
+        files: patterns of their names.
+
+    Raises:
+        ValueError: the hub did not give them, or they cannot be kept; names id and reason.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir}
+    chosen = {name: value for name, value in asked.items() if value is not None}
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(repo_id, allow_patterns=files, **chosen))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"model {repo_id!r} is no local file or folder, and the Hugging Face hub did not give it "
-            f"({type(error).__name__}: {reason}); {_ACCEPTED}"
+            f"{what}={repo_id!r} is no local file or folder, and the Hugging Face hub did not give it "
+            f"({type(error).__name__}: {reason}); {_ACCEPTED}. download_dir= chooses where downloads are kept"
         ) from error

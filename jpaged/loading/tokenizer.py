@@ -1,30 +1,32 @@
-"""The tokenizer of a source, and the token ids that end a generation."""
+"""Loads the tokenizer of a source, and finds the token ids that end a generation."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jpaged.loading.gguf_reader import GGUFFile
-from jpaged.loading.gguf_tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.hugging_face import transformers
-from jpaged.loading.source import Source
+from jpaged.loading.json_file import read_json
+from jpaged.loading.source import Source, from_hub, resolve_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_HUB_FILES = ["config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"]
+_HUB_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
 
 
 def has_tokenizer(source: Source) -> bool:
-    """Whether the source brings a tokenizer at all; weights alone can still be run on token ids."""
+    """Tell whether the source brings a tokenizer at all; weights alone can still be run on token ids."""
     return source.kind == "gguf" or any((source.path / name).exists() for name in _FILES)
 
 
 def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a source; `gguf` saves opening the file again.
+    """Load the tokenizer of a source; `gguf` saves opening the file again.
 
     Raises:
         ValueError: the folder has no tokenizer that transformers can load, or the GGUF file's is not supported.
@@ -37,20 +39,41 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
         raise ValueError(f"no tokenizer can be loaded from {source.path}: {error}") from error
 
 
+def find_tokenizer(name: str, download_dir: str | Path | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer by itself, from an alias, a ``.gguf`` file, a folder or a hub id; weights are not fetched.
+
+    Raises:
+        ValueError: nothing of that name has a tokenizer; names it.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        source = Source(name, "safetensors", path)
+    elif _is_hub_id(name) and not path.exists():
+        source = Source(name, "safetensors", from_hub("tokenizer", name, _HUB_FILES, download_dir=download_dir))
+    else:
+        try:
+            source = resolve_source(name, download_dir=download_dir)
+        except ValueError as error:
+            raise ValueError(f"tokenizer={name!r} cannot be used: {error}") from error
+    if not has_tokenizer(source):
+        raise ValueError(f"tokenizer={name!r} has none: {source.path} holds none of {', '.join(_FILES)}")
+    return load_tokenizer(source)
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith(".gguf")
+
+
 def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ...]:
-    """Ids that end a generation, the tokenizer's own first; empty when the source names none.
+    """Return the ids that end a generation, the tokenizer's own first; empty when the source names none.
 
     A folder's generation_config.json decides, then its config.json, then the text model's part of that.
     """
     if source.kind == "gguf":
         return eos_ids_from_gguf(gguf or GGUFFile(source.path))
-    config = _json(source.path / "config.json")
-    for described in (_json(source.path / "generation_config.json"), config, config.get("text_config", {})):
+    config = read_json(source.path / "config.json")
+    for described in (read_json(source.path / "generation_config.json"), config, config.get("text_config", {})):
         ids = described.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}

@@ -2,12 +2,13 @@
 
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
-each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, allocator, block_tables,
-copies, hash_chain, prefix_cache, predicted_prefixes, ownership, swap, admission, state, manager, pins; then report and
-invariants.
+each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
+block_tables, copies, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership, relief,
+admission, swap, state, admission_questions, manager, pins; then report and invariants.
 """
 
 from jpaged.memory.admission import Fit
+from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
@@ -17,17 +18,19 @@ from jpaged.memory.policies import (
     ChunkedLocalAttention,
     CrossAttention,
     FullAttention,
-    MambaState,
     Policy,
     PromptBudget,
     SlidingWindow,
+    StateCheckpoints,
     TokenBudget,
 )
+from jpaged.memory.relief import Relief
 from jpaged.memory.report import GroupReport, MemoryReport
 
 __all__ = [
     "NO_BLOCK",
     "BlockCopy",
+    "BlockCounts",
     "ChunkedLocalAttention",
     "CrossAttention",
     "Fit",
@@ -36,14 +39,15 @@ __all__ = [
     "GroupReport",
     "GroupSpec",
     "HostBlock",
-    "MambaState",
     "MemoryManager",
     "MemoryReport",
     "Pins",
     "Policy",
     "PoolLayout",
     "PromptBudget",
+    "Relief",
     "SlidingWindow",
+    "StateCheckpoints",
     "SwapCopy",
     "TokenBudget",
 ]

@@ -1,5 +1,7 @@
 """The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4).
 
+A request whose association is packed goes through them in another order, see `Association`.
+
 `BlockAllocator` knows blocks, groups and requests, but no sequence, no token and no hash. All operations are O(1)
 or O(log pages), apart from carving and evicting a page, which visit its blocks once.
 """
@@ -8,50 +10,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from jpaged.memory.block_states import BlockStates
 from jpaged.memory.group_blocks import GroupBlocks
-from jpaged.memory.pages import NO_GROUP, PROTECTED, Association, LargePages, Time
+from jpaged.memory.pages import PROTECTED, Association, LargePages, Time
 
 
-class BlockAllocator:
-    """Hands out blocks of every group from one set of large pages.
+class BlockAllocator(BlockStates):
+    """Gives requests blocks of every group from one set of large pages, and takes them back.
 
     Args:
-        blocks_per_page: of each group.
+        blocks_per_page: number of blocks in a large page, for each group.
         num_pages: large pages in the pool.
         on_evict: called with (group, block) when a cached block loses its content.
     """
 
     def __init__(self, blocks_per_page: Sequence[int], num_pages: int, on_evict: Callable[[int, int], None]) -> None:
-        self.pages = LargePages(num_pages)
-        self.groups = [GroupBlocks(num_pages, n) for n in blocks_per_page]
-        self._on_evict = on_evict
+        super().__init__(LargePages(num_pages), [GroupBlocks(num_pages, n) for n in blocks_per_page], on_evict)
 
     def associate(self) -> Association:
-        """Placement state for a new request."""
+        """Return the placement state of a new request."""
         return Association(len(self.groups))
 
-    def pages_needed(self, needs: Sequence[int]) -> int:
-        """Large pages that `needs` (blocks of each group) takes beyond what mixed pages have to spare."""
+    def pages_needed(self, needs: Sequence[int], spare: Sequence[int] | None = None) -> int:
+        """Return how many large pages `needs` (blocks of each group) takes beyond what mixed pages have to spare.
+
+        Args:
+            spare: blocks of each group to be had from mixed pages beside those that can be had now.
+        """
         pages = 0
-        for group, need in zip(self.groups, needs, strict=True):
-            if need and (gap := need - group.spare) > 0:
+        for g, (group, need) in enumerate(zip(self.groups, needs, strict=True)):
+            if need and (gap := need - group.spare - (spare[g] if spare else 0)) > 0:
                 pages += -(-gap // group.blocks_per_page)
         return pages
 
-    def new_pages_needed(self, needs: Sequence[int]) -> int:
-        """The same where protected blocks stay; to be compared with `num_unguarded` pages."""
+    def new_pages_needed(self, needs: Sequence[int], spare: Sequence[int] | None = None) -> int:
+        """Return the same as `pages_needed` where protected blocks stay; `num_unguarded` says how many can be had."""
         pages = 0
-        for group, need in zip(self.groups, needs, strict=True):
-            pages += -(-max(0, need - group.unprotected_spare) // group.blocks_per_page)
+        for g, (group, need) in enumerate(zip(self.groups, needs, strict=True)):
+            if need and (gap := need - group.unprotected_spare - (spare[g] if spare else 0)) > 0:
+                pages += -(-gap // group.blocks_per_page)
         return pages
 
     @property
     def num_unguarded(self) -> int:
-        """Large pages that can be had without losing a protected block."""
+        """Return how many large pages can be had without losing a protected block."""
         return self.pages.num_available - self.pages.num_guarded
 
     def take(self, needs: Sequence[int], request: Association) -> list[list[int]] | None:
-        """Blocks of each group for `request`, with count 1; None, with nothing changed, if some cannot be had.
+        """Return blocks of each group for `request`, with count 1; None, with nothing changed, if some cannot be had.
 
         Each block is found by the five steps. Groups that must get a large page take theirs before any group
         takes one by preference only, hence what `pages_needed` promises is always delivered.
@@ -69,7 +75,7 @@ class BlockAllocator:
         return taken
 
     def share(self, g: int, block: int) -> None:
-        """One more owner of a used or evictable block."""
+        """Count one more owner of a used or evictable block."""
         group = self.groups[g]
         self._check(g, block)
         if group.ref_count[block] == 0:
@@ -82,15 +88,16 @@ class BlockAllocator:
             else:
                 self._mark_used(g, page)
             self.pages.num_evictable[page] -= 1
+            self._list_stale(g, page)
         group.ref_count[block] += 1
 
     def release(self, g: int, block: int, time: Time, keep: bool, protect: bool = False) -> None:
-        """One owner less; without owners the block is evictable if its content is to be kept, else empty.
+        """Count one owner less; a block without owners is evictable if its content is to be kept, else empty.
 
         Args:
             time: when it was needed last; never less than that of an earlier release in the same group.
-            keep: the prefix cache knows the content.
-            protect: of those kept, it is one that new requests do not evict.
+            keep: whether the content is kept, as the prefix cache knows it.
+            protect: whether new requests may not evict a block that is kept.
         """
         group = self.groups[g]
         self._check(g, block)
@@ -111,13 +118,14 @@ class BlockAllocator:
             (group.protected if protect else group.evictable)[block] = time
             pages.num_evictable[page] += 1
             pages.newest[page] = time
+            self._list_stale(g, page)
         else:
             self._make_empty(g, block)
         if pages.num_used[page] == 0:
             self._settle_unused(g, page)
 
     def unprotect(self, g: int, block: int, time: Time) -> None:
-        """A protected block becomes an evictable one that was needed at `time`, not before any other's."""
+        """Make a protected block an evictable one that was needed at `time`, which is not before any other's."""
         group, page = self.groups[g], block // self.groups[g].blocks_per_page
         idle = self.pages.is_idle[page]
         if idle:
@@ -129,7 +137,7 @@ class BlockAllocator:
             self._settle_unused(g, page)
 
     def discard(self, g: int, block: int) -> None:
-        """An evictable block loses its content at once: it is cached elsewhere."""
+        """Take the content from an evictable block at once, because it is cached elsewhere."""
         page = block // self.groups[g].blocks_per_page
         idle = self.pages.is_idle[page]
         if idle:
@@ -151,6 +159,11 @@ class BlockAllocator:
         group, pages = self.groups[g], self.pages
         if mine := request.open_pages[g]:  # 1: an empty block associated with the request
             page = next(reversed(mine))
+        elif request.packed and group.open_pages:  # before a page is opened: 4, and 5 in mixed pages
+            page = next(reversed(group.open_pages))
+        elif request.packed and group.stale_pages:
+            page = next(iter(group.stale_pages))
+            self._evict(g, self._oldest_block(g, page))
         elif pages.free:  # 2: a free large page, all of it associated with the request
             page = self._carve(g, request)
         elif (idle := pages.oldest_idle()) is not None and not pages.is_guarded(idle):
@@ -179,102 +192,15 @@ class BlockAllocator:
         group.ref_count[block] = 1
         return block
 
-    def _carve(self, g: int, request: Association) -> int:
-        group, pages = self.groups[g], self.pages
-        page = pages.free.popleft()
-        first = page * group.blocks_per_page
-        pages.group[page] = g
-        pages.owner[page] = request
-        pages.empty[page] = list(range(first + group.blocks_per_page - 1, first - 1, -1))
-        group.num_empty += group.blocks_per_page
-        return page
-
-    # Transitions of pages.
-
-    def _mark_used(self, g: int, page: int) -> None:
-        """A block of `page`, already taken out of the empty or evictable ones, is used from now on."""
-        pages = self.pages
-        self.groups[g].num_used += 1
-        pages.num_used[page] += 1
-        if pages.is_idle[page]:
-            self._leave_idle(g, page)
-        self._list_open(g, page)
-
-    def _list_open(self, g: int, page: int) -> None:
-        """List a mixed page as open if it has empty blocks, else unlist it."""
-        group, owner = self.groups[g], self.pages.owner[page]
-        assert owner is not None
-        if self.pages.empty[page]:
-            group.open_pages[page] = None
-            owner.open_pages[g][page] = None
-        else:
-            group.open_pages.pop(page, None)
-            owner.open_pages[g].pop(page, None)
-
-    def _settle_unused(self, g: int, page: int) -> None:
-        """The last used block of `page` was released: the page becomes idle or free."""
-        group, pages = self.groups[g], self.pages
-        group.open_pages.pop(page, None)
-        if not pages.num_evictable[page]:
-            self._free_page(g, page)
-            return
-        if pages.empty[page] or pages.num_protected[page] or pages.is_guarded(page):
-            # The newest block may have been hit and emptied since, or is not the last released: look again.
-            first = page * group.blocks_per_page
-            mine = range(first, first + group.blocks_per_page)
-            cached = (group.evictable.get(block) or group.protected.get(block) for block in mine)
-            pages.newest[page] = max(time for time in cached if time)
-        pages.make_idle(page)
-        group.num_idle += 1
-        group.num_protected_idle += pages.num_protected[page]
-
-    def _leave_idle(self, g: int, page: int) -> None:
-        self.pages.leave_idle(page)
-        self.groups[g].num_idle -= 1
-        self.groups[g].num_protected_idle -= self.pages.num_protected[page]
-
-    def _make_empty(self, g: int, block: int) -> None:
-        page = block // self.groups[g].blocks_per_page
-        self.pages.empty[page].append(block)
-        self.groups[g].num_empty += 1
-        self._list_open(g, page)
-
-    def _evict(self, g: int, block: int) -> None:
-        """Take the content from an evictable block."""
-        group, page = self.groups[g], block // self.groups[g].blocks_per_page
-        if group.evictable.pop(block, None) is None:
-            del group.protected[block]
-            self.pages.num_protected[page] -= 1
-        self.pages.num_evictable[page] -= 1
-        self._make_empty(g, block)
-        self._on_evict(g, block)
-
-    def _evict_page(self, g: int, page: int) -> None:
-        """Evict all evictable blocks of a page; an idle page is free afterwards."""
-        group = self.groups[g]
-        first, idle = page * group.blocks_per_page, self.pages.is_idle[page]
-        if idle:
-            self._leave_idle(g, page)
-        for block in range(first, first + group.blocks_per_page):
-            if block in group.evictable or block in group.protected:
-                self._evict(g, block)
-        if idle:
-            group.open_pages.pop(page, None)
-            self._free_page(g, page)
-
-    def _free_page(self, g: int, page: int) -> None:
-        """All blocks of `page` are empty: any group may have it."""
-        pages = self.pages
-        owner = pages.owner[page]
-        assert owner is not None
-        owner.open_pages[g].pop(page, None)
-        self.groups[g].num_empty -= len(pages.empty[page])
-        pages.empty[page] = []
-        pages.group[page] = NO_GROUP
-        pages.owner[page] = None
-        pages.free.append(page)
+    def _oldest_block(self, g: int, page: int) -> int:
+        """Return the least recently needed of a page's cached blocks without an owner; a protected one only for want of
+        others."""
+        group, first = self.groups[g], page * self.groups[g].blocks_per_page
+        mine = range(first, first + group.blocks_per_page)
+        cached = ((group.evictable.get(block) or group.protected.get(block), block) for block in mine)
+        return min((time, block) for time, block in cached if time)[1]
 
     def _check(self, g: int, block: int) -> None:
-        """JAX clamps an out-of-range gather silently, so no such id may ever leave this class."""
+        """Refuse an id out of range: JAX clamps an out-of-range gather silently, so no such id may leave this class."""
         if not 0 <= block < self.groups[g].num_blocks:
             raise RuntimeError(f"block {block} of group {g} is outside [0, {self.groups[g].num_blocks})")

@@ -12,15 +12,18 @@ NO_BLOCK = -1
 """Table entry of a logical block that was released: nothing will read it."""
 
 
-class Request:
+class RequestBlocks:
     """What the sequences of one request share: where their blocks are placed, and how many they are.
 
     Attributes:
-        encoder_tokens: what its cross-attention layers read.
+        association: where its blocks are placed.
+        encoder_tokens: number of encoder tokens that its cross-attention layers read.
+        kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
         groups: policy and block size (tokens) of each layer group, for this request.
+        num_seqs: number of its sequences.
     """
 
-    __slots__ = ("association", "encoder_tokens", "groups", "num_seqs", "request_id")
+    __slots__ = ("association", "encoder_tokens", "groups", "kept_tokens", "num_seqs", "request_id")
 
     def __init__(
         self,
@@ -29,26 +32,51 @@ class Request:
         groups: Sequence[tuple[Policy, int]],
         encoder_tokens: int,
         prompt_tokens: int | None = None,
+        kept_tokens: int = 0,
     ) -> None:
         self.request_id = request_id
         self.association = association
         self.encoder_tokens = encoder_tokens
+        self.kept_tokens = kept_tokens
         self.groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
         self.num_seqs = 0
 
+    def begin(self, cached: int, shared: int) -> None:
+        """Decide what depends on the prefix that the request's first sequence begins with, of `cached` tokens.
+
+        Args:
+            shared: leading tokens that recent requests began with, too.
+        """
+        kept = self.kept_tokens or shared
+        self.groups = [(policy.for_prefix(cached, kept), size) for policy, size in self.groups]
+
+    def prefix_to_come(self, length: int, step: int) -> int:
+        """Return the longest prefix, of at most `length` tokens, that can be found once a sequence has computed so
+        many.
+
+        Args:
+            step: number of tokens of which every prefix is a multiple.
+        """
+        while length:
+            served = min(policy.longest_prefix(length, size) for policy, size in self.groups) // step * step
+            if served == length:
+                break
+            length = served
+        return length
+
 
 class BlockTables:
-    """Tables and progress of one sequence.
+    """The block tables and the progress of one sequence.
 
     Attributes:
         request: the request it belongs to.
         tables: per group, logical block to physical block or `NO_BLOCK`.
         behind: per group, logical blocks below it were released if they were inactive.
-        num_hashed: per group, blocks the prefix cache was told of.
+        num_hashed: per group, number of leading blocks that the prefix cache was told of.
         chains: hash chains, see `PrefixCache.chains`; at least as long as the blocks in `num_hashed`.
-        num_computed: tokens with KV as of the last commit or prefix hit.
+        num_computed: tokens that had KV at the last commit or prefix hit.
         predicted: per group, runs of blocks that are active at the end of the predicted prefix.
-        num_slots: tokens that the tables were last extended to.
+        num_slots: length, in tokens, that the tables were last extended to.
         version: changes with every change of a table.
     """
 
@@ -64,7 +92,7 @@ class BlockTables:
         "version",
     )
 
-    def __init__(self, request: Request, chains: dict[int, HashChain], version: int) -> None:
+    def __init__(self, request: RequestBlocks, chains: dict[int, HashChain], version: int) -> None:
         self.request = request
         self.tables: list[list[int]] = [[] for _ in request.groups]
         self.behind = [0] * len(request.groups)
@@ -76,12 +104,13 @@ class BlockTables:
         self.version = version
 
     def fork(self, version: int) -> BlockTables:
-        """Equal tables for a new sequence; the caller counts the references."""
+        """Return equal tables for a new sequence; the caller counts the references."""
         child = BlockTables(self.request, {key: chain.copy() for key, chain in self.chains.items()}, version)
         for key, chain in child.chains.items():
-            # It may name tokens to come (`PrefixCache.match`), which the child need not have in common.
+            # It may name tokens to come (`PrefixCache.match`), which the child need not have in common. After a rewind
+            # the blocks behind the computed tokens still hold what their links say, until they are overwritten.
             if key > 0:
-                chain.truncate(self.num_computed // chain.block_size)
+                chain.truncate(max(self.num_computed // chain.block_size, *self._hashed(key)))
         child.tables = [table.copy() for table in self.tables]
         child.behind = self.behind.copy()
         child.num_hashed = self.num_hashed.copy()
@@ -89,6 +118,11 @@ class BlockTables:
         child.num_slots = self.num_slots
         child.predicted = self.predicted
         return child
+
+    def _hashed(self, block_size: int) -> list[int]:
+        """Return `num_hashed` of the groups whose blocks hold `block_size` tokens each."""
+        groups = zip(self.request.groups, self.num_hashed, strict=True)
+        return [0, *(number for (policy, size), number in groups if policy.names_tokens and size == block_size)]
 
 
 class Sequences(dict[int, BlockTables]):

@@ -15,6 +15,7 @@ class GroupBlocks:
         evictable: blocks with count 0 whose content is cached, least recently needed first.
         protected: the same, but only evicted when nothing else is left, and not for new requests.
         open_pages: mixed pages with empty blocks (step 4 takes from them).
+        stale_pages: mixed pages with cached blocks that nobody uses.
         num_empty: empty blocks in pages of this group.
         num_idle: pages of this group that are idle.
         num_protected_idle: protected blocks in those.
@@ -31,6 +32,7 @@ class GroupBlocks:
         "open_pages",
         "protected",
         "ref_count",
+        "stale_pages",
     )
 
     def __init__(self, num_pages: int, blocks_per_page: int) -> None:
@@ -40,6 +42,7 @@ class GroupBlocks:
         self.evictable: OrderedDict[int, Time] = OrderedDict()
         self.protected: OrderedDict[int, Time] = OrderedDict()
         self.open_pages: OrderedDict[int, None] = OrderedDict()
+        self.stale_pages: OrderedDict[int, None] = OrderedDict()
         self.num_used = 0
         self.num_empty = 0
         self.num_idle = 0
@@ -47,10 +50,10 @@ class GroupBlocks:
 
     @property
     def spare(self) -> int:
-        """Blocks to be had from mixed pages, without taking a page that another group could get."""
+        """Return how many blocks mixed pages can give, without taking a page that another group could get."""
         return self.num_empty + len(self.evictable) + len(self.protected) - self.num_idle * self.blocks_per_page
 
     @property
     def unprotected_spare(self) -> int:
-        """`spare` without protected blocks."""
+        """Return `spare` without protected blocks."""
         return self.spare - len(self.protected) + self.num_protected_idle

@@ -21,7 +21,7 @@ class Link(NamedTuple):
 
 
 class HashChain:
-    """Links of one sequence's full blocks of one block size; it grows with the tokens the host knows."""
+    """The links of one sequence's full blocks of one block size; it grows with the tokens the host knows."""
 
     __slots__ = ("_root", "block_size", "links")
 
@@ -44,7 +44,7 @@ class HashChain:
         del self.links[num_blocks:]
 
     def copy(self) -> HashChain:
-        """An independent chain with the same links (fork)."""
+        """Return an independent chain with the same links, for a fork."""
         twin = HashChain.__new__(HashChain)
         twin.block_size, twin.links, twin._root = self.block_size, self.links.copy(), self._root
         return twin

@@ -15,7 +15,7 @@ def check(allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockT
     """Compare all state with the block tables. O(pool).
 
     Raises:
-        AssertionError: naming the group, page or block that is wrong.
+        AssertionError: a count is wrong; the message names the group, page or block.
     """
     owners = [Counter[int]() for _ in allocator.groups]
     for sequence in tables:
@@ -54,6 +54,8 @@ def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache, owners: 
     assert total == len(mine) * group.blocks_per_page, f"group {g}: used + evictable + empty is not all"
     is_open = {page for page in mine if pages.num_used[page] and pages.empty[page]}
     assert set(group.open_pages) == is_open, f"group {g}: open pages"
+    is_stale = {page for page in mine if pages.num_used[page] and pages.num_evictable[page]}
+    assert set(group.stale_pages) == is_stale, f"group {g}: stale pages"
 
 
 def _check_pages(allocator: BlockAllocator) -> None:

@@ -2,7 +2,8 @@
 
 The large page is the least common multiple of the groups' block bytes, so every group sees the whole pool as a
 pure reshape ``[num_blocks, padded_layers, ...]`` and any page can serve any group. Where the exact multiple would
-be too large, blocks are padded by whole phantom layers, by the combination that wastes least.
+be too large, blocks are padded by whole phantom layers, by the combination that wastes least; those of groups that
+allow it by rows of their layers, which is finer where a layer is large.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ PAGE_BLOCKS_BOUND = 128
 PAGE_BYTES_BOUND = 4 << 20
 """Default bound on the large page in bytes; the larger of the two bounds holds."""
 
+MOST_ROW_PADDING = 0.05
+"""Largest share of a layer that is added in rows."""
+
 MAX_CANDIDATES = 1 << 12
 """Page sizes tried when padding; real layers are too large to reach it."""
 
@@ -32,8 +36,11 @@ class GroupSpec:
         layer_bytes: bytes one layer takes in one block, on one device.
         num_layers: real layers of the group. A layer that reads another one's KV (cross-layer sharing) owns none and
             is not counted.
-        block_size: tokens a block holds; for `MambaState` the distance of snapshots in tokens.
+        block_size: tokens that an entry of the block table stands for.
         policy: which blocks of a sequence the layers still need.
+        least_layers: layers that the group's view has at least, phantom ones included; groups of like layers that agree
+            on it have views of one shape.
+        row_bytes: a layer may be padded by multiples of it to make large pages smaller; 0 = by phantom layers only.
     """
 
     name: str
@@ -41,6 +48,8 @@ class GroupSpec:
     num_layers: int
     block_size: int
     policy: Policy
+    least_layers: int = 1
+    row_bytes: int = 0
 
     def __post_init__(self) -> None:
         for field in ("layer_bytes", "num_layers", "block_size"):
@@ -49,8 +58,13 @@ class GroupSpec:
 
     @property
     def real_bytes(self) -> int:
-        """Bytes of one block without phantom layers."""
+        """Return the bytes of one block without phantom layers."""
         return self.layer_bytes * self.num_layers
+
+    @property
+    def view_layers(self) -> int:
+        """Return the layers of the view before any are added to make large pages smaller."""
+        return max(self.num_layers, self.least_layers)
 
 
 @dataclass(frozen=True)
@@ -58,13 +72,15 @@ class GroupLayout:
     """One group's view of the pool: block ``b`` lies in large page ``b // blocks_per_page``.
 
     Attributes:
+        layer_bytes: bytes of a layer in the view, rows of padding last; at least ``spec.layer_bytes``.
         padded_layers: layers in the view, phantom ones last; at least ``spec.num_layers``.
-        block_bytes: ``spec.layer_bytes * padded_layers``.
+        block_bytes: ``layer_bytes * padded_layers``.
         blocks_per_page: blocks carved out of one large page.
         num_blocks: blocks in the whole pool, if this group had all of it.
     """
 
     spec: GroupSpec
+    layer_bytes: int
     padded_layers: int
     block_bytes: int
     blocks_per_page: int
@@ -72,7 +88,7 @@ class GroupLayout:
 
     @property
     def padding(self) -> float:
-        """Share of each block that phantom layers waste."""
+        """Return the share of each block that phantom layers and rows waste."""
         return 1 - self.spec.real_bytes / self.block_bytes
 
 
@@ -91,17 +107,15 @@ class PoolLayout:
         pool_bytes: int,
         *,
         max_page_bytes: int | None = None,
-        alike: bool = False,
     ) -> PoolLayout:
         """Lay out `pool_bytes` (one device's share) for `groups`.
 
         Args:
             groups: at least one, with distinct names.
-            pool_bytes: what may be used; the part that fills no whole large page is left over.
+            pool_bytes: bytes that may be used; the part that fills no whole large page is left over.
             max_page_bytes: pad blocks when the exact large page exceeds it (default: the larger of 128 blocks
                 of the smallest group and 4 MiB). A model is never refused: where no padding stays within the
                 bound, it is doubled until one does.
-            alike: pad all groups to as many layers, so that groups of like layers have views of one shape.
 
         Raises:
             ValueError: when there are no groups, names repeat, or `pool_bytes` holds no large page.
@@ -109,28 +123,36 @@ class PoolLayout:
         names = [spec.name for spec in groups]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"layer groups need distinct names, at least one group: got {names}")
-        smallest = min(spec.real_bytes for spec in groups)
-        bound = max_page_bytes or max(PAGE_BLOCKS_BOUND * smallest, PAGE_BYTES_BOUND)
-        exact = math.lcm(*(spec.real_bytes for spec in groups))
-        layers = [spec.num_layers for spec in groups]
-        # Groups whose blocks are all of one size have nothing to gain from padding, however large the block.
-        if alike:
-            layers = [max(layers)] * len(layers)
-        elif exact > min(bound, pool_bytes) and exact != max(spec.real_bytes for spec in groups):
-            layers = _padded_layers(groups, bound, pool_bytes) or layers
-        block_bytes = [spec.layer_bytes * n for spec, n in zip(groups, layers, strict=True)]
-        page_bytes = math.lcm(*block_bytes)
+        sizes = [spec.layer_bytes * spec.view_layers for spec in groups]
+        bound = max_page_bytes or max(PAGE_BLOCKS_BOUND * min(sizes), PAGE_BYTES_BOUND)
+        rigid = [spec for spec in groups if not spec.row_bytes]
+        layers = dict(zip(names, (spec.view_layers for spec in groups), strict=True))
+        layers |= zip((spec.name for spec in rigid), _layers(rigid, bound, pool_bytes), strict=True)
+        page_bytes = math.lcm(*(spec.layer_bytes * layers[spec.name] for spec in rigid))
+        layer_bytes = {spec.name: spec.layer_bytes for spec in groups}
+        for spec in groups:
+            if spec.row_bytes:
+                layer_bytes[spec.name] = _padded_rows(spec, page_bytes, min(bound, pool_bytes))
+                page_bytes = math.lcm(page_bytes, layer_bytes[spec.name] * layers[spec.name])
+        block_bytes = [layer_bytes[name] * layers[name] for name in names]
         num_pages = pool_bytes // page_bytes
         if num_pages < 1:
-            sizes = ", ".join(f"{name}: {size}" for name, size in zip(names, block_bytes, strict=True))
+            each = ", ".join(f"{name}: {size}" for name, size in zip(names, block_bytes, strict=True))
             raise ValueError(
-                f"the pool of {pool_bytes} bytes is smaller than one large page of {page_bytes} bytes "
-                f"(bytes a block of each layer group: {sizes})"
+                f"the pool of {pool_bytes:,} bytes is smaller than one large page of {page_bytes:,} bytes: raise "
+                f"kv_cache_memory_bytes or memory_utilization (bytes a block of each layer group: {each})"
             )
         return cls(
             groups=tuple(
-                GroupLayout(spec, n, size, page_bytes // size, num_pages * (page_bytes // size))
-                for spec, n, size in zip(groups, layers, block_bytes, strict=True)
+                GroupLayout(
+                    spec,
+                    layer_bytes[spec.name],
+                    layers[spec.name],
+                    size,
+                    page_bytes // size,
+                    num_pages * (page_bytes // size),
+                )
+                for spec, size in zip(groups, block_bytes, strict=True)
             ),
             page_bytes=page_bytes,
             num_pages=num_pages,
@@ -138,17 +160,49 @@ class PoolLayout:
 
     @property
     def prefix_step(self) -> int:
-        """Every prefix hit, in tokens, is a multiple of it."""
+        """Return the number of tokens of which every prefix hit is a multiple."""
         return math.lcm(*(group.spec.policy.alignment(group.spec.block_size) for group in self.groups))
 
     @property
+    def prompt_tail(self) -> int:
+        """Return how many of a prompt's last tokens one step has to compute together; 0 = chunks end anywhere."""
+        return max(group.spec.policy.prompt_tail for group in self.groups)
+
+    @property
     def pool_bytes(self) -> int:
-        """Bytes of the pool as laid out, without what was left over."""
+        """Return the bytes of the pool as laid out, without what was left over."""
         return self.page_bytes * self.num_pages
 
 
+def _layers(groups: Sequence[GroupSpec], bound: int, pool_bytes: int) -> list[int]:
+    """Return the layers of each group's view, padded by phantom ones where the exact page would be too large."""
+    layers = [spec.view_layers for spec in groups]
+    sizes = [spec.layer_bytes * n for spec, n in zip(groups, layers, strict=True)]
+    exact = math.lcm(*sizes)
+    # Groups whose blocks are all of one size have nothing to gain from padding, however large the block.
+    if exact > min(bound, pool_bytes) and exact != max(sizes):
+        return _padded_layers(groups, bound, pool_bytes) or layers
+    return layers
+
+
+def _padded_rows(spec: GroupSpec, page_bytes: int, bound: int) -> int:
+    """Return the bytes of a layer, padded by no more rows than are needed for a page that is within `bound` or as few
+    times as can be the larger of a block and the others' page.
+
+    Args:
+        page_bytes: large page of the other groups; 1 = there are none.
+    """
+    most = int(spec.layer_bytes * MOST_ROW_PADDING)
+    candidates = []
+    for layer_bytes in range(spec.layer_bytes, spec.layer_bytes + most + 1, spec.row_bytes):
+        block = layer_bytes * spec.view_layers
+        page = math.lcm(page_bytes, block)
+        candidates.append((0 if page <= bound else page // max(page_bytes, block), layer_bytes))
+    return min(candidates)[1]
+
+
 def _padded_layers(groups: Sequence[GroupSpec], bound: int, pool_bytes: int) -> list[int] | None:
-    """Layers for each group that keep the page within `bound` and waste least; None when nothing fits the pool.
+    """Return layers for each group that keep the page within `bound` and waste least; None when nothing fits the pool.
 
     A page of P bytes serves a group with every layer count that divides ``P / layer_bytes``, so page sizes are
     enumerated: multiples of the least common multiple of the layer sizes. Waste is counted in bytes a token over
@@ -161,7 +215,7 @@ def _padded_layers(groups: Sequence[GroupSpec], bound: int, pool_bytes: int) -> 
         step = unit << max(0, ((limit // unit - 1) // MAX_CANDIDATES).bit_length())
         best: tuple[float, int, list[int]] | None = None
         for page in range(step, limit + 1, step):
-            layers = [_least_divisor(page // spec.layer_bytes, spec.num_layers) for spec in groups]
+            layers = [_least_divisor(page // spec.layer_bytes, spec.view_layers) for spec in groups]
             if 0 in layers:
                 continue
             waste = sum(
@@ -178,7 +232,7 @@ def _padded_layers(groups: Sequence[GroupSpec], bound: int, pool_bytes: int) -> 
 
 
 def _least_divisor(number: int, at_least: int) -> int:
-    """The smallest divisor of `number` that is `at_least` or more; 0 when there is none."""
+    """Return the smallest divisor of `number` that is `at_least` or more; 0 when there is none."""
     if at_least > number:
         return 0
     # A divisor between sqrt(number) and number pairs with a cofactor below sqrt: search the shorter side.

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
 
-from jpaged.memory.admission import Admission, Fit
+from jpaged.memory.admission import Admission
+from jpaged.memory.admission_questions import AdmissionQuestions
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Request, Sequences
+from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
+from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
-from jpaged.memory.prefix_cache import PrefixCache
-from jpaged.memory.state import MemoryState
+from jpaged.memory.prefix_cache import PrefixCache, prefix_tables
+from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.swap import SwapSpace
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
 
 
-class MemoryManager(MemoryState):
+class MemoryManager(AdmissionQuestions):
     """Block tables, reference counts, copy-on-write and prefix hits of all sequences on one pool.
 
     Args:
@@ -32,10 +34,10 @@ class MemoryManager(MemoryState):
             (PagedAttention's system keeps 1 %).
         prefix_caching: keep the content of full blocks for later requests.
         swap_space_bytes: host memory that swapped sequences may take, as bytes of one device; 0 = none.
-        prefix_eviction: in which order cached blocks are lost. "lru": by last need, each group on its own.
-            "aligned": also, among equals, the longest prefix first, so that all groups lose the same tokens (Jenga).
-            "predicted": also, blocks of prefixes that recent requests shared are protected from new requests, see
-            `PredictedPrefixes`.
+        prefix_eviction: the order in which cached blocks are lost. "lru": least recently needed first, each group on
+            its own. "aligned": "lru" and, among equals, the longest prefix first, so that all groups lose the same
+            tokens (Jenga). "predicted": "aligned" and, beside it, blocks of prefixes that recent requests shared are
+            protected from new requests, see `PredictedPrefixes`.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
 
@@ -59,89 +61,82 @@ class MemoryManager(MemoryState):
             raise ValueError(f"prefix_eviction={prefix_eviction!r} is not one of {', '.join(get_args(PrefixEviction))}")
         self.layout = layout
         self.prefix_caching = prefix_caching
+        self.max_step_tokens = max_step_tokens
+        self._watermark = watermark
+        self._swap_space_bytes = swap_space_bytes
+        self._prefix_eviction = prefix_eviction
         self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
+        if not prefix_caching:
+            self._groups = [(policy.for_prefix(0, 0), size) for policy, size in self._groups]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every sequence, pin, swapped block and all cached content, whatever state an exception left them in.
+
+        What the pool and host memory hold means nothing afterwards.
+        """
+        layout = self.layout
         self._cache = PrefixCache(self._groups)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
         )
-        self._admission = Admission(layout, self._allocator, watermark, max_step_tokens)
-        self._predicted = None
-        if prefix_caching and prefix_eviction == "predicted":
-            self._predicted = PredictedPrefixes(layout, self._allocator)
-        aligned = prefix_eviction != "lru"
-        self._ownership = Ownership(self._allocator, self._cache, aligned=aligned, predicted=self._predicted)
+        self._admission = Admission(layout, self._allocator, self._watermark, self.max_step_tokens)
+        predicts = self.prefix_caching and self._prefix_eviction == "predicted"
+        is_chosen = any(policy.optional_blocks for policy, _ in self._groups)
+        self._recent = recent = RecentPrefixes(layout) if predicts or is_chosen else None
+        self._predicted = PredictedPrefixes(layout, self._allocator, recent) if predicts and recent else None
+        aligned = self._prefix_eviction != "lru"
+        self._ownership = Ownership(
+            self._allocator, self._cache, aligned=aligned, recent=recent, predicted=self._predicted
+        )
         self._sequences = Sequences()
-        self._pinned: set[int] = set()
+        self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
         self.swap_space = SwapSpace(
             layout,
             self._allocator,
             self._ownership,
             self._sequences,
-            limit_bytes=swap_space_bytes,
-            watermark_pages=self._admission.watermark_pages,
+            limit_bytes=self._swap_space_bytes,
+            admission=self._admission,
         )
-        self._requests: dict[int, Request] = {}
-
-    # Admission.
-
-    def can_admit(
-        self,
-        num_tokens: int,
-        num_seqs: int = 1,
-        *,
-        cached_tokens: int = 0,
-        shared_tokens: int | None = None,
-        encoder_tokens: int = 0,
-        prompt_tokens: int | None = None,
-    ) -> Fit:
-        """Whether a new request's prompt of `num_tokens` fits, in large pages over all groups.
-
-        Args:
-            num_tokens: prompt length (or any longer length that must be possible).
-            num_seqs: sequences of that length; each but one has blocks of its own behind the shared full ones, at
-                least a copied tail block a group.
-            cached_tokens: tokens that `match_prefix` already attached.
-            shared_tokens: tokens that all of them share; None = all `num_tokens`.
-            encoder_tokens, prompt_tokens: see `add`.
-
-        Returns:
-            NEVER when it could not fit an empty pool above the watermark; OK when it fits now; else LATER.
-        """
-        self._check_encoder(encoder_tokens)
-        shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
-        return self._admission.verdict(
-            num_tokens,
-            num_seqs,
-            cached_tokens,
-            shared,
-            encoder_tokens,
-            prompt_tokens,
-            may_wait=self._somebody_runs,
-        )
+        self._requests: dict[int, RequestBlocks] = {}
 
     # The life of a sequence.
 
-    def add(self, seq_id: int, request_id: int, *, encoder_tokens: int = 0, prompt_tokens: int | None = None) -> None:
-        """A sequence with empty tables; its blocks are placed beside those of its request.
+    def add(
+        self,
+        seq_id: int,
+        request_id: int,
+        *,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        kept_tokens: int = 0,
+    ) -> None:
+        """Add a sequence with empty tables; its blocks will be placed beside those of its request.
 
         Args:
-            encoder_tokens: of the request's images or audio, which cross-attention layers keep KV of; the same for
-                all its sequences.
-            prompt_tokens: length of the request's prompt; layers with a `PromptBudget` drop tokens only where it is
-                given.
+            encoder_tokens: number of tokens of the request's images or audio, whose KV cross-attention layers keep;
+                all its sequences have the same number.
+            prompt_tokens: length of the request's prompt; layers that drop tokens at a prompt's end do so only where it
+                is given.
+            kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, a
+                multiple of the layout's `prefix_step`; 0 = wherever the policies see fit.
 
         Raises:
-            ValueError: when the sequence exists, or the encoder tokens are not those of its request or nobody's.
+            ValueError: the sequence exists, the request has another number of encoder tokens, or no layer reads any.
         """
         self._new_id(seq_id)
         self._check_encoder(encoder_tokens)
         request = self._requests.get(request_id)
         if request is None:
             placed = self._allocator.associate()
-            request = Request(request_id, placed, self._groups, encoder_tokens, prompt_tokens)
+            request = RequestBlocks(request_id, placed, self._groups, encoder_tokens, prompt_tokens, kept_tokens)
             self._requests[request_id] = request
         elif request.encoder_tokens != encoder_tokens:
-            raise ValueError(f"encoder_tokens={encoder_tokens}: the request has {request.encoder_tokens}")
+            raise ValueError(
+                f"encoder_tokens={encoder_tokens} is not the number of the request's other sequences, "
+                f"{request.encoder_tokens}"
+            )
         request.num_seqs += 1
         self._sequences[seq_id] = BlockTables(request, self._cache.chains(), self._ownership.next_version())
 
@@ -171,15 +166,32 @@ class MemoryManager(MemoryState):
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         sequence.chains = self._cache.chains(salt)
-        length, tables = self._cache.match(sequence, token_ids, max(limit, 0))
+        length, found = self._cache.match(sequence, token_ids, max(limit, 0))
+        shared = 0 if self._recent is None else self._recent.arrived(sequence)
+        sequence.request.begin(length, shared)
         if self._predicted is not None:
-            self._predicted.arrived(sequence)
+            self._predicted.predict(sequence, shared)
         if length:
-            self._ownership.attach(sequence, tables, length)
+            self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
 
+    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None) -> int:
+        """Return how many tokens `match_prefix` would attach now; nothing is attached."""
+        if not self.prefix_caching:
+            return 0
+        request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
+        tables = BlockTables(request, self._cache.chains(salt), 0)
+        return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0))[0]
+
+    def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
+        """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed
+        them, at most."""
+        if not self.prefix_caching:
+            return 0
+        return self._sequences[seq_id].request.prefix_to_come(num_tokens, self.layout.prefix_step)
+
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
-        """Append: slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
+        """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
 
         A shared block that would be written is replaced by one of the sequence's own; if it holds earlier
         tokens the device must copy it first: at most one block a group, the partial tail (all blocks of a
@@ -197,7 +209,7 @@ class MemoryManager(MemoryState):
             taken = self._allocator.take(needs, sequence.request.association)
             if taken is None:
                 return None
-            copies = self._ownership.install(sequence, taken, replaced, first_write)
+            copies = self._ownership.install(sequence, num_tokens, taken, replaced, first_write)
         else:
             copies = []
         sequence.num_slots = max(sequence.num_slots, num_tokens)
@@ -205,8 +217,8 @@ class MemoryManager(MemoryState):
             self._cache.overwrite(sequence, first_write, num_tokens)
         return copies
 
-    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
-        """The first `num_computed` tokens have KV once the step now scheduled has run.
+    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> bool:
+        """Record that the first `num_computed` tokens have KV once the steps dispatched so far have run.
 
         Newly full blocks become known to the prefix cache, blocks that left every window are released. Do not
         commit tokens of a step that is still being planned: what is released here may be handed to another
@@ -215,15 +227,19 @@ class MemoryManager(MemoryState):
         Args:
             token_ids: all tokens the host knows; may end before `num_computed` while one is in flight, then
                 only blocks known to the end are cached.
+
+        Returns:
+            Whether a table changed, because a block of it was released.
         """
         sequence = self._sequences[seq_id]
-        sequence.num_computed = num_computed
+        version, sequence.num_computed = sequence.version, num_computed
         if self.prefix_caching:
             self._ownership.cache_full(sequence, token_ids, min(num_computed, len(token_ids)))
         self._ownership.release_inactive(sequence, num_computed)
+        return sequence.version != version
 
     def fork(self, parent_id: int, child_id: int) -> None:
-        """A new sequence of the same request that shares every block of its parent.
+        """Add a sequence of the same request that shares every block of its parent.
 
         The child of a swapped sequence is swapped too.
 
@@ -240,8 +256,13 @@ class MemoryManager(MemoryState):
         self._ownership.share_all(child)
         self._sequences[child_id] = child
 
+    def pack(self, seq_id: int) -> None:
+        """Place the blocks of the sequence's request, from now on, where they open as few large pages as can be."""
+        sequence = self.swap_space.sequences.get(seq_id) or self._sequences[seq_id]
+        sequence.request.association.packed = True
+
     def free(self, seq_id: int) -> None:
-        """The sequence gives up its blocks, tails before heads; those in the prefix cache stay, evictable.
+        """Give up the blocks of a sequence, tails before heads; those in the prefix cache stay, evictable.
 
         A swapped sequence gives up its host blocks.
         """
@@ -251,18 +272,15 @@ class MemoryManager(MemoryState):
             sequence = self._sequences[seq_id]
             self._ownership.release_all(sequence)
             del self._sequences[seq_id]
-        if seq_id in self._pinned:
-            self._pinned.remove(seq_id)
-            self._count_pinned()
+        self._pinned.remove(seq_id)
         request = sequence.request
         request.num_seqs -= 1
         if request.num_seqs == 0:
             del self._requests[request.request_id]
 
     def pin(self, seq_id: int) -> None:
-        """Until the sequence is freed, admission does not count on its blocks' pages ever to be had."""
+        """Keep the blocks of a sequence until it is freed: admission counts their pages as taken for good."""
         self._pinned.add(seq_id)
-        self._count_pinned()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while any block is in use."""
@@ -271,23 +289,12 @@ class MemoryManager(MemoryState):
         self._allocator.drop_evictable()
         return True
 
+    def take_vacated_pages(self) -> list[int]:
+        """Return the large pages in use since this last returned them that hold no used or cached block now."""
+        return self._allocator.pages.take_vacated()
+
     # Steps of the above.
-
-    @property
-    def _somebody_runs(self) -> bool:
-        return len(self._sequences) > len(self._pinned)
-
-    def _count_pinned(self) -> None:
-        pages = set()
-        for seq_id in self._pinned:
-            for group, table in zip(self.layout.groups, self._sequences[seq_id].tables, strict=True):
-                pages |= {block // group.blocks_per_page for block in table if block != NO_BLOCK}
-        self._admission.pinned_pages = len(pages)
 
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences or self.swap_space.holds(seq_id):
             raise ValueError(f"sequence {seq_id} exists already")
-
-    def _check_encoder(self, encoder_tokens: int) -> None:
-        if encoder_tokens and all(policy.names_tokens for policy, _ in self._groups):
-            raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention")

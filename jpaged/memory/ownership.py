@@ -11,14 +11,16 @@ from jpaged.memory.hash_chain import Link
 from jpaged.memory.pages import Time
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.recent_prefixes import RecentPrefixes
 
 
 class Ownership:
-    """What sequences own, in the allocator's terms.
+    """Gives and takes the blocks of sequences, and tells the allocator and the prefix cache of it.
 
     Args:
-        aligned: among blocks needed last together the longest prefix is evicted first, in every group.
-        predicted: protects what it expects to be asked for again; None: nothing is.
+        aligned: whether, among blocks needed last together, the longest prefix is evicted first in every group.
+        recent: remembers what sequences held at their end; None = nobody asks.
+        predicted: protects what it expects to be asked for again; None = nothing is protected.
     """
 
     def __init__(
@@ -27,8 +29,10 @@ class Ownership:
         cache: PrefixCache,
         *,
         aligned: bool = True,
+        recent: RecentPrefixes | None = None,
         predicted: PredictedPrefixes | None = None,
     ) -> None:
+        self._recent = recent
         self._aligned = aligned
         self._predicted = predicted
         self._allocator = allocator
@@ -37,7 +41,7 @@ class Ownership:
         self._version = 0
 
     def next_version(self) -> int:
-        """A table version that no sequence had before."""
+        """Return a table version that no sequence had before."""
         self._version += 1
         return self._version
 
@@ -56,7 +60,8 @@ class Ownership:
     def missing_blocks(
         self, sequence: BlockTables, num_tokens: int, first_write: int
     ) -> tuple[list[int], list[list[int]]]:
-        """What an append takes: for each group (blocks to be had, shared logical blocks to be replaced by them).
+        """Return what an append takes: for each group, how many blocks are to be had, and which shared logical blocks
+        they replace.
 
         Raises:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
@@ -70,29 +75,42 @@ class Ownership:
             shared = []
             ref_count = self._allocator.groups[g].ref_count
             written = policy.written_blocks(first_write, num_tokens, size)
-            for i in range(written.start, min(len(table), written.stop)):
+            for i in policy.placed(range(written.start, min(len(table), written.stop)), size):
                 if table[i] == NO_BLOCK:
                     raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
                 if ref_count[table[i]] > 1:
                     shared.append(i)
             replaced.append(shared)
-            needs.append(max(0, total - len(table)) + len(shared))
+            needs.append(len(policy.placed(range(len(table), total), size)) + len(shared))
         return needs, replaced
 
     def install(
-        self, sequence: BlockTables, taken: list[list[int]], replaced: list[list[int]], first_write: int
+        self,
+        sequence: BlockTables,
+        num_tokens: int,
+        taken: list[list[int]],
+        replaced: list[list[int]],
+        first_write: int,
     ) -> list[BlockCopy]:
-        """Append the blocks `taken` for each group, the logical ones `replaced` first; returns the copies to make."""
+        """Extend the tables to `num_tokens` with the blocks `taken` for each group, which first take the places of the
+        logical ones `replaced`; return the copies to make."""
         copies = []
         now = Time(self._clock, 0)  # never used: these blocks have other owners left
         for g, new_blocks in enumerate(taken):
-            table, size = sequence.tables[g], sequence.request.groups[g][1]
+            table, (policy, size) = sequence.tables[g], sequence.request.groups[g]
             for i in replaced[g]:
                 old, table[i] = table[i], new_blocks.pop()
-                if i * size < first_write:
+                if policy.holds(i, first_write, size):
                     copies.append(BlockCopy(g, old, table[i]))
                 self._allocator.release(g, old, now, keep=False)
-            table += new_blocks
+            added = range(len(table), policy.num_blocks(num_tokens, size))
+            places = policy.placed(added, size)
+            if len(places) < len(added):
+                table += [NO_BLOCK] * len(added)
+                for i, block in zip(places, new_blocks, strict=True):
+                    table[i] = block
+            else:
+                table += new_blocks
         sequence.version = self.next_version()
         return copies
 
@@ -102,7 +120,7 @@ class Ownership:
             self._remember(g, block, link)
 
     def _remember(self, g: int, block: int, link: Link) -> bool:
-        """Cache the content of a block, in place of an equal one that nobody uses; False where somebody does.
+        """Cache the content of a block, in place of an equal one that nobody uses; return False where somebody uses it.
 
         So what was computed again is as recent in every group, although some may still have had it.
         """
@@ -115,7 +133,7 @@ class Ownership:
         return True
 
     def share_all(self, sequence: BlockTables) -> None:
-        """One more owner of every block in the tables."""
+        """Count one more owner of every block in the tables."""
         for g, table in enumerate(sequence.tables):
             for block in table:
                 if block != NO_BLOCK:
@@ -156,6 +174,8 @@ class Ownership:
         self._clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
+        if self._recent is not None:
+            self._recent.left(sequence)
         if self._predicted is not None:
             self._predicted.left(sequence)
             self._trim()
@@ -172,7 +192,7 @@ class Ownership:
                 self._allocator.release(g, block, time, self._is_cached(sequence, g, i), protect)
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
-        """Whether a block's content can be found: its twin may have been lost, or be in use no longer."""
+        """Tell whether a block's content can be found: its twin may have been lost, or be in use no longer."""
         block = sequence.tables[g][logical]
         if self._cache.holds(g, block):
             return True
@@ -180,7 +200,7 @@ class Ownership:
         return link is not None and self._allocator.groups[g].ref_count[block] == 1 and self._remember(g, block, link)
 
     def _trim(self) -> None:
-        """Protected blocks beyond the pool's size join the others, as the most recently needed."""
+        """Make protected blocks beyond the pool's size ordinary ones, the most recently needed of them."""
         assert self._predicted is not None
         while (oldest := self._predicted.overflow()) is not None:
             self._clock += 1

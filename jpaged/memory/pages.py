@@ -36,21 +36,28 @@ class Association:
     """The pages carved for one request that still have empty blocks, by group (request-aware placement).
 
     It needs no dissolving: when its request is gone nobody asks it for blocks any more.
+
+    Attributes:
+        packed: whether the request's blocks go where they open fewest large pages, at the price of what mixed pages
+            have cached. Where nobody else runs, a group then never has more pages than its blocks fill: one is opened
+            only while every block of the others is used.
     """
 
-    __slots__ = ("open_pages",)
+    __slots__ = ("open_pages", "packed")
 
     def __init__(self, num_groups: int) -> None:
+        self.packed = False
         # OrderedDict as a stack with O(1) removal anywhere; a plain dict scans over deleted entries.
         self.open_pages: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_groups)]
 
 
 class LargePages:
-    """Owner and block counts of every large page, the free ones in order, the idle ones by time."""
+    """Owner and block counts of every large page; free pages are kept in order, idle ones by time."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.free: deque[int] = deque(range(num_pages))  # never used first, then the longest free
+        self.free: deque[int] = deque(range(num_pages))  # those used last come first: their memory is there already
+        self.touched: set[int] = set()  # carved since they were last `take_vacated`
         self.group = [NO_GROUP] * num_pages
         self.owner: list[Association | None] = [None] * num_pages
         self.empty: list[list[int]] = [[] for _ in range(num_pages)]  # stacks of block ids
@@ -65,11 +72,17 @@ class LargePages:
 
     @property
     def num_available(self) -> int:
-        """Pages that steps 2 and 3 of an allocation can hand out: free or idle."""
+        """Return how many pages steps 2 and 3 of an allocation can hand out: those that are free or idle."""
         return len(self.free) + self.num_idle
 
+    def take_vacated(self) -> list[int]:
+        """Return the free pages that were carved since this last returned them: memory that holds nothing."""
+        vacated = [page for page in sorted(self.touched) if self.group[page] == NO_GROUP]
+        self.touched.difference_update(vacated)
+        return vacated
+
     def make_idle(self, page: int) -> None:
-        """Enter `page`, whose `newest` is set, among those that can be evicted whole."""
+        """List `page`, whose `newest` is set, among those that can be evicted whole."""
         self.is_idle[page] = True
         self.num_idle += 1
         self.num_guarded += self.is_guarded(page)
@@ -80,17 +93,18 @@ class LargePages:
             heapify(heap)
 
     def leave_idle(self, page: int) -> None:
-        """A block of `page` is used again; its heap entry goes stale and is skipped later."""
+        """Take `page`, of which a block is used again, out of the idle ones; its heap entry goes stale and is skipped
+        later."""
         self.is_idle[page] = False
         self.num_idle -= 1
         self.num_guarded -= self.is_guarded(page)
 
     def is_guarded(self, page: int) -> bool:
-        """Whether an idle page has protected blocks."""
+        """Tell whether an idle page has protected blocks."""
         return self.newest[page].tick >= PROTECTED
 
     def oldest_idle(self) -> int | None:
-        """The idle page whose newest block is the oldest, or None. O(log n)."""
+        """Return the idle page whose newest block is the oldest, or None. O(log n)."""
         heap = self._idle_heap
         while heap:
             time, page = heap[0]

@@ -13,31 +13,40 @@ class Pins:
 
     Args:
         room_tokens: length of a sequence that must always fit beside what is pinned.
+
+    Attributes:
+        seq_ids: ids of the prefixes that are pinned, or were until `lose`.
+        lost: ids among them whose prefixes hold no blocks until they are computed and pinned again.
     """
 
     def __init__(self, memory: MemoryManager, room_tokens: int) -> None:
         self.seq_ids: set[int] = set()
+        self.lost: set[int] = set()
         self._memory = memory
         self._room_tokens = room_tokens
         self._step = memory.layout.prefix_step
 
     def length(self, num_tokens: int) -> int:
-        """Leading tokens of `num_tokens` that fill whole blocks of every group.
+        """Return how many of the first `num_tokens` tokens fill whole blocks of every group.
 
         Raises:
-            ValueError: there is no such block, or no prefix cache.
+            ValueError: the tokens fill no such block, or there is no prefix cache.
         """
         if not self._memory.prefix_caching:
             raise ValueError("a prefix can be pinned only with enable_prefix_caching=True")
         if num_tokens < self._step:
-            raise ValueError(f"a prefix of {num_tokens} tokens fills no block of {self._step} tokens")
+            raise ValueError(
+                f"the prompt's {num_tokens} tokens are fewer than the {self._step} of a block: only whole blocks of a "
+                "prompt are pinned"
+            )
         return num_tokens // self._step * self._step
 
     def pin(self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None) -> bool:
-        """Hold the blocks of a prefix under a new sequence id; False, with nothing held, when some are not cached.
+        """Hold the blocks of a prefix under a new sequence id; return False, with nothing held, when some are not
+        cached.
 
         Raises:
-            ValueError: as `length`, or what is left of the pool would be too small.
+            ValueError: `length` refuses the prefix, or what is left of the pool would be too small.
         """
         memory, length = self._memory, self.length(len(token_ids))
         memory.add(seq_id, -1 - seq_id)
@@ -49,14 +58,21 @@ class Pins:
         if memory.can_admit(self._room_tokens) is Fit.NEVER:
             memory.free(seq_id)
             raise ValueError(
-                f"pinning {length} tokens would leave too little of the pool of {memory.layout.num_pages} large pages "
-                f"for a sequence of {self._room_tokens} tokens"
+                f"pinning the prompt's {length} tokens would leave too little of the pool of "
+                f"{memory.layout.num_pages} large pages for a sequence of max_model_len={self._room_tokens} tokens: "
+                "raise kv_cache_memory_bytes or memory_utilization, or lower max_model_len"
             )
         self.seq_ids.add(seq_id)
+        self.lost.discard(seq_id)
         return True
 
+    def lose(self) -> None:
+        """Mark every prefix as lost: the memory was cleared, so the blocks are gone, and the prefixes wait to be pinned
+        again."""
+        self.lost = set(self.seq_ids)
+
     def unpin(self, seq_id: int) -> None:
-        """Give the blocks up; they stay cached, evictable.
+        """Give up the blocks of a prefix; they stay cached, evictable.
 
         Raises:
             ValueError: nothing is pinned under this id.
@@ -64,4 +80,7 @@ class Pins:
         if seq_id not in self.seq_ids:
             raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
         self.seq_ids.remove(seq_id)
-        self._memory.free(seq_id)
+        if seq_id in self.lost:
+            self.lost.remove(seq_id)
+        else:
+            self._memory.free(seq_id)

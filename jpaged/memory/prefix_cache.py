@@ -15,13 +15,14 @@ from jpaged.memory.policies import Policy
 
 
 class PrefixCache:
-    """Content to block and back, for every group.
+    """Maps content to the block that holds it, and back, for every group.
 
     Args:
         groups: policy and block size (tokens) of each group.
     """
 
     def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
+        self._groups = groups
         # Groups that name their blocks alike share a hash chain.
         self._chain_keys = [size if policy.names_tokens else -size for policy, size in groups]
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
@@ -30,12 +31,13 @@ class PrefixCache:
     # One block.
 
     def find(self, g: int, link: Link) -> int | None:
-        """The block of group `g` with this content; the tokens are compared too, not only the digest."""
+        """Return the block of group `g` with this content, or None; the tokens are compared too, not only the
+        digest."""
         block = self._block_of[g].get(link.digest)
         return block if block is not None and self._link_of[g][block] == link else None
 
     def twin(self, g: int, link: Link) -> int | None:
-        """The block that has this content's place; no other can be inserted before it is forgotten."""
+        """Return the block that has this content's digest, or None; no other can be inserted before it is forgotten."""
         return self._block_of[g].get(link.digest)
 
     def insert(self, g: int, block: int, link: Link) -> None:
@@ -44,38 +46,37 @@ class PrefixCache:
         self._link_of[g][block] = link
 
     def holds(self, g: int, block: int) -> bool:
-        """Whether the content of `block` can be found."""
+        """Tell whether the content of `block` can be found."""
         return block in self._link_of[g]
 
     def forget(self, g: int, block: int) -> None:
-        """The content of `block` is lost or about to be overwritten."""
+        """Forget the content of `block`, which is lost or about to be overwritten."""
         link = self._link_of[g].pop(block, None)
         if link is not None:
             del self._block_of[g][link.digest]
 
     def check(self, g: int) -> None:
-        """Raises AssertionError when content and blocks do not name each other."""
+        """Raise AssertionError when content and blocks do not name each other."""
         there = {link.digest: block for block, link in self._link_of[g].items()}
         assert there == self._block_of[g], f"group {g}: the prefix cache finds blocks under lost content"
 
     # One sequence.
 
     def chains(self, salt: Hashable = None) -> dict[int, HashChain]:
-        """Empty hash chains of a new sequence: over its tokens by block size, over encoder tokens by minus the size."""
+        """Return the empty hash chains of a new sequence, by block size (of tokens) or minus the block size (of encoder
+        tokens)."""
         return {key: HashChain(abs(key), salt if key > 0 else ("encoder", salt)) for key in self._chain_keys}
 
     def _name(self, tables: BlockTables, g: int, token_ids: Sequence[int], num_blocks: int) -> HashChain:
-        """The hash chain of a group, with links for `num_blocks` blocks."""
+        """Return the hash chain of a group, with links for `num_blocks` blocks."""
         policy, size = tables.request.groups[g]
         chain = tables.chains[self._chain_keys[g]]
         chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
         return chain
 
-    def match(self, tables: BlockTables, token_ids: Sequence[int], limit: int) -> tuple[int, list[list[int]]]:
-        """The longest cached prefix of at most `limit` tokens, and each group's table for it.
-
-        A table has `NO_BLOCK` where its policy needs nothing; the blocks are not yet owned.
-        """
+    def match(self, tables: BlockTables, token_ids: Sequence[int], limit: int) -> tuple[int, list[list[int | None]]]:
+        """Return the longest cached prefix of at most `limit` tokens, and each group's blocks, None where one is not
+        cached. The blocks are not yet owned."""
         groups = tables.request.groups
         found: list[list[int | None]] = []
         for g, (policy, size) in enumerate(groups):
@@ -83,22 +84,30 @@ class PrefixCache:
             links = self._name(tables, g, token_ids, wanted).links
             found.append([self.find(g, link) for link in links[:wanted]])
         hits = [[block is not None for block in blocks] for blocks in found]
-        length = longest_prefix(groups, hits, limit)
-        attached = []
-        for (policy, size), blocks in zip(groups, found, strict=True):
-            table = [NO_BLOCK] * policy.num_blocks(length, size)
-            for run in policy.active_blocks(length, size):
-                for i in run:
-                    block = blocks[i]
-                    assert block is not None, "an active block of a possible prefix is cached"
-                    table[i] = block
-            attached.append(table)
-        return length, attached
+        return longest_prefix(groups, hits, limit), found
+
+    def covered(
+        self,
+        token_ids: Sequence[int],
+        salt: Hashable,
+        limit: int,
+        blocks: Sequence[Collection[int]],
+        encoder_tokens: int,
+    ) -> int:
+        """Return the longest prefix of at most `limit` tokens that lies in `blocks`, a set for each group."""
+        groups = [(policy.for_request(encoder_tokens), size) for policy, size in self._groups]
+        chains, hits = self.chains(salt), []
+        for g, (policy, size) in enumerate(groups):
+            chain, wanted = chains[self._chain_keys[g]], policy.full_blocks(limit, 0, size)
+            chain.extend(token_ids if policy.names_tokens else range(wanted * size), wanted)
+            hits.append([self.find(g, link) in blocks[g] for link in chain.links[:wanted]])
+        return longest_prefix(groups, hits, limit)
 
     def newly_full(
         self, tables: BlockTables, token_ids: Sequence[int], num_known: int
     ) -> Iterator[tuple[int, int, Link]]:
-        """(group, block, content) of the blocks that the first `num_known` tokens have filled since the last call."""
+        """Yield (group, block, content) of the blocks that the first `num_known` tokens have filled since the last
+        call."""
         for g, (policy, size) in enumerate(tables.request.groups):
             full = policy.full_blocks(num_known, tables.num_computed, size)
             if full > tables.num_hashed[g]:
@@ -109,13 +118,13 @@ class PrefixCache:
                 tables.num_hashed[g] = full
 
     def content(self, tables: BlockTables, g: int, logical: int) -> Link | None:
-        """What a block of a table holds; None while it is not known to be full."""
+        """Return what a block of a table holds; None while it is not known to be full."""
         if logical >= tables.num_hashed[g]:
             return None
         return tables.chains[self._chain_keys[g]].links[logical]
 
     def overwrite(self, tables: BlockTables, first_write: int, num_tokens: int) -> None:
-        """The sequence writes [`first_write`, `num_tokens`): forget what these blocks, its own, held before.
+        """Forget what the sequence's own blocks held at [`first_write`, `num_tokens`), where it is about to write.
 
         They hold something after a rewind, as of rejected speculative tokens. A sequence that shared them may
         have told the cache, so every block is looked up.
@@ -130,14 +139,35 @@ class PrefixCache:
                 tables.chains[self._chain_keys[g]].truncate(first_write // size)
 
 
+def prefix_tables(
+    groups: Sequence[tuple[Policy, int]], found: Sequence[Sequence[int | None]], length: int
+) -> list[list[int]]:
+    """Return each group's table for a prefix of `length` tokens, with `NO_BLOCK` where its policy needs nothing.
+
+    Args:
+        groups: policy and block size (tokens) of each group.
+        found: what `PrefixCache.match` found.
+    """
+    tables = []
+    for (policy, size), blocks in zip(groups, found, strict=True):
+        table = [NO_BLOCK] * policy.num_blocks(length, size)
+        for run in policy.active_blocks(length, size):
+            for i in run:
+                block = blocks[i]
+                assert block is not None, "an active block of a possible prefix is cached"
+                table[i] = block
+        tables.append(table)
+    return tables
+
+
 def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence[bool]], limit: int) -> int:
-    """The longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5).
+    """Return the longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5).
 
     Its length divides by every group's alignment: most can only attach whole blocks.
 
     Args:
         groups: policy and block size (tokens) of each group.
-        hits: for each group, whether each of its logical blocks is cached.
+        hits: one list for each group that says of each logical block whether it is cached.
         limit: upper bound in tokens.
     """
     bound = limit

@@ -16,19 +16,19 @@ class GroupReport:
     """State of one layer group; bytes are those of one device.
 
     Attributes:
-        name: of the group.
-        block_bytes: size of a block, phantom layers included.
+        name: the group's name.
+        block_bytes: size of a block, padding included.
         used: blocks with an owner.
         evictable: cached blocks without an owner.
         empty: blocks without content in large pages of this group.
-        reserved_bytes: used and empty blocks, what no other group can have; cached ones count as free.
-        token_bytes: KV of real layers for tokens that exist, each shared token once.
-        padding_bytes: phantom layers in the used blocks.
-        padding: share of every block that phantom layers waste, see `PoolLayout.plan`.
+        reserved_bytes: bytes of used and empty blocks, which no other group can have; cached ones count as free.
+        token_bytes: bytes of real layers' KV for tokens that exist, each shared token once; of states that exist.
+        padding_bytes: bytes of phantom layers and rows in the used blocks.
+        padding: share of every block that these waste, see `PoolLayout.plan`.
         table_entries: blocks that the sequences would own if nothing were shared.
         pinned: used blocks that are held for good.
         host_used: blocks of swapped sequences in host memory.
-        host_blocks: the most there could be.
+        host_blocks: most blocks of this group that host memory could hold.
     """
 
     name: str
@@ -47,17 +47,17 @@ class GroupReport:
 
     @property
     def waste(self) -> float:
-        """Share of the reserved bytes that holds no token."""
+        """Return the share of the reserved bytes that holds no token."""
         return 1 - self.token_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
     @property
     def blocks_saved(self) -> int:
-        """Blocks that sharing saves."""
+        """Return how many blocks sharing saves."""
         return self.table_entries - self.used
 
     @property
     def saving(self) -> float:
-        """(blocks without sharing - blocks) / blocks without sharing (PagedAttention, section 6.3)."""
+        """Return (blocks without sharing - blocks) / blocks without sharing (PagedAttention, section 6.3)."""
         return self.blocks_saved / self.table_entries if self.table_entries else 0.0
 
 
@@ -72,7 +72,7 @@ class MemoryReport:
         free_pages: large pages that belong to no group.
         idle_pages: large pages that hold only cached and empty blocks.
         host_bytes: host memory that swapped blocks may take.
-        host_used_bytes: what they take.
+        host_used_bytes: host memory that swapped blocks take now.
     """
 
     groups: tuple[GroupReport, ...]
@@ -85,17 +85,17 @@ class MemoryReport:
 
     @property
     def used(self) -> int:
-        """Blocks with an owner, over all groups."""
+        """Return how many blocks have an owner, over all groups."""
         return sum(group.used for group in self.groups)
 
     @property
     def blocks_saved(self) -> int:
-        """Blocks that sharing saves, over all groups."""
+        """Return how many blocks sharing saves, over all groups."""
         return sum(group.blocks_saved for group in self.groups)
 
     @property
     def saving(self) -> float:
-        """(blocks without sharing - blocks) / blocks without sharing, over all groups."""
+        """Return (blocks without sharing - blocks) / blocks without sharing, over all groups."""
         return self.blocks_saved / (self.used + self.blocks_saved) if self.used else 0.0
 
     def __str__(self) -> str:
@@ -121,7 +121,8 @@ class MemoryReport:
             for row in rows
         ]
         lines.append(
-            f"{self.num_pages} large pages of {_size(self.page_bytes)}: "
+            f"pool of {_size(self.num_pages * self.page_bytes)}, {self.num_pages} large pages of "
+            f"{_size(self.page_bytes)}: "
             f"{self.free_pages} free, {self.idle_pages} only cached; sharing saves {self.saving:.1%} of the blocks"
         )
         if padded := ", ".join(f"{g.name} {g.padding:.1%}" for g in self.groups if g.padding):
@@ -179,7 +180,7 @@ def build_report(
 
 
 def _filled_tokens(g: int, tables: Mapping[int, BlockTables], lengths: Mapping[int, int]) -> tuple[int, int]:
-    """(tokens held by the used blocks of a group, each shared one once; table entries)."""
+    """Return (tokens held by the used blocks of a group, each shared one once; table entries)."""
     filled: dict[int, int] = {}
     entries = 0
     for seq_id, sequence in tables.items():
@@ -194,7 +195,7 @@ def _filled_tokens(g: int, tables: Mapping[int, BlockTables], lengths: Mapping[i
 
 
 def _size(num_bytes: int) -> str:
-    """Bytes for people: ``3.5 MiB``."""
+    """Write a number of bytes for people: ``3.5 MiB``."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

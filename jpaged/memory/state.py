@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
 from jpaged.memory.layout import PoolLayout
+from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
 from jpaged.memory.swap import SwapSpace
@@ -26,25 +28,39 @@ class MemoryState:
     _allocator: BlockAllocator
     _cache: PrefixCache
     _sequences: Sequences
-    _pinned: set[int]
+    _pinned: PinnedBlocks
 
     def free_blocks(self, group: int) -> int:
-        """Blocks that `group` could get if no other group took any."""
+        """Return how many blocks `group` could get if no other group took any."""
         blocks = self._allocator.groups[group]
         return blocks.spare + self._allocator.pages.num_available * blocks.blocks_per_page
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that sequences hold, over all groups."""
+        """Return how many blocks sequences hold, over all groups."""
         return sum(group.num_used for group in self._allocator.groups)
 
     @property
+    def block_counts(self) -> tuple[BlockCounts, ...]:
+        """Return the blocks of each group by state. O(groups)."""
+        return tuple(
+            BlockCounts(plan.spec.name, state.num_used, len(state.evictable) + len(state.protected), state.num_empty)
+            for plan, state in zip(self.layout.groups, self._allocator.groups, strict=True)
+        )
+
+    @property
+    def num_available_pages(self) -> int:
+        """Return how many large pages hold nothing in use: free ones, and those with cached blocks only."""
+        return self._allocator.pages.num_available
+
+    @property
     def reserved_blocks(self) -> list[int]:
-        """For each group, blocks that sequences hold and empty ones that no other group can have."""
+        """Return, for each group, the number of blocks that sequences hold and of empty ones that no other group can
+        have."""
         return [group.num_used + group.num_empty for group in self._allocator.groups]
 
     def capacity(self, seq_id: int) -> int:
-        """Tokens the sequence's tables can hold without a new block, the least over groups."""
+        """Return how many tokens the sequence's tables can hold without a new block, the least over groups."""
         sequence = self._sequences[seq_id]
         return min(
             policy.capacity(len(table), size, sequence.num_slots)
@@ -52,7 +68,7 @@ class MemoryState:
         )
 
     def tail_shared(self, seq_id: int) -> bool:
-        """Whether another sequence shares the last block of any group, so that a write may have to copy it."""
+        """Tell whether another sequence shares the last block of any group, so that a write may have to copy it."""
         tables = self._sequences[seq_id].tables
         return any(
             table and table[-1] != NO_BLOCK and self._allocator.groups[g].ref_count[table[-1]] > 1
@@ -60,28 +76,29 @@ class MemoryState:
         )
 
     def block_table(self, seq_id: int, group: int) -> list[int]:
-        """Logical to physical block, `NO_BLOCK` where released. It is the manager's own list: do not write."""
+        """Return logical to physical block, `NO_BLOCK` where released. It is the manager's own list: do not write to
+        it."""
         return self._sequences[seq_id].tables[group]
 
     def table_version(self, seq_id: int) -> int:
-        """A number that changes whenever an entry of the sequence's tables changes; never reused."""
+        """Return a number that changes whenever an entry of the sequence's tables changes, and is never used again."""
         return self._sequences[seq_id].version
 
     def report(self, lengths: Mapping[int, int] | None = None) -> MemoryReport:
-        """The state of the pool. O(blocks in use).
+        """Return the state of the pool. O(blocks in use).
 
         Args:
             lengths: tokens with KV by sequence id, where the caller knows better than the last `commit`.
         """
         return build_report(
-            self.layout, self._allocator, self._sequences, lengths or {}, self.swap_space.host, self._pinned
+            self.layout, self._allocator, self._sequences, lengths or {}, self.swap_space.host, self._pinned.seq_ids
         )
 
     def check_invariants(self) -> None:
         """Recompute every count from the tables. O(pool); for tests.
 
         Raises:
-            AssertionError: naming the group, page or block that is wrong.
+            AssertionError: a count is wrong; the message names the group, page or block.
         """
         invariants.check(self._allocator, self._cache, self._sequences.values())
         self.swap_space.check()

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from jpaged.memory.admission import Admission
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
+from jpaged.memory.relief import Relief
 
 
 class HostBlocks:
     """Free lists and owner counts of the host blocks of every group, within one bound in bytes.
 
     Args:
-        block_bytes: of each group.
+        block_bytes: size of a block, for each group.
         limit_bytes: most bytes that all blocks with an owner take together.
     """
 
@@ -32,15 +34,16 @@ class HostBlocks:
         self._free: list[list[int]] = [[] for _ in block_bytes]
 
     def num_used(self, g: int) -> int:
-        """Blocks of a group that have an owner."""
+        """Return how many blocks of a group have an owner."""
         return len(self.ref_count[g]) - len(self._free[g])
 
     def capacity(self, g: int) -> int:
-        """Blocks of a group there would be if no other group had any."""
+        """Return how many blocks of a group there would be if no other group had any."""
         return self.limit_bytes // self.block_bytes[g]
 
     def take(self, needs: Sequence[int]) -> list[list[int]] | None:
-        """Blocks of each group, for owners that `share` will count; None, with nothing changed, above the bound."""
+        """Return blocks of each group, for owners that `share` will count; None, with nothing changed, above the
+        bound."""
         size = sum(need * size for need, size in zip(needs, self.block_bytes, strict=True))
         if self.used_bytes + size > self.limit_bytes:
             return None
@@ -54,11 +57,11 @@ class HostBlocks:
         return taken
 
     def share(self, g: int, block: int) -> None:
-        """One more owner."""
+        """Count one more owner of a block."""
         self.ref_count[g][block] += 1
 
     def release(self, g: int, block: int) -> bool:
-        """One owner less; True when it was the last and the block is free again."""
+        """Count one owner less; return True when it was the last and the block is free again."""
         if self.ref_count[g][block] < 1:
             raise RuntimeError(f"host block {block} of group {g} is released but nobody owns it")
         self.ref_count[g][block] -= 1
@@ -74,8 +77,8 @@ class SwapSpace:
 
     Args:
         resident: the sequences with blocks in the pool; they move between it and `sequences`.
-        limit_bytes: of host memory, in the layout's terms (bytes of one device).
-        watermark_pages: large pages that admission keeps free.
+        limit_bytes: most host memory that swapped blocks take, in the layout's terms (bytes of one device).
+        admission: says whether sequences that come back have room.
 
     Attributes:
         sequences: the swapped ones, by sequence id.
@@ -89,12 +92,12 @@ class SwapSpace:
         resident: dict[int, BlockTables],
         *,
         limit_bytes: int,
-        watermark_pages: int,
+        admission: Admission,
     ) -> None:
         self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes)
         self.sequences: dict[int, BlockTables] = {}
         self._resident = resident
-        self._watermark_pages = watermark_pages
+        self._admission = admission
         self._allocator = allocator
         self._ownership = ownership
         self._dropped: list[HostBlock] = []
@@ -126,11 +129,34 @@ class SwapSpace:
             self.sequences[seq_id] = self._resident.pop(seq_id)
         return [SwapCopy(g, device, host) for g, pairs in enumerate(there) for device, host in pairs.items()]
 
-    def move_in(self, seq_ids: Sequence[int], *, keep_room: bool = True) -> list[SwapCopy] | None:
+    def has_room(
+        self,
+        seq_ids: Sequence[int],
+        *,
+        keep_room: bool = True,
+        reserved: Sequence[int] | None = None,
+        relief: Relief | None = None,
+    ) -> bool:
+        """Tell whether `move_in` would find blocks for the sequences of a swapped request.
+
+        Args:
+            keep_room, reserved: see `move_in`.
+            relief: blocks that would be freed first; None = none.
+        """
+        needs = [len(mine) for mine in _distinct(_whole_request(self.sequences, seq_ids))]
+        if keep_room:
+            others = reserved or [0] * len(needs)
+            needs = [need + len(seq_ids) + more for need, more in zip(needs, others, strict=True)]
+        return self._admission.has_room(needs, may_wait=False, keep_room=keep_room, relief=relief)
+
+    def move_in(
+        self, seq_ids: Sequence[int], *, keep_room: bool = True, reserved: Sequence[int] | None = None
+    ) -> list[SwapCopy] | None:
         """Give the sequences of a swapped request blocks of the pool again, shared as they were.
 
         Args:
-            keep_room: only where every sequence can append a block and the watermark stays free.
+            keep_room: whether every sequence must be able to append a block, with the watermark still free.
+            reserved: blocks of each group that others have yet to take; they count where `keep_room` is set.
 
         Returns:
             The copies to make, after those of `move_out` and before all block copies, or None when the pool is
@@ -139,14 +165,11 @@ class SwapSpace:
         Raises:
             ValueError: when these are not all sequences of one request.
         """
+        if not self.has_room(seq_ids, keep_room=keep_room, reserved=reserved):
+            return None
         sequences = _whole_request(self.sequences, seq_ids)
         blocks = _distinct(sequences)
-        needs = [len(mine) for mine in blocks]
-        room, pages = (len(seq_ids), self._watermark_pages) if keep_room else (0, 0)
-        available = self._allocator.pages.num_available - pages
-        if self._allocator.pages_needed([need + room for need in needs]) > available:
-            return None
-        taken = self._allocator.take(needs, next(iter(sequences.values())).request.association)
+        taken = self._allocator.take([len(mine) for mine in blocks], next(iter(sequences.values())).request.association)
         assert taken is not None, "what pages_needed promises is delivered"
         here = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
         unowned = [set(mine) for mine in taken]  # taken with a count of 1, which stands for the first owner
@@ -165,7 +188,7 @@ class SwapSpace:
         return [SwapCopy(g, device, host) for g, pairs in enumerate(here) for host, device in pairs.items()]
 
     def holds(self, seq_id: int) -> bool:
-        """Whether the sequence's blocks are in host memory."""
+        """Tell whether the sequence's blocks are in host memory."""
         return seq_id in self.sequences
 
     def fork(self, child_id: int, child: BlockTables) -> None:
@@ -174,13 +197,13 @@ class SwapSpace:
         self.sequences[child_id] = child
 
     def free(self, seq_id: int) -> BlockTables:
-        """A swapped sequence gives up its host blocks."""
+        """Give up the host blocks of a swapped sequence, and return its tables."""
         sequence = self.sequences.pop(seq_id)
         self._dropped += self._release(sequence)
         return sequence
 
     def take_dropped(self) -> list[HostBlock]:
-        """Host blocks freed since the last call without having been swapped in: their content can go."""
+        """Return the host blocks freed since the last call without having been swapped in: their content can go."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -188,7 +211,7 @@ class SwapSpace:
         """Recompute every host count from the tables; for tests.
 
         Raises:
-            AssertionError: naming the group that is wrong.
+            AssertionError: a count is wrong; the message names the group.
         """
         used_bytes = 0
         for g, ref_count in enumerate(self.host.ref_count):
@@ -205,7 +228,7 @@ class SwapSpace:
                     self.host.share(g, block)
 
     def _release(self, sequence: BlockTables) -> list[HostBlock]:
-        """Owned no longer by `sequence`; those that nobody owns now."""
+        """Count `sequence` out of the owners of its host blocks; return the blocks that nobody owns now."""
         owned = (HostBlock(g, b) for g, table in enumerate(sequence.tables) for b in table if b != NO_BLOCK)
         return [block for block in owned if self.host.release(*block)]
 
@@ -219,7 +242,7 @@ def _whole_request(known: dict[int, BlockTables], seq_ids: Sequence[int]) -> dic
 
 
 def _distinct(sequences: dict[int, BlockTables]) -> list[list[int]]:
-    """The blocks of each group that the tables of `sequences` hold, once each."""
+    """Return the blocks of each group that the tables of `sequences` hold, once each."""
     several = list(sequences.values())
     return [
         list(dict.fromkeys(block for sequence in several for block in sequence.tables[g] if block != NO_BLOCK))

@@ -1,4 +1,4 @@
-"""The plan itself, made in a child process: the engine's own step, compiled for the target from shapes."""
+"""Makes the plan itself, in a child process: the engine's own step is compiled for the target from shapes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jpaged.benchmarks.machine import gemm_flops, read_bandwidth
 from jpaged.config import EngineConfig
-from jpaged.execution.ahead import StepPrograms
-from jpaged.execution.one_byte import resolve_kv_dtype
-from jpaged.execution.sizing import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
-from jpaged.loading.gguf_reader import GGUFFile
-from jpaged.loading.gguf_weights import GGUFWeights
+from jpaged.engine.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
+from jpaged.execution.device_memory import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
+from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.execution.lowering import StepPrograms
+from jpaged.loading.build_context import build_context, layers_are_stacked
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
-from jpaged.loading.placement import layers_are_stacked
-from jpaged.loading.quantisation import check_device
-from jpaged.loading.targets import abstract_model, abstract_params
+from jpaged.loading.mxfp4 import MXFP4Names
+from jpaged.loading.open_checkpoint import is_quantised
+from jpaged.loading.parameters.forms import check_device
+from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.stored_blocks import StoredBlocks
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
 from jpaged.planning.devices import Device, find_device
 from jpaged.planning.estimate import estimate_largest
+from jpaged.planning.machine import gemm_flops, read_bandwidth
 from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds
-from jpaged.planning.targets import target_mesh
+from jpaged.planning.target_mesh import target_mesh
 from jpaged.planning.work import step_work
 from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
@@ -37,7 +41,8 @@ _COMPILERS = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt"
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a `jpaged.planning.Plan`, from the request that `jpaged.planning.planner` made; or ``refused``."""
+    """Return the fields of a `jpaged.planning.Plan` for the request that `jpaged.planning.planner` made, or
+    ``refused``."""
     device = find_device(request["device"])
     if device.chip.cuda is None:
         return _answer(request, device)
@@ -55,16 +60,21 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     mesh = target_mesh(device, compiled)
     kernels = _kernels(device)
     try:
-        model = abstract_model(
-            family,
-            model_config,
-            dtype=dtype,
-            tensor_parallel=mesh.size,
+        build = build_context(
+            mesh,
+            dtype,
             expert_parallel=config.enable_expert_parallel,
+            # Without the target's compiler the mesh is one of CPUs.
             stacked=layers_are_stacked(kind, kernels),
+            kernel_impl=kernels,
         )
-        reader = GGUFWeights(GGUFFile(request["gguf"])) if request["gguf"] else None
-        params = abstract_params(model, mesh, quantisation=config.quantization, reader=reader)
+        model = abstract_model(family, model_config, build)
+        reader: StoredBlocks | None = None
+        if request["gguf"]:
+            reader = GGUFWeights(GGUFFile(request["gguf"]))
+        elif is_quantised(model_config):
+            reader = MXFP4Names(name for source in model.weights() for name in source.sources)
+        params = abstract_params(model, mesh, quantization=config.quantization, reader=reader)
     except ValueError as error:
         return {"refused": str(error)}
     weights = device_bytes(params)
@@ -111,14 +121,15 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     running = min(sequences, config.max_num_seqs)
     if running == 0:
         return found | {"problem": f"the pool does not hold one sequence of {context:,} tokens"}
-    tokens = min(config.max_num_batched_tokens, context)
-    found["decode_tokens_per_s"] = running / decode_seconds(work, speed, running, context)
-    found["prefill_tokens_per_s"] = tokens / prefill_seconds(work, speed, tokens, context)
+    tokens, most = config.max_num_batched_tokens, config.max_num_seqs
+    found["decode_tokens_per_s"] = most / decode_seconds(work, speed, most, 0)
+    found["full_decode_tokens_per_s"] = running / decode_seconds(work, speed, running, context)
+    found["prefill_tokens_per_s"] = tokens / prefill_seconds(work, speed, tokens, 0)
     return found
 
 
 def _sizes(plan: MemoryPlan, programs: StepPrograms, compiled: bool) -> tuple[ProgramSize, ...]:
-    """Of the decode step with the very pool, and of the programs that the pool's size was found by."""
+    """Return the sizes of the decode step with the very pool, and of the programs that the pool's size was found by."""
     if not compiled:
         return plan.programs
     return (program_size("decode step", programs.decode()), *(plan.programs or compile_largest(programs)))
@@ -137,28 +148,29 @@ def _groups(layout: PoolLayout) -> list[dict[str, Any]]:
 
 
 def _sequences(layout: PoolLayout, config: EngineConfig, context: int, pool: int) -> int:
-    """How many sequences of `context` tokens a pool of so many bytes holds at once, above its watermark."""
+    """Return how many sequences of `context` tokens a pool of so many bytes holds at once, above its watermark."""
     one = 0
     for group in layout.groups:
-        policy, size = group.spec.policy, group.spec.block_size
+        policy, size = group.spec.policy.for_prefix(0, 0), group.spec.block_size
         one += policy.peak_blocks(context, config.max_num_batched_tokens, size) * group.block_bytes
     return int(pool * (1 - config.watermark)) // one
 
 
 def _room(plan: MemoryPlan, config: EngineConfig, context: int) -> int:
-    """The same for all the memory that a pool could have, were it of use."""
+    """Return how many sequences would fit if the pool took all memory that it could have."""
     most = pool_bytes(
         plan.memory,
         requested=config.kv_cache_memory_bytes,
         memory_utilization=config.memory_utilization,
         temporary_bytes=plan.temporary_bytes,
         useful_bytes=1 << 62,
+        sequence_bytes=plan.spec.layout.pool_bytes,
     )
     return _sequences(plan.spec.layout, config, context, most)
 
 
 def _kernels(device: Device) -> Impl:
-    """What an engine takes on the device, if it has there what this environment has."""
+    """Return the kernels that an engine takes on the device, if it has there what this environment has."""
     if device.chip.cuda is None:
         return "tpu" if device.chip.kind == "tpu" else resolve_impl(None)
     major, minor = device.chip.cuda.capability
@@ -166,7 +178,7 @@ def _kernels(device: Device) -> Impl:
 
 
 def _compiler(kind: str, kernels: Impl) -> str:
-    """The compiler's package and jax with their versions, and the kernels, see `Impl`."""
+    """Return the compiler's package and jax with their versions, and the kernels, see `Impl`."""
     packages = [f"{name} {_version(name)}" for name in _COMPILERS[kind] if _version(name)]
     return ", ".join([*packages, f"jax {jax.__version__}", f"kernels {kernels!r}"])
 

@@ -1,4 +1,4 @@
-"""Where the compilers of other hardware are: in this environment, or in one made for them."""
+"""Finds the compilers of other hardware: in this environment, or in one made for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _PACKAGES = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin
 
 
 def environments_dir() -> Path:
-    """Where environments called ``tpu`` and ``cuda`` are looked for: ``$JPAGED_AOT_ENVS``, or the user's cache."""
+    """Return where environments called ``tpu`` and ``cuda`` are looked for: ``$JPAGED_AOT_ENVS``, or the user's
+    cache."""
     named = os.environ.get("JPAGED_AOT_ENVS")
     return Path(named) if named else Path(platformdirs.user_cache_dir("jpaged")) / "aot-envs"
 
 
 def compiler_python(kind: str, environment: str | Path | None = None) -> Path | None:
-    """The Python with a compiler for a kind of device; None where there is none.
+    """Return the Python with a compiler for a kind of device; None where there is none.
 
     Args:
         kind: "cpu", "tpu" or "cuda".

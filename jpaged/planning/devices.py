@@ -1,4 +1,4 @@
-"""Devices that can be planned for: one table, with where its figures are from.
+"""Lists the devices that can be planned for: one table, with where its figures are from.
 
 TPU memory is what the TPU compiler allows a program (its own message when a program exceeds it, libtpu 0.0.42);
 speeds are those of Google Cloud's TPU pages (docs.cloud.google.com/tpu/docs, one a generation). Memory and shape of
@@ -9,26 +9,24 @@ direction.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
-XLA_GPU_FRACTION = 0.75
-"""Share of a GPU that XLA takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+from jpaged.execution.gpu_share import gpu_share
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """What XLA's compiler asks about a GPU beyond its memory and bandwidth.
+    """Says what XLA's compiler asks about a GPU beyond its memory and bandwidth.
 
     Attributes:
         cores: streaming multiprocessors.
-        units: float32 units of one.
+        units: float32 units of a core.
         clock_ghz: boost clock.
         capability: compute capability.
         l2_bytes: second-level cache.
         shared_bytes: shared memory of a core.
-        threads: that a core holds.
+        threads: threads that a core holds.
     """
 
     name: str
@@ -43,14 +41,14 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Chip:
-    """One JAX device of a kind; a TPU7x chip is two of them.
+    """Describes one JAX device of a kind; a TPU7x chip is two of them.
 
     Attributes:
-        memory_bytes: of the device; of a CPU 0, for it is asked when planning.
+        memory_bytes: the device's memory; 0 for a CPU, which is asked when planning.
         bandwidth: bytes/s of its memory.
         flops: bf16 FLOP/s.
         link: bytes/s to other devices.
-        cuda: of NVIDIA devices.
+        cuda: what else the compiler asks of NVIDIA devices; None for others.
     """
 
     kind: Literal["tpu", "cuda", "cpu"]
@@ -61,16 +59,19 @@ class Chip:
     cuda: Cuda | None = None
 
     @property
+    def share(self) -> float:
+        """Return the share of the memory that a process may take."""
+        return gpu_share() if self.kind == "cuda" else 1.0
+
+    @property
     def limit(self) -> int:
-        """Bytes that a process may take of the device."""
-        if self.kind != "cuda":
-            return self.memory_bytes
-        return int(self.memory_bytes * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", XLA_GPU_FRACTION)))
+        """Return how many bytes of the device a process may take."""
+        return int(self.memory_bytes * self.share)
 
 
 @dataclass(frozen=True)
 class Device:
-    """What ``--device`` names: some chips joined.
+    """Describes what ``--device`` names: some chips joined.
 
     Attributes:
         count: JAX devices.
@@ -84,7 +85,8 @@ class Device:
 
     @property
     def chips_per_host(self) -> tuple[int, int, int] | None:
-        """For a single TPU chip, which is less than a host; None = the compiler's default."""
+        """Return the chips of a host, for a single TPU chip, which is less than a host; None = the compiler's
+        default."""
         return (1, 1, 1) if self.topology.endswith((":1x1", ":1x1x1")) else None
 
 
@@ -174,7 +176,7 @@ DEVICES: dict[str, Device] = {
 
 
 def find_device(name: str) -> Device:
-    """A device by the name ``--device`` takes.
+    """Return the device that has a name which ``--device`` takes.
 
     Raises:
         ValueError: no such device; lists the known ones.

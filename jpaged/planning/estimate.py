@@ -1,14 +1,15 @@
-"""What programs need beside weights and pool, where there is no compiler to ask."""
+"""Estimates what programs need beside weights and pool, where there is no compiler to ask."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jpaged.execution.ahead import StepPrograms
-from jpaged.execution.sizing import ProgramSize
+from jpaged.execution.device_memory import ProgramSize
+from jpaged.execution.lowering import StepPrograms
 
 ROWS_HELD = 6
 """Arrays of [tokens, widest] and [rows, vocabulary] that are alive at once. Of Llama-3.3-70B on eight v6e or H200 (64
@@ -16,15 +17,24 @@ sequences of 8192 tokens) the result is within 0.2 GiB of the compilers' figures
 
 
 def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
-    """As `jpaged.memory_plan.compile_largest`, by arithmetic: the widest activations, and float32 logits."""
+    """Estimate what `jpaged.engine.memory_plan.compile_largest` measures, from the widest activations and float32
+    logits."""
     widths = [_width(leaf) for leaf in jax.tree.leaves(programs.params)]
-    floats = [leaf.dtype for leaf in jax.tree.leaves(programs.params) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    itemsize = max(dtype.itemsize for dtype in floats)  # of activations: KV and codes may be narrower
+    itemsize = _activations(programs.params).itemsize
     step = ROWS_HELD * programs.max_num_batched_tokens * max(widths, default=0) * itemsize
     logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
     return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0)
 
 
+def _activations(params: Any) -> jnp.dtype:
+    """Return the dtype that most floats are held in: KV and codes may be narrower, what a recurrence repeats wider."""
+    held: Counter[jnp.dtype] = Counter()
+    for leaf in jax.tree.leaves(params):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize > 1:
+            held[jnp.dtype(leaf.dtype)] += leaf.size
+    return max(held, key=lambda dtype: held[dtype])
+
+
 def _width(leaf: Any) -> int:
-    """Columns of a device's part of a matrix."""
+    """Return the number of columns of a device's part of a matrix."""
     return leaf.sharding.shard_shape(leaf.shape)[-1]

@@ -13,17 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from jpaged.config import EngineConfig
-from jpaged.execution.sizing import ProgramSize, host_memory_available
+from jpaged.engine.compute_dtype import check_compute_dtype
+from jpaged.engine.memory_plan import resolve_max_model_len
+from jpaged.execution.device_memory import ProgramSize, host_memory_available
 from jpaged.loading.describe import Described, describe_model
-from jpaged.loading.load import runtime_dtype
-from jpaged.memory_plan import resolve_max_model_len
+from jpaged.loading.load import check_dtype, runtime_dtype
 from jpaged.planning.compilers import compiler_python
 from jpaged.planning.devices import Device, find_device
 from jpaged.planning.result import GroupPlan, Plan
-from jpaged.planning.targets import environment
+from jpaged.planning.target_mesh import environment
 
 SHAPES = Path(__file__).parent / "shapes"
 """Configs of published models, for those that a hub gives only to who has signed in."""
+
+
+def _described(name: str) -> Described:
+    """Describe a published shape, or any model that has a config."""
+    published = SHAPES / f"{name}.json"
+    try:
+        return describe_model(published if published.exists() else name)
+    except ValueError as error:
+        raise ValueError(f"{error}; published shapes are {', '.join(published_shapes())}") from error
+
+
+def published_shapes() -> list[str]:
+    """Return the names of the models whose configs come with jpaged."""
+    return sorted(file.stem for file in SHAPES.glob("*.json"))
 
 
 def plan(
@@ -37,7 +52,7 @@ def plan(
     compiler_env: str | Path | None = None,
     **settings: Any,
 ) -> Plan:
-    """What `jpaged.LLM` would take of a device, and how fast it could be.
+    """Return what `jpaged.LLM` would take of a device, and how fast it could be.
 
     >>> print(plan("llama-3.1-8b", "v5e-8"))                                 # doctest: +SKIP
 
@@ -47,7 +62,7 @@ def plan(
         context: most tokens of a sequence, as max_model_len.
         concurrency: sequences at once, as max_num_seqs.
         max_num_batched_tokens: by default 512, or `concurrency` if that is more.
-        memory_bytes: that programs may take of each device; by default the table's, of a CPU what is free now.
+        memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU what is free now.
         compiler_env: a virtual environment with the compiler, see `compiler_python`.
         settings: any other setting of `EngineConfig`, such as dtype or block_size.
 
@@ -69,11 +84,12 @@ def plan(
         tensor_parallel_size=target.count,
         **settings,
     )
-    published = SHAPES / f"{name}.json"
-    described = describe_model(published if published.exists() else model)
+    described = _described(name)
     resolve_max_model_len(context, described.config)
     limit = memory_bytes or target.chip.limit or host_memory_available()
     on_cpu = target.chip.kind == "cpu"
+    check_dtype(config.dtype, target.chip.kind)
+    check_compute_dtype(config.dtype, target.chip.kind)
     dtype = runtime_dtype(described.stored, on_cpu) if config.dtype == "auto" else config.dtype
     python = compiler_python(target.chip.kind, compiler_env)
     found = _ask(python, target, described, {"engine": asdict(config), "dtype": dtype, "limit": limit})
@@ -85,7 +101,7 @@ def plan(
 
 
 def _ask(python: Path | None, device: Device, described: Described, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer of a child process that has the compiler; of one without, if `python` is None."""
+    """Return the answer of a child process that has the compiler, or of one without if `python` is None."""
     family = described.family
     packages = ("jpaged", "pallas_kernels", "jpaged_models", family.__module__.partition(".")[0])
     request |= {

@@ -1,17 +1,18 @@
-"""A plan, and how it is told."""
+"""Holds a plan, and tells it as a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from jpaged.config import EngineConfig
-from jpaged.execution.sizing import ProgramSize
+from jpaged.execution.device_memory import ProgramSize
+from jpaged.execution.gpu_share import VARIABLES
 from jpaged.planning.devices import Device
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Blocks of one layer group, if it had the whole pool; `block_bytes` are those of one device."""
+    """Counts the blocks of one layer group, if it had the whole pool; `block_bytes` are those of one device."""
 
     name: str
     num_blocks: int
@@ -21,18 +22,20 @@ class GroupPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What an engine would take of each device; ``str()`` is a table.
+    """Says what an engine would take of each device; ``str()`` is a table.
 
     Attributes:
-        limit_bytes: of a device that programs may take.
-        weight_bytes, temporary_bytes, pool_bytes: on each device. On a CPU nothing is left for temporaries.
-        sequences: of `context` tokens that the pool holds at once, at most `concurrency`.
-        room: how many it could hold, were all memory taken.
-        programs: what was compiled, or estimated.
+        limit_bytes: bytes of a device that programs may take.
+        weight_bytes, temporary_bytes, pool_bytes: bytes on each device. On a CPU nothing is left for temporaries.
+        sequences: how many sequences of `context` tokens the pool holds at once, at most `concurrency`.
+        room: how many the pool could hold, were all memory taken.
+        programs: sizes of the programs that were compiled, or estimates of them.
         compiler: packages and versions; empty for an estimate.
         problem: why the model does not fit; None when it does.
-        bandwidth, flops: of a device, that the speeds assume.
-        decode_tokens_per_s, prefill_tokens_per_s: at most, over all devices.
+        bandwidth, flops: bytes/s and FLOP/s of a device that the speeds assume.
+        decode_tokens_per_s: tokens/s over all devices of `concurrency` sequences that just began: no batch is faster.
+        full_decode_tokens_per_s: tokens/s of `sequences` sequences at `context` tokens.
+        prefill_tokens_per_s: tokens/s of the first steps of prompts, which are the fastest.
     """
 
     config: EngineConfig
@@ -50,17 +53,18 @@ class Plan:
     bandwidth: float = 0.0
     flops: float = 0.0
     decode_tokens_per_s: float = 0.0
+    full_decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     problem: str | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether weights, temporaries and at least one whole sequence fit."""
+        """Tell whether weights, temporaries and at least one whole sequence fit."""
         return self.problem is None
 
     @property
     def usable_bytes(self) -> int:
-        """Of each device, for weights, temporaries and pool together."""
+        """Return how many bytes of each device there are for weights, temporaries and pool together."""
         return int(self.limit_bytes * self.config.memory_utilization)
 
     def __str__(self) -> str:
@@ -76,6 +80,9 @@ class Plan:
 
     def _memory(self) -> list[str]:
         share = f"{self.config.memory_utilization:.0%} of the {_gib(self.limit_bytes)} that programs may take"
+        chip = self.device.chip
+        if chip.share < 1 and self.limit_bytes == chip.limit:
+            share += f", {chip.share:.0%} of the device ({VARIABLES[0]})"
         rows = [
             ("memory", self.usable_bytes, share),
             ("weights", self.weight_bytes, f"{_gib(self.weight_bytes * self.device.count)} on all devices"),
@@ -105,12 +112,17 @@ class Plan:
         context, asked, tokens = self.config.max_model_len, self.config.max_num_seqs, self.config.max_num_batched_tokens
         rest = "" if self.sequences == asked else " (the others wait)"
         peak = f"{self.bandwidth / 1e9:,.0f} GB/s and {self.flops / 1e12:,.1f} TFLOP/s of each device"
-        batch = f"{self.sequences} sequences at {context:,} tokens"
+        measured = self.device.chip.kind == "cpu"
+        bound = "about" if measured else "at most"
+        source = (
+            "as measured here just now; a machine that others share can be faster later" if measured else "all used"
+        )
         return [
             f"  {self.sequences} of {asked} sequences of {context:,} tokens fit at once{rest}; memory for {self.room}",
-            f"  at most {self.decode_tokens_per_s:,.0f} tokens/s decoding {batch}",
-            f"  at most {self.prefill_tokens_per_s:,.0f} tokens/s of prompts, {tokens:,} tokens a step",
-            f"  These are bounds (a roofline): {peak} all used, weights read once a step,",
+            f"  {bound} {self.decode_tokens_per_s:,.0f} tokens/s decoding {asked} sequences that just began, "
+            f"{self.full_decode_tokens_per_s:,.0f} decoding {self.sequences} at {context:,} tokens",
+            f"  {bound} {self.prefill_tokens_per_s:,.0f} tokens/s of prompts, {tokens:,} tokens a step",
+            f"  By a roofline: {peak}, {source}; weights read once a step,",
             "  all-reduces at the links' speed, and nothing for latency, padding, sampling or the host.",
         ]
 

@@ -1,4 +1,4 @@
-"""How fast a step could be: bytes over bandwidth against operations over peak (Williams et al., 2009).
+"""Bounds how fast a step could be: bytes over bandwidth against operations over peak (Williams et al., 2009).
 
 Upper bounds: nothing is lost to launches, to padding, or to waiting for the other of the two.
 """
@@ -11,19 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """What a step moves and computes, on each device.
+    """Says what a step moves and computes, on each device.
 
     Attributes:
-        weight_bytes: that every step reads: all but the embedding and the experts.
-        expert_bytes: of all experts.
-        experts: in a layer; 0 = none.
-        experts_per_token: of them.
-        flops_per_token: of the products with weights.
-        attention_flops: of a query with each token it sees, over all layers.
-        kv_bytes: of each token seen, over all layers.
-        windows: of the groups of layers: (share of kv_bytes and attention_flops, most tokens seen; None = all).
-        reduced_bytes: that all-reduces sum, of a token.
-        devices: that share the work.
+        weight_bytes: bytes of weights that every step reads: all but the embedding and the experts.
+        expert_bytes: bytes of all experts.
+        experts: how many experts a layer has; 0 = none.
+        experts_per_token: how many of them a token meets.
+        flops_per_token: FLOP of the products with the layers' weights.
+        head_flops: FLOP of the logits of one token.
+        attention_flops: FLOP of a query with each token it sees, over all layers.
+        kv_bytes: bytes of KV of each token seen, over all layers.
+        windows: for each group of layers (share of kv_bytes and attention_flops, most tokens seen; None = all).
+        reduced_bytes: bytes of a token that all-reduces sum.
+        devices: how many devices share the work.
     """
 
     weight_bytes: int
@@ -31,6 +32,7 @@ class Work:
     experts: int
     experts_per_token: int
     flops_per_token: float
+    head_flops: float
     attention_flops: float
     kv_bytes: float
     windows: tuple[tuple[float, int | None], ...]
@@ -38,11 +40,12 @@ class Work:
     devices: int
 
     def seen(self, length: float) -> float:
-        """Tokens of a sequence that a query sees, as a mean over the layers' bytes."""
+        """Return how many tokens of a sequence a query sees, as a mean over the layers' bytes."""
         return sum(share * min(length, window or math.inf) for share, window in self.windows)
 
     def read_bytes(self, tokens: int) -> float:
-        """Bytes of weights that a step of `tokens` tokens reads: of the experts those it meets, if chosen at random."""
+        """Return how many bytes of weights a step of `tokens` tokens reads; experts count if a token chosen at random
+        meets them."""
         if not self.experts:
             return self.weight_bytes
         met = 1 - (1 - self.experts_per_token / self.experts) ** tokens
@@ -51,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one device: bytes/s of memory, FLOP/s, bytes/s to its neighbours."""
+    """Says what one device can do: bytes/s of memory, FLOP/s, bytes/s to its neighbours."""
 
     bandwidth: float
     flops: float
@@ -59,23 +62,25 @@ class Speed:
 
 
 def decode_seconds(work: Work, speed: Speed, sequences: int, length: int) -> float:
-    """A step in which each of `sequences` sequences of `length` tokens gets one more."""
+    """Return the time of a step in which each of `sequences` sequences of `length` tokens gets one more."""
     seen = work.seen(length)
     moved = work.read_bytes(sequences) + sequences * seen * work.kv_bytes
-    computed = sequences * (work.flops_per_token + seen * work.attention_flops)
+    computed = sequences * (work.flops_per_token + work.head_flops + seen * work.attention_flops)
     return max(moved / speed.bandwidth, computed / speed.flops) + _reduce_seconds(work, speed, sequences)
 
 
 def prefill_seconds(work: Work, speed: Speed, tokens: int, length: int) -> float:
-    """A step of `tokens` tokens of a prompt of `length`, halfway through it."""
+    """Return the time of a step of `tokens` tokens of a prompt of `length`, halfway through it, with logits of one
+    token."""
     seen = work.seen(length / 2)
     moved = work.read_bytes(tokens) + seen * work.kv_bytes
-    computed = tokens * (work.flops_per_token + seen * work.attention_flops)
+    computed = tokens * (work.flops_per_token + seen * work.attention_flops) + work.head_flops
     return max(moved / speed.bandwidth, computed / speed.flops) + _reduce_seconds(work, speed, tokens)
 
 
 def _reduce_seconds(work: Work, speed: Speed, tokens: int) -> float:
-    """A ring sends each byte (devices - 1) / devices times in either of its two rounds."""
+    """Return the time of all-reduces: a ring sends each byte (devices - 1) / devices times in either of its two
+    rounds."""
     if work.devices == 1:
         return 0.0
     return 2 * (work.devices - 1) / work.devices * tokens * work.reduced_bytes / speed.link

@@ -1,4 +1,4 @@
-"""What a model's step moves and computes, counted from its shapes."""
+"""Counts what a model's step moves and computes, from its shapes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jpaged.execution.pool import PoolSpec
-from jpaged.execution.sizing import device_bytes
-from jpaged.loading.targets import Target, flat_values, targets
+from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.device_memory import device_bytes
+from jpaged.loading.parameters.targets import Target, flat_values, targets_of
 from jpaged.model_api import CausalLM
 from jpaged.planning.roofline import Work
 
@@ -26,36 +26,37 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
     """
     held = flat_values(params)
     sizes = {path: device_bytes(value) for path, value in held.items()}
-    places = {target.path: target for target in targets(model)}
-    experts = [place for place in places.values() if len(place.shape) == 3]
-    tables = [place for place in places.values() if place.source.layer is None and len(place.shape) == 2]
-    head = next(place for place in reversed(tables) if place.shape[0] >= model.vocab_size)
-    idle = {place.path for place in tables if place is not head} | {place.path for place in experts}
-    dense = [place for place in places.values() if place.path not in idle and len(place.shape) == 2]
+    by_path = {target.path: target for target in targets_of(model)}
+    experts = [target for target in by_path.values() if len(target.shape) == 3]
+    tables = [target for target in by_path.values() if target.source.layer is None and len(target.shape) == 2]
+    head = next(target for target in reversed(tables) if target.shape[0] >= model.vocab_size)
+    idle = {target.path for target in tables if target is not head} | {target.path for target in experts}
+    dense = [
+        target
+        for target in by_path.values()
+        if target is not head and target.path not in idle and len(target.shape) == 2
+    ]
     per_token = getattr(config, "num_experts_per_tok", 1)
     number = experts[0].shape[0] if experts else 0
     products = sum(map(_elements, dense)) + sum(map(_elements, experts)) * per_token / max(number, 1)
-    kv = [
-        plan.spec.real_bytes / plan.spec.block_size * (1 + group.readers / len(group.layers))
-        for plan, group in zip(spec.layout.groups, spec.groups, strict=True)
-    ]
-    heads = config.num_attention_heads * sum((len(g.layers) + g.readers) * g.head_dim for g in spec.groups)
+    reads = [cache.reads() for cache in spec.caches]
+    kv_bytes = sum(each.token_bytes for each in reads)
+    lanes = sum(each.lanes for each in reads)
+    heads = config.num_attention_heads * lanes if lanes else 0  # a model may be recurrent throughout
     return Work(
         weight_bytes=sum(size for path, size in sizes.items() if path not in idle),
-        expert_bytes=sum(sizes[place.path] for place in experts),
+        expert_bytes=sum(sizes[target.path] for target in experts),
         experts=number,
         experts_per_token=per_token,
         flops_per_token=2 * products / mesh.size,
+        head_flops=2 * _elements(head) / mesh.size,
         attention_flops=4 * heads / mesh.size,
-        kv_bytes=sum(kv),
-        windows=tuple(
-            (size / sum(kv), group.sliding_window or group.chunk_size)
-            for size, group in zip(kv, spec.groups, strict=True)
-        ),
+        kv_bytes=kv_bytes,
+        windows=tuple((each.token_bytes / kv_bytes, each.most_tokens) for each in reads),
         reduced_bytes=(2 * config.num_hidden_layers + 1) * config.hidden_size * head.dtype.itemsize,
         devices=mesh.size,
     )
 
 
-def _elements(place: Target) -> int:
-    return (place.layers or 1) * math.prod(place.shape)
+def _elements(target: Target) -> int:
+    return (target.layers or 1) * math.prod(target.shape)

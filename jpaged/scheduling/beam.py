@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from jpaged.beam_search_params import BeamSearchParams
 from jpaged.outputs import FinishReason
-from jpaged.scheduling.step import TokenRanking
+from jpaged.sampling_params import BeamSearchParams
+from jpaged.scheduling.top_tokens import TokenRanking
 
 
 class Continuation(NamedTuple):
@@ -38,30 +38,35 @@ class BeamSearch:
         eos_ids: tokens that end an output; none when they are ignored.
 
     Attributes:
-        logprobs: of the running beams, best first; a single one before the first step.
+        logprobs: log-probabilities of the running beams, best first; a single one before the first step.
         finished: the best `beam_width` outputs that ended, best first.
     """
 
     def __init__(self, params: BeamSearchParams, max_tokens: int, eos_ids: frozenset[int]) -> None:
         self.params = params
         self.max_tokens = max_tokens
+        self._eos_ids = eos_ids
+        self.begin()
+
+    def begin(self) -> None:
+        """Go back to the prompt, a single beam; what was found is forgotten."""
         self.logprobs = [0.0]
         self.finished: list[Hypothesis] = []
-        self._eos_ids = eos_ids
 
     @property
     def num_candidates(self) -> int:
-        """Most likely tokens wanted of each beam: enough for `beam_width` to go on even if all others end."""
+        """Return how many most likely tokens are wanted of each beam: enough for `beam_width` to go on even if all
+        others end."""
         return max(2, 1 + len(self._eos_ids)) * self.params.beam_width
 
     def advance(self, outputs: Seq[list[int]], candidates: Seq[TokenRanking]) -> list[Continuation]:
-        """One step: the `beam_width` beams that go on, best first; none once the search is over.
+        """Go one step: return the `beam_width` beams that go on, best first; none once the search is over.
 
         A candidate that ends counts as finished only if it is among the best `beam_width`.
 
         Args:
             outputs: tokens that each beam has generated, best beam first.
-            candidates: its most likely next tokens. Only the first beam counts before the first step.
+            candidates: each beam's most likely next tokens. Only the first beam counts before the first step.
         """
         width, length = self.params.beam_width, len(outputs[0]) + 1
         best = sorted(
@@ -86,7 +91,7 @@ class BeamSearch:
         return [] if self._is_over(length) else [beam for _, beam in running[:width]]
 
     def _is_over(self, length: int) -> bool:
-        """Whether no beam runs or none that does, now of `length` tokens, could improve on what is finished."""
+        """Tell whether no beam runs or none that does, now of `length` tokens, could improve on what is finished."""
         params = self.params
         if not self.logprobs:
             return True

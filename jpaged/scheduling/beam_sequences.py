@@ -7,13 +7,13 @@ their number, their places in the batch and their identifiers stay (PagedAttenti
 
 from __future__ import annotations
 
+from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam import BeamSearch, Continuation, Hypothesis
-from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.request import Request, Sequence
-from jpaged.scheduling.step import TokenRanking
+from jpaged.scheduling.top_tokens import TokenRanking
 
 
-def offer(request: Request, seq: Sequence, candidates: TokenRanking, holdings: Holdings) -> bool:
+def offer(request: Request, seq: Sequence, candidates: TokenRanking, allocation: Allocation) -> bool:
     """Take the most likely next tokens of one beam; with the last beam's the search goes one step further.
 
     Returns True when it is over: the request's sequences are the outputs then, best first, and hold nothing.
@@ -27,31 +27,31 @@ def offer(request: Request, seq: Sequence, candidates: TokenRanking, holdings: H
     for s in request.sequences:
         s.candidates = None
     if going_on:
-        request.sequences = _continue(request.sequences, going_on, request.beam.logprobs, holdings)
+        request.sequences = _continue(request.sequences, going_on, request.beam.logprobs, allocation)
         return False
-    _end(request, request.beam, holdings)
+    _end(request, request.beam, allocation)
     return True
 
 
 def _is_settled(seq: Sequence) -> bool:
-    """Nothing of it is being computed, or has to be again after a preemption."""
+    """Tell whether nothing of the sequence is being computed, or has to be again after a preemption."""
     return not seq.num_pending and seq.num_computed == len(seq.token_ids)
 
 
 def _continue(
-    beams: list[Sequence], going_on: list[Continuation], logprobs: list[float], holdings: Holdings
+    beams: list[Sequence], going_on: list[Continuation], logprobs: list[float], allocation: Allocation
 ) -> list[Sequence]:
     parents = {beam.parent for beam in going_on}
     free = [seq for number, seq in enumerate(beams) if number not in parents]
     for seq in free:
-        holdings.drop(seq)
+        allocation.drop(seq)
     following, used = [], set()
     for parent, _ in going_on:
         seq = beams[parent]
         if parent in used:
             seq = free.pop()
             seq.token_ids = beams[parent].token_ids.copy()
-            holdings.fork(beams[parent], seq)
+            allocation.fork(beams[parent], seq)
         used.add(parent)
         following.append(seq)
     for seq, beam, logprob in zip(following, going_on, logprobs, strict=True):
@@ -60,9 +60,9 @@ def _continue(
     return following
 
 
-def _end(request: Request, search: BeamSearch, holdings: Holdings) -> None:
+def _end(request: Request, search: BeamSearch, allocation: Allocation) -> None:
     for index, (seq, hypothesis) in enumerate(zip(request.sequences, search.finished, strict=True)):
-        holdings.release(seq)
+        allocation.release(seq)
         _become(seq, index, hypothesis)
 
 

@@ -23,7 +23,7 @@ def plan_forks(live: list[Sequence]) -> None:
 
 
 def common_tokens(a: Sequence, b: Sequence) -> int:
-    """How many tokens two sequences of one request have in common before they differ."""
+    """Return how many tokens two sequences of one request have in common before they differ."""
     if a.token_ids == b.token_ids:
         return len(a.token_ids)
     start = a.num_prompt
@@ -32,11 +32,12 @@ def common_tokens(a: Sequence, b: Sequence) -> int:
 
 
 def tokens_to_fork(sequences: list[Sequence], seq: Sequence) -> int:
-    """Most tokens `seq` may compute in one chunk, which has to end where one of `sequences` is forked from it."""
+    """Return the most tokens `seq` may compute in one chunk, which has to end where one of `sequences` is forked from
+    it."""
     ends = (child.fork_at for child in sequences if child.parent is seq and child.fork_at > seq.num_computed)
     return min(ends, default=seq.num_tokens) - seq.num_computed
 
 
 def children_due(sequences: list[Sequence], seq: Sequence) -> list[Sequence]:
-    """Those of `sequences` to be forked from `seq` now that its computation is planned up to `num_computed`."""
+    """Return those of `sequences` to be forked from `seq` now that its computation is planned up to `num_computed`."""
     return [child for child in sequences if child.parent is seq and child.fork_at == seq.num_computed]

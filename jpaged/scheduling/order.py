@@ -9,6 +9,12 @@ from jpaged.scheduling.request import Request
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
+def urgency(request: Request) -> int:
+    """Return the priority value: a lower one is more urgent. Without priorities all requests are alike."""
+    return request.priority or 0
+
+
 def service_order(request: Request) -> tuple[int, int]:
-    """Sort key: the lower priority value first, then arrival. Without priorities that is first come, first served."""
-    return request.priority or 0, request.arrival_number
+    """Return the sort key: the lower priority value first, then arrival. Without priorities that is first come, first
+    served."""
+    return urgency(request), request.arrival_number

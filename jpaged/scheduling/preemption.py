@@ -5,12 +5,15 @@ Recomputation runs prompt + generated as one prefill. Swapping moves the blocks 
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 from jpaged.memory import BlockCopy
-from jpaged.scheduling.holdings import Holdings
-from jpaged.scheduling.plan import StepPlan, missing_tokens
+from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.request import Request, Status
+from jpaged.scheduling.step_builder import StepPlan, missing_tokens
+
+logger = logging.getLogger(__name__)
 
 PreemptionMode = Literal["recompute", "swap", "auto"]
 
@@ -26,8 +29,8 @@ class Preemption:
         num_recomputes, num_swaps: preemptions so far, by kind.
     """
 
-    def __init__(self, holdings: Holdings, mode: PreemptionMode) -> None:
-        self.holdings = holdings
+    def __init__(self, allocation: Allocation, mode: PreemptionMode) -> None:
+        self.allocation = allocation
         self.mode = mode
         self.num_recomputes = 0
         self.num_swaps = 0
@@ -39,11 +42,13 @@ class Preemption:
             unmade: copies planned for the request in this step, which will not be made.
         """
         live = request.live
+        logger.debug("request %d gives its memory back", request.request_id)
         plan.preempted.append(request)
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
         request.num_preemptions += 1
-        if self.mode == "swap" or (self.mode == "auto" and len(live) > 1):
-            moved = self.holdings.swap_out(live, unmade)
+        swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
+        if swaps and not plan.swap_in:  # the host blocks that these leave are read after all that goes out is written
+            moved = self.allocation.swap_out(live, unmade)
             if moved is not None:
                 plan.swap_out += moved
                 request.status = Status.SWAPPED
@@ -51,26 +56,17 @@ class Preemption:
                 self.num_swaps += 1
                 return
         for seq in live:
-            self.holdings.release(seq)
+            self.allocation.release(seq)
             seq.num_computed = 0
         request.status = Status.WAITING
         self.num_recomputes += 1
 
-    def bring_back(self, request: Request, plan: StepPlan, *, keep_room: bool) -> bool:
-        """Give a swapped request its memory again, all or nothing, if slots, budget and memory allow.
+    def bring_back(self, request: Request, plan: StepPlan) -> None:
+        """Give a swapped request that has room its slots and memory again.
 
         Its tokens of the step before it was preempted have reached the host by then.
-
-        Args:
-            keep_room: only where every sequence can append a token and the watermark stays free.
         """
         live = request.live
-        if plan.left < len(live) or any(seq.num_pending for seq in live):
-            return False
-        moved = self.holdings.swap_in(live, keep_room=keep_room)
-        if moved is None:
-            return False
-        plan.swap_in += moved
+        plan.swap_in += self.allocation.swap_in(live)
         plan.reserved += sum(missing_tokens(request, seq) == 1 for seq in live)
         request.status = Status.RUNNING
-        return True

@@ -6,13 +6,14 @@ from jpaged.scheduling.request import Sequence
 
 
 def tokens_before_end(seq: Sequence, most: int, tail: int) -> int:
-    """How many of a sequence's next `most` tokens one chunk may take.
+    """Return how many of a sequence's next `most` tokens one chunk may take.
 
     A chunk ends with the prompt, and the last `tail` tokens of a prompt (all of a shorter one) are computed together,
     so that one step has their queries. 0 where `most` are too few for that.
 
     Args:
-        tail: 0 = chunks end anywhere.
+        tail: what the layers' policies ask for, see `Policy.prompt_tail`; 0 = chunks end anywhere. It is at most what
+            one prompt gets in a step, however many decodes there are.
     """
     rest = seq.num_prompt - seq.num_computed
     if tail == 0 or rest <= 0:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import insort
 from collections.abc import Sequence as Seq
 
-from jpaged.memory import BlockCopy, Fit, MemoryManager
+from jpaged.memory import BlockCopy, MemoryManager
 from jpaged.outputs import FinishReason
+from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam_sequences import offer
+from jpaged.scheduling.drafting import Drafting, drafts_kept
+from jpaged.scheduling.entrance import Entrance
 from jpaged.scheduling.forks import children_due, tokens_to_fork
-from jpaged.scheduling.holdings import Holdings
 from jpaged.scheduling.order import SchedulingPolicy, service_order
-from jpaged.scheduling.plan import StepPlan, missing_tokens, source_row
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.step import Chunk, ScheduledStep, TopTokens
-from jpaged.scheduling.stops import token_stop
+from jpaged.scheduling.restart import begin_again
+from jpaged.scheduling.room import Room
+from jpaged.scheduling.shared_prefills import SharedPrefills
+from jpaged.scheduling.speculation import Speculation
+from jpaged.scheduling.step import Chunk, ScheduledStep
+from jpaged.scheduling.step_builder import StepPlan, missing_tokens, source_row
+from jpaged.scheduling.stops import find_stop
+from jpaged.scheduling.top_tokens import TopTokens
+
+logger = logging.getLogger(__name__)
 
 
-class Scheduler:
+class Scheduler(Entrance):
     """Decides, step by step, which tokens of which sequences run, and owns the order of requests.
 
     The engine runs ahead by one step: `schedule` may be called once more before `update` brings the tokens of
-    the step before. A sequence found to have ended meanwhile has run one token too many, which is dropped.
+    the step before. A sequence found to have ended meanwhile has run one token too many, which is dropped. Between the
+    two `dispatched` says that the device has the step; where that, or anything else, fails, `restart` mends it.
 
     Args:
         memory: owns the blocks; every allocation goes through it.
@@ -33,7 +44,7 @@ class Scheduler:
         policy: "fcfs", or "priority" (see `order`).
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
-        prompt_tail: see `tokens_before_end`; at most what one prompt gets in a step, however many decodes there are.
+        speculation: makes drafts; None = no draft is verified.
     """
 
     def __init__(
@@ -45,7 +56,7 @@ class Scheduler:
         policy: SchedulingPolicy = "fcfs",
         long_prefill_token_threshold: int = 0,
         preemption_mode: PreemptionMode = "recompute",
-        prompt_tail: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -53,22 +64,32 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.policy = policy
+        self.speculation = speculation
         self.waiting: list[Request] = []  # all three in service order
         self.running: list[Request] = []
         self.swapped: list[Request] = []
+        self._unfinished: dict[int, Request] = {}  # what an exception in the middle of a change cannot tear
         self._num_added = 0
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
-        self.holdings = Holdings(memory, max_num_seqs, prompt_tail)
-        self._prompt_tail = prompt_tail
-        self.preemption = Preemption(self.holdings, preemption_mode)
+        self.allocation = Allocation(memory, max_num_seqs)
+        self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
+        self._prompt_tail = memory.layout.prompt_tail
+        self.preemption = Preemption(self.allocation, preemption_mode)
+        self.room = Room(memory, self.allocation, self.running)
+        self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, self._max_chunk)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running or self.swapped)
+        return bool(self._unfinished)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Return all requests that have not ended."""
+        return [*self.running, *self.swapped, *self.waiting]
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request's memory was taken back, by either way."""
+        """Return how often a request's memory was taken back, by either way."""
         return self.preemption.num_recomputes + self.preemption.num_swaps
 
     def add(self, request: Request) -> None:
@@ -82,38 +103,53 @@ class Scheduler:
             raise ValueError(f"priority={request.priority} needs scheduling_policy='priority', not {self.policy!r}")
         width = len(request.sequences)
         if width > self.max_num_seqs:
-            raise ValueError(f"a request of {width} sequences is above max_num_seqs={self.max_num_seqs}")
+            name = "n" if request.beam is None else "beam_width"
+            raise ValueError(f"{name}={width} is above max_num_seqs={self.max_num_seqs}")
         num_prompt = len(request.prompt_token_ids)
-        if self._can_admit(request, request.max_total_tokens, width) is Fit.NEVER:
+        if not self.room.is_possible(request):
             layout, several = self.memory.layout, f" in each of {width} sequences" if width > 1 else ""
             raise ValueError(
                 f"a request of {num_prompt} prompt tokens that may grow to {request.max_total_tokens} tokens{several} "
-                f"can never fit the pool of {layout.num_pages} large pages of {layout.page_bytes:,} bytes"
+                f"can never fit the pool of {layout.num_pages} large pages of {layout.page_bytes:,} bytes; "
+                "raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"
             )
+        request.packed = self.room.is_tight(request)
         request.arrival_number = self._num_added
         self._num_added += 1
+        self._unfinished[request.request_id] = request
         insort(self.waiting, request, key=service_order)
 
     # ------------------------------------------------------------------ a step
 
     def schedule(self) -> ScheduledStep:
-        """The next step; empty when nothing can run before `update` is called, or nothing is left.
+        """Plan the next step; it is empty when nothing can run before `update` is called, or nothing is left.
 
         Running requests come first, in service order. Every decode gets its token before prefills share the
         rest of the budget, so long prompts never hold up running sequences. Swapped requests come back, then
-        waiting requests are admitted, in order, while memory above the watermark lasts; neither in a step that had
-        to preempt, and nothing is admitted while a swapped request waits.
+        waiting requests are admitted, in order, while memory above the watermark and what running prompts have yet
+        to take lasts; neither in a step that had to preempt, and nothing is admitted while a swapped request waits.
+
+        With priorities a request that waits comes before running ones that are strictly less urgent, and these, the
+        last in service order, are preempted where that gives it the room it lacks; nothing is admitted while a swapped
+        request waits that is as urgent.
+
+        While drafts are being verified, or are about to be made, nothing is planned: a step that went without their
+        sequence would cost as much, and the sequence would have every other step only.
         """
+        if self.speculation is not None and any(
+            s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
+        ):
+            return ScheduledStep()
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
+        if not (self.waiting or self.swapped):  # whoever is admitted takes rows of the sampler too
+            plan.free_rows = len(self.allocation.free_slots)
         plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
         position = 0
         while position < len(self.running):
-            if self._extend(self.running[position], plan):
+            if self._overtake(self.running[position], plan) or self._extend(self.running[position], plan):
                 position += 1
-        if not plan.preempted:
-            while self.swapped and self._resume(self.swapped[0], plan):
-                pass
-            while self.waiting and not self.swapped and self._admit(self.waiting[0], plan):
+        if not (plan.preempted or plan.closed):
+            while (request := self._next_in_line()) is not None and self._enter(request, plan):
                 pass
         return plan.step()
 
@@ -136,23 +172,34 @@ class Scheduler:
             if length <= 0:
                 continue
             tables = None
-            end = seq.num_computed + length
+            drafts = self._drafting.drafts(request, seq, plan) if missing == 1 else ()
+            end = seq.num_computed + length + len(drafts)
+            if drafts and end > seq.capacity:
+                made = self.allocation.allocate(seq, end)
+                if made is None:  # nobody gives memory back for a guess
+                    drafts, end = (), seq.num_computed + length
+                else:
+                    copies += made
+                    tables = self.allocation.tables(seq)
             if end > seq.capacity:
-                while (made := self.holdings.allocate(seq, end)) is None:
+                while (made := self.allocation.allocate(seq, end)) is None:
                     if not may_preempt:
                         plan.left, plan.reserved = left, reserved
                         plan.add(request, [], copies)
                         for other in request.live:
                             other.capacity = 0  # the tables were not sent
                         return False
-                    victim = self.running.pop()
-                    self.preemption.take_back(victim, plan, copies if victim is request else [])
-                    insort(self._queue(victim), victim, key=service_order)
-                    if victim is request:
+                    if self.running == [request]:
+                        request.alone = request.packed = True
+                        self.memory.pack(seq.seq_id)
+                    if self._preempt_last(plan, request, copies) is request:
                         return False
                 copies += made
-                tables = self.holdings.tables(seq)
-            chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end), tables))
+                tables = self.allocation.tables(seq)
+            length += len(drafts)
+            plan.num_drafts += len(drafts)
+            plan.free_rows -= len(drafts)
+            chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end - len(drafts)), tables, drafts))
             plan.left -= length
             plan.reserved -= missing == 1
         self._plan(request, chunks, copies, plan)
@@ -163,99 +210,68 @@ class Scheduler:
         if len(request.sequences) > 1:
             for chunk in chunks:
                 for child in children_due(request.sequences, chunk.seq):
-                    self.holdings.fork(chunk.seq, child)
+                    self.allocation.fork(chunk.seq, child)
                     if child.num_computed == child.num_tokens:
                         plan.sample(request, child, chunk)
 
-    def _resume(self, request: Request, plan: StepPlan) -> bool:
-        """Bring the first swapped request back into the batch."""
-        # An empty batch must not wait for room: the request had all its blocks in this pool before.
-        if not self.preemption.bring_back(request, plan, keep_room=bool(self.running)):
-            return False
-        del self.swapped[0]
-        insort(self.running, request, key=service_order)
-        self._extend(request, plan, may_preempt=False)
-        return True
+    # ------------------------------------------------------------------ what became of it
 
-    def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Move the first waiting request into the batch if slots, budget and memory allow."""
-        live = request.live
-        num_tokens = max(seq.num_tokens for seq in live)
-        if (
-            plan.left <= 0
-            or not tokens_before_end(live[0], min(plan.left, self._max_chunk), self._prompt_tail)
-            or len(live) > len(self.holdings.free_slots)
-            or any(seq.num_pending for seq in live)
-            or self._can_admit(request, num_tokens, len(live)) is not Fit.OK
-        ):
-            return False
-        planned = self.holdings.place(request, live, plan.left, self._max_chunk, use_cache=True)
-        if planned is None and not self.running:
-            # Scattered hits can pin more pages than the sequence needs: an empty batch must not wait for itself.
-            planned = self.holdings.place(request, live, plan.left, self._max_chunk, use_cache=False)
-        if planned is None:
-            return False
-        chunks, copies = planned
-        plan.left -= sum(chunk.length for chunk in chunks)
-        for seq in live:
-            seq.slot = self.holdings.free_slots.pop()
-        if request.first_scheduled_time is None:
-            request.first_scheduled_time = time.monotonic()
-            request.num_cached_tokens = live[0].num_computed
-        request.status = Status.RUNNING
-        del self.waiting[0]
-        insort(self.running, request, key=service_order)
-        self._plan(request, chunks, copies, plan)
-        return True
+    def dispatched(self, step: ScheduledStep) -> None:
+        """Note that the device was told to run a step: every later step finds what it computes.
 
-    def _can_admit(self, request: Request, num_tokens: int, num_seqs: int) -> Fit:
-        """Whether that many sequences of the request, `num_tokens` each, fit."""
-        shared = len(request.prompt_token_ids)
-        return self.memory.can_admit(
-            num_tokens,
-            num_seqs,
-            shared_tokens=shared,
-            encoder_tokens=request.encoder_tokens,
-            prompt_tokens=shared,
-        )
-
-    # ------------------------------------------------------------------ what came back
+        Until then nothing that it computes is known to the prefix cache.
+        """
+        for chunk in step.chunks:
+            seq = chunk.seq
+            if chunk.length > 1 or seq.num_computed >= seq.capacity:
+                self.allocation.commit(seq)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
     ) -> list[Request]:
-        """Take a step's sampled tokens, their log-probabilities and, where a request asked for them, the most
-        likely tokens; returns the requests that finished."""
+        """Take a step's sampled tokens, their log-probabilities and, where a request asked for them, the most likely
+        tokens; return the requests that finished."""
         finished: list[Request] = []
+        went_on: dict[Sequence, Request] = {}
         now = time.monotonic()
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
-            request, seq, _ = sample
-            seq.num_pending -= 1
-            if seq.finish_reason is not None:
+            request, seq, chunk = sample
+            if not chunk.drafts:
+                seq.num_pending -= 1
+            if seq.finish_reason is not None or not drafts_kept(seq, chunk):
                 continue
             if request.first_token_time is None:
                 request.first_token_time = now
             if request.beam is not None:
                 assert top is not None, "the step was asked for a beam's candidates"
-                if offer(request, seq, top.row(row, request.num_top), self.holdings):
+                if offer(request, seq, top.row(row, request.num_top), self.allocation):
                     self._end(request)
                     finished.append(request)
                 continue
-            seq.token_ids.append(token)
-            seq.cumulative_logprob += logprob
+            # What may fail comes before the token is the sequence's: see `begin_again`.
             if seq.grammar is not None:
                 seq.grammar.accept(token)
             if top is not None and request.params.logprobs is not None:
                 seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
-            stop = token_stop(request, seq)
-            if stop is not None and self.finish(request, seq, *stop):
+            seq.token_ids.append(token)
+            seq.cumulative_logprob += logprob
+            if seq.slot >= 0:
+                seq.num_computed += bool(chunk.drafts)  # the step computed the draft that this token follows
+                if len(seq.token_ids) >= seq.capacity or chunk.drafts:
+                    self.allocation.commit(seq)  # the token ends a block that a step on its way fills
+            stop = find_stop(request, seq)
+            if stop is None:
+                went_on[seq] = request
+            elif self.finish(request, seq, *stop):
                 finished.append(request)
+            self._drafting.took(seq)
+        self._drafting.learn(step, went_on)
         return finished
 
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:
-        """End one sequence and free its memory; True when it was the request's last."""
+        """End one sequence and free its memory; return True when it was the request's last."""
         seq.finish_reason, seq.stop_reason = reason, stop_reason
-        self.holdings.release(seq)
+        self.allocation.release(seq)
         if request.live:
             return False
         self._end(request)
@@ -269,15 +285,38 @@ class Scheduler:
         """Drop a request that nobody waits for; its memory is free at once. A finished one is left alone."""
         if request.status is Status.FINISHED:
             return
+        self._unfinished.pop(request.request_id, None)
         for seq in request.live:
             seq.finish_reason = "abort"
-            self.holdings.release(seq)
+            self.allocation.release(seq)
         self._forget(request)
+
+    def restart(self) -> None:
+        """Compute all unfinished requests again from the tokens the host has, over an empty memory.
+
+        It is for the time after an exception in the middle of a change, or a step that failed: no count, table or
+        cached block can be trusted then, whereas the requests' tokens can, and all else follows from them. A request
+        that turns out to have ended is finished.
+        """
+        self.allocation.clear()
+        for queue in (self.waiting, self.running, self.swapped):
+            queue.clear()
+        for request in list(self._unfinished.values()):
+            try:
+                if request.status is not Status.FINISHED:
+                    begin_again(request)
+            except Exception:  # it may be what made the step fail
+                logger.exception("request %d is aborted: its tokens cannot be looked at again", request.request_id)
+                for seq in request.live:
+                    seq.finish_reason = "abort"
+            if request.live:
+                insort(self.waiting, request, key=service_order)
+                continue
+            request.status = Status.FINISHED
+            request.finished_time = request.finished_time or time.monotonic()
+            del self._unfinished[request.request_id]
 
     def _forget(self, request: Request) -> None:
         self._queue(request).remove(request)
         request.status = Status.FINISHED
-
-    def _queue(self, request: Request) -> list[Request]:
-        queues = {Status.RUNNING: self.running, Status.SWAPPED: self.swapped, Status.WAITING: self.waiting}
-        return queues[request.status]
+        self._unfinished.pop(request.request_id, None)

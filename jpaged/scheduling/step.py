@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
-from jaxtyping import Float, Int
 
 if TYPE_CHECKING:
     from jpaged.memory import BlockCopy, HostBlock, SwapCopy
     from jpaged.scheduling.request import Request, Sequence
+
+
+UNKNOWN = -1
+"""A draft that the device is to make before the step runs."""
 
 
 class Chunk(NamedTuple):
@@ -22,6 +24,7 @@ class Chunk(NamedTuple):
         source_row: row of the last step's samples that holds the chunk's last token, which the host has not
             seen; -1 when the host has all tokens.
         tables: the sequence's block tables, one a group, when they changed since its last chunk, else None.
+        drafts: guesses of the tokens behind the sequence's newest one, or `UNKNOWN`; they are the chunk's last tokens.
     """
 
     seq: Sequence
@@ -29,10 +32,22 @@ class Chunk(NamedTuple):
     length: int
     source_row: int
     tables: list[list[int]] | None
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def prefixes(self) -> list[Chunk]:
+        """Return the chunk cut behind the newest token, and behind each of its drafts: the last one is the chunk."""
+        if not self.drafts:
+            return [self]
+        known, number = self.length - len(self.drafts), len(self.drafts)
+        return [*(self._replace(length=known + i, drafts=self.drafts[:i]) for i in range(number)), self]
 
 
 class Sample(NamedTuple):
-    """A token to draw for `seq` after the last token of `chunk`."""
+    """A token to draw for `seq` after the last token of `chunk`.
+
+    Where drafts are verified there is a sample for each of `Chunk.prefixes`, in their order.
+    """
 
     request: Request
     seq: Sequence
@@ -46,35 +61,9 @@ class PromptScore(NamedTuple):
     position: int
 
 
-class TopTokens(NamedTuple):
-    """What the device says beside a step's sampled tokens, one row a sample, where a request asked for it.
-
-    Attributes:
-        ranks: the sampled token's place among all by probability, from 1.
-        tokens, logprobs: the most likely tokens, best first; at least as many as the greediest request asked for.
-    """
-
-    ranks: Int[np.ndarray, " samples"]
-    tokens: Int[np.ndarray, "samples top"]
-    logprobs: Float[np.ndarray, "samples top"]
-
-    def row(self, sample: int, most: int) -> TokenRanking:
-        """One sample's, cut to the `most` asked for."""
-        tokens, logprobs = self.tokens[sample, :most].tolist(), self.logprobs[sample, :most].tolist()
-        return TokenRanking(int(self.ranks[sample]), tokens, logprobs)
-
-
-class TokenRanking(NamedTuple):
-    """A token's rank from 1, and the most likely tokens at its place with their log-probabilities, best first."""
-
-    rank: int
-    top_tokens: list[int]
-    top_logprobs: list[float]
-
-
 @dataclass(frozen=True)
 class ScheduledStep:
-    """One iteration. Chunks of one token (decodes) come before longer ones.
+    """One iteration. Chunks of one token (decodes) come before longer ones; of these the ones with drafts come first.
 
     Attributes:
         copies: block copies the device makes before the chunks run.
@@ -95,15 +84,29 @@ class ScheduledStep:
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
 
     @property
+    def undrafted(self) -> list[Chunk]:
+        """Return the chunks whose drafts the device is to make."""
+        return [chunk for chunk in self.chunks if chunk.drafts and chunk.drafts[0] == UNKNOWN]
+
+    def drafted(self, drafts: Mapping[int, tuple[int, ...]]) -> ScheduledStep:
+        """Return the step with drafts, by seq_id, in the place of `UNKNOWN` ones, as many as there were."""
+
+        def filled(chunk: Chunk) -> Chunk:
+            return chunk._replace(drafts=drafts.get(chunk.seq.seq_id, chunk.drafts)[: len(chunk.drafts)])
+
+        samples = [sample._replace(chunk=filled(sample.chunk)) for sample in self.samples]
+        return replace(self, chunks=[filled(chunk) for chunk in self.chunks], samples=samples)
+
+    @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
     @property
     def num_top(self) -> int:
-        """Most likely tokens to find beside each sampled one: what the greediest request asks for."""
+        """Return how many most likely tokens to find beside each sampled one, the most that any request asks for."""
         return max((request.num_top for request, _, _ in self.samples), default=0)
 
     @property
     def num_decodes(self) -> int:
-        """Leading chunks of one token."""
+        """Return how many leading chunks have one token."""
         return sum(chunk.length == 1 for chunk in self.chunks)

@@ -21,7 +21,7 @@ def block_copy(
     *,
     impl: Impl | None = None,
 ) -> Shaped[Array, "blocks ..."]:
-    """``blocks`` after ``blocks[dst[i]] = blocks[src[i]]`` for every i; in place when `blocks` is donated.
+    """Return ``blocks`` after ``blocks[dst[i]] = blocks[src[i]]`` for every i; in place when `blocks` is donated.
 
     All reads happen as if before all writes, so chains and swaps of blocks are well defined.
 

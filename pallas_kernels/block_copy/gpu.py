@@ -1,4 +1,4 @@
-"""block_copy as one Triton kernel, in place.
+"""Implements block_copy as one Triton kernel, in place.
 
 A program owns a range of columns of all blocks and copies it for every pair, all reads before all writes. Programs
 share no memory, so chains and swaps of blocks need no order among them.
@@ -35,7 +35,7 @@ def block_copy(
     """
     (pairs,) = src.shape
     if pairs > MAX_PAIRS:
-        raise ValueError(f"{pairs} copies are more than {MAX_PAIRS}, what one launch can hold")
+        raise ValueError(f"src has {pairs} pairs, more than {MAX_PAIRS}, which one launch can hold")
     if pairs == 0:
         return blocks
     n, elements = blocks.shape[0], math.prod(blocks.shape[1:])

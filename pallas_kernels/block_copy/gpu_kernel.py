@@ -1,4 +1,4 @@
-"""Triton: some columns of several rows of a matrix to other rows of it."""
+"""Copies some columns of several rows of a matrix to other rows of it, in Triton."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def copy_columns(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`blocks`: [BLOCKS, ELEMENTS]. Program p copies columns ``p * COLUMNS`` on; ROWS is PAIRS up to a power of two."""
+    """Copy columns of rows of `blocks`, [BLOCKS, ELEMENTS]: program p takes columns ``p * COLUMNS`` on; ROWS is PAIRS
+    up to a power of two."""
     pair = tl.arange(0, ROWS)
     read = tl.load(src + pair, mask=pair < PAIRS, other=-1).to(tl.int64)
     write = tl.load(dst + pair, mask=pair < PAIRS, other=-1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""block_copy in plain jnp."""
+"""Implements block_copy in plain jnp."""
 
 from __future__ import annotations
 

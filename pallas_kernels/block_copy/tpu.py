@@ -1,4 +1,4 @@
-"""block_copy as one Pallas Mosaic TPU launch, in place.
+"""Implements block_copy as one Pallas Mosaic TPU launch, in place.
 
 When no block is both read and written, each pair is one HBM-to-HBM DMA and `IN_FLIGHT` of them overlap.
 When some block is both (a chain or a swap), the order of such copies would matter, so that launch goes
@@ -20,9 +20,13 @@ IN_FLIGHT = 8
 STAGING_BYTES = 8 * 2**20
 """VMEM that the slow path may hold."""
 
+ROW_TILE_BYTES = 32
+"""Bytes of a lane in a tile: eight rows of four bytes, or more that are narrower."""
+
 
 def _kernel(src, dst, overlap, _, blocks, staging, sems):
-    """src, dst [pairs] and overlap [1] in SMEM; blocks [blocks, slices, rows, lanes] in HBM, aliased."""
+    """Copy blocks. src, dst [pairs] and overlap [1] lie in SMEM; blocks [blocks, slices, rows, lanes] in HBM,
+    aliased."""
     pairs = src.shape[0]
     num_blocks, slices = blocks.shape[:2]
 
@@ -68,6 +72,12 @@ def _kernel(src, dst, overlap, _, blocks, staging, sems):
             each_pair(lambda i: write(i).wait())
 
 
+def _rows_of_slice(rows: int, tile: int, most: int) -> int:
+    """Return the rows of a slice: all or, where these are more than `most`, the most whole tiles that divide them."""
+    pieces = (rows // n for n in range(2, rows // tile + 1) if rows % n == 0 and rows // n % tile == 0)
+    return rows if rows <= most else next((piece for piece in pieces if piece <= most), rows)
+
+
 def block_copy(
     blocks: Shaped[Array, "blocks ..."],
     src: Int[Array, " pairs"],
@@ -78,18 +88,20 @@ def block_copy(
     """See `pallas_kernels.block_copy.block_copy`. `blocks` is aliased to the result.
 
     Raises:
-        ValueError: when a block has fewer than two axes, or `pairs` slices of one do not fit in VMEM.
+        ValueError: when a block has fewer than two axes, or `pairs` slices of one do not fit in VMEM and cannot be cut.
     """
     if blocks.ndim < 3:
         raise ValueError(f"blocks of shape {blocks.shape}: the TPU kernel copies blocks of two axes or more")
     (pairs,) = src.shape
-    rows, lanes = blocks.shape[-2:]
-    staging_bytes = pairs * rows * lanes * blocks.dtype.itemsize
-    if staging_bytes > STAGING_BYTES:
-        raise ValueError(f"{pairs} copies need {staging_bytes} bytes of VMEM, more than {STAGING_BYTES}")
     if pairs == 0:
         return blocks
-    sliced = blocks.reshape(blocks.shape[0], math.prod(blocks.shape[1:-2]), rows, lanes)
+    lanes, row_bytes = blocks.shape[-1], pairs * blocks.shape[-1] * blocks.dtype.itemsize
+    rows = _rows_of_slice(blocks.shape[-2], ROW_TILE_BYTES // blocks.dtype.itemsize, STAGING_BYTES // row_bytes)
+    if rows * row_bytes > STAGING_BYTES:
+        raise ValueError(
+            f"src has {pairs} pairs, which need {rows * row_bytes} bytes of VMEM, more than {STAGING_BYTES}"
+        )
+    sliced = blocks.reshape(blocks.shape[0], math.prod(blocks.shape[1:-1]) // rows, rows, lanes)
     n = blocks.shape[0]
     live = (src >= 0) & (src < n) & (dst >= 0) & (dst < n)
     overlap = jnp.any((src[:, None] == dst[None, :]) & live[:, None] & live[None, :])

@@ -1,4 +1,4 @@
-"""block_copy for any XLA backend."""
+"""Implements block_copy for any XLA backend."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ __all__ = ["Keep", "attention_scores", "kv_select"]
 
 
 class Keep(NamedTuple):
-    """What is kept whatever its score, and how scores are smoothed; all static, in tokens.
+    """Says what is kept whatever its score, and how scores are smoothed; all static, in tokens.
 
     Attributes:
         first: the sequence's first tokens ("attention sinks").
-        recent: its last ones.
+        recent: the sequence's last tokens.
         pool: a token's score is the largest of so many around it (odd), so that neighbours are kept together.
     """
 
@@ -51,7 +51,8 @@ def kv_select(
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
-    """The view with `budget` of a sequence's `length` tokens in its first slots, in their order; in place when donated.
+    """Return the view with `budget` of a sequence's `length` tokens in its first slots, in their order; in place when
+    donated.
 
     Kept are ``keep.first``, ``keep.recent`` and, of those between, the ones with the highest `attention_scores` after
     smoothing, the earlier one among equals. What lies in the slots behind is no longer of use. A sequence of at most
@@ -65,7 +66,7 @@ def kv_select(
         budget: at least ``keep.first + keep.recent``; may be traced.
         most: static bound on `budget`.
         scale, soft_cap, sinks: as `paged_attention` takes them.
-        impl: of `kv_write`.
+        impl: the implementation of `kv_write`.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, or it holds int8 codes.
@@ -89,7 +90,8 @@ def kv_select(
 def kept_tokens(
     scores: Float[Array, "kv_heads keys"], length: Int[Array, ""], budget: Int[Array, ""], keep: Keep, most: int
 ) -> Int[Array, "kv_heads most"]:
-    """Ascending positions of the tokens that each KV head keeps; from place `budget` on they mean nothing."""
+    """Return the ascending positions of the tokens that each KV head keeps; from place `budget` on they mean
+    nothing."""
     keys = scores.shape[1]
     most = min(most, keys)
     position = jnp.arange(keys)
@@ -108,7 +110,7 @@ def _rows(
     table: Int[Array, " pages"],
     kept: Int[Array, "kv_heads kept"],
 ) -> Float[Array, "kept kv_heads tiles 128"]:
-    """The stored rows of each head's own tokens."""
+    """Return the stored rows of each head's own tokens."""
     blocks, layers, heads, tiles, block_size, _ = view.shape
     page = jnp.minimum(kept // block_size, len(table) - 1)
     block = jnp.clip(table[page], 0, blocks - 1)

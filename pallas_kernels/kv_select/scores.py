@@ -1,4 +1,4 @@
-"""How much the last queries of a sequence look at each of its tokens."""
+"""Computes how much the last queries of a sequence look at each of its tokens."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def attention_scores(
     soft_cap: float | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
 ) -> Float[Array, "kv_heads keys"]:
-    """The attention weights that each cached token gets, summed over the last queries of the query heads of a KV head.
+    """Return the attention weights that each cached token gets, summed over the last queries of the query heads of a KV
+    head.
 
     Query i is that of token ``length - window + i`` and sees the tokens up to its own. The softmax runs in float32, in
     two passes over the keys: its statistics first, then the weights, so that no array of weights is held. Tokens from
     `length` on have 0; `keys` is the number of slots in the table, rounded up to whole spans.
 
-    Args: as `pallas_kernels.kv_select.kv_select`.
+    The arguments are those of `pallas_kernels.kv_select.kv_select`.
     """
     window, heads, q_per_kv, head_dim = q.shape
     blocks, layers, _, _, block_rows, lanes = view.shape
@@ -44,7 +45,7 @@ def attention_scores(
     last_key = jnp.repeat(length - window + jnp.arange(window), q_per_kv)
 
     def logits(i: Int[Array, ""]) -> Float[Array, "kv_heads rows span"]:
-        """Of all queries and the keys of a span; -inf where a query does not see a key."""
+        """Return the logits of all queries and the keys of a span; -inf where a query does not see a key."""
         block = jnp.clip(lax.dynamic_slice(table, (i * per_span,), (per_span,)), 0, blocks - 1)
         rows = decode(flat.at[block * layers + layer].get(mode="promise_in_bounds"))
         rows = rows.transpose(1, 0, 3, 2, 4).reshape(heads, span, -1, lanes)
@@ -74,5 +75,5 @@ def attention_scores(
 
 
 def _any(seen: Array) -> Array:
-    """Keys that any query sees, to be broadcast over heads and lanes; unseen memory may hold NaN."""
+    """Tell which keys any query sees, to be broadcast over heads and lanes; unseen memory may hold NaN."""
     return seen.any(axis=0)[None, :, None]

@@ -1,7 +1,7 @@
 """Write the K and V of a step's tokens into their slots of the paged cache (PagedAttention, SOSP'23, 5.1).
 
-`kv_write` picks `reference` (plain jnp), `xla` (fast on any backend), `tpu` (Pallas Mosaic) or `gpu` (Triton).
-Each module holds a function of that name with the same arguments.
+`kv_write` picks `reference` (plain jnp), `xla` (fast on any backend), `tpu` (Pallas Mosaic) or `gpu` (Triton). All but
+the last write rows of any meaning, which `write_rows` offers by itself.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import reference, tpu, xla
-from pallas_kernels.layout import check_view
+from pallas_kernels.layout import check_view, pack_kv
 from pallas_kernels.platform import Impl, resolve_impl
 
-__all__ = ["kv_write"]
+__all__ = ["kv_write", "write_rows"]
 
 
 def kv_write(
@@ -25,7 +25,7 @@ def kv_write(
     *,
     impl: Impl | None = None,
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
-    """The view with each token's K and V in its slot of one layer; in place when `view` is donated.
+    """Write each token's K and V to its slot of one layer; returns the view, in place when `view` is donated.
 
     Args:
         view: a layer group's KV memory, laid out as `pallas_kernels.layout` says.
@@ -40,12 +40,30 @@ def kv_write(
     check_view(view, k.shape[1], k.shape[2])
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
-    if chosen == "reference":
-        return reference.kv_write(view, layer, k, v, slots)
-    if chosen in ("xla", "cpu"):
-        return xla.kv_write(view, layer, k, v, slots)
     if chosen == "gpu":
         from pallas_kernels.kv_write import gpu  # imports triton, which only a GPU's environment has
 
         return gpu.kv_write(view, layer, k, v, slots)
-    return tpu.kv_write(view, layer, k, v, slots, interpret=chosen == "tpu_interpret")
+    return write_rows(view, layer, pack_kv(k, v), slots, impl=chosen)
+
+
+def write_rows(
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    rows: Float[Array, "tokens kv_heads tiles 128"],
+    slots: Int[Array, " tokens"],
+    *,
+    impl: Impl,
+) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
+    """Write each token's rows, all tiles of all heads, to its slot of one layer; see `kv_write`.
+
+    Args:
+        impl: any but ``gpu``, whose kernel takes K and V.
+    """
+    if impl == "reference":
+        return reference.write_rows(view, layer, rows, slots)
+    if impl in ("xla", "cpu"):
+        return xla.write_rows(view, layer, rows, slots)
+    if impl == "gpu":
+        raise ValueError("impl='gpu' writes K and V, not rows: use 'xla'")
+    return tpu.write_rows(view, layer, rows, slots, interpret=impl == "tpu_interpret")

@@ -1,4 +1,4 @@
-"""kv_write as one Triton kernel, in place: a program writes the K and V of one token for some heads."""
+"""Implements kv_write as one Triton kernel, in place: a program writes the K and V of one token for some heads."""
 
 from __future__ import annotations
 

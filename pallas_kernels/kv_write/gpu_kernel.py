@@ -1,4 +1,4 @@
-"""Triton: K and V of a step's tokens into their slots, as values or as codes with scales.
+"""Writes K and V of a step's tokens into their slots, as values or as codes with scales, in Triton.
 
 Program (t, h) of either kernel writes token t for heads ``h * PROGRAM_HEADS`` on; LANES is WIDTH up to a power of two.
 """
@@ -29,7 +29,7 @@ def write_tokens(
     LANES: tl.constexpr,
     PROGRAM_HEADS: tl.constexpr,
 ):
-    """Into a view of floats, or of the bits of float8."""
+    """Write tokens into a view of floats, or of the bits of float8."""
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     if (slot >= 0) & (slot < SLOTS):
@@ -51,7 +51,7 @@ def write_tokens(
 
 @triton.jit
 def stored(x, dtype: tl.constexpr):
-    """`x` as a view of `dtype` without scales holds it."""
+    """Return `x` as a view of `dtype` without scales holds it."""
     return float8_bits(x.to(tl.float32)) if dtype == tl.uint8 else x.to(dtype)
 
 
@@ -73,7 +73,7 @@ def write_codes(
     LANES: tl.constexpr,
     PROGRAM_HEADS: tl.constexpr,
 ):
-    """Into a view of int8 codes and their scales."""
+    """Write tokens into a view of int8 codes and their scales."""
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     if (slot >= 0) & (slot < SLOTS):
@@ -95,7 +95,7 @@ def write_codes(
 
 @triton.jit
 def write_halves(x, heads, half, offset, written, BLOCK_SIZE: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Codes and scales of a token's half rows `half`: x is [heads, halves, 64], `written` [heads, halves]."""
+    """Write codes and scales of a token's half rows `half`: x is [heads, halves, 64], `written` [heads, halves]."""
     codes, scales = int8_codes(x.to(tl.float32))
     tile = heads + (half // 2 * (BLOCK_ROWS * 128))[None, :]
     place = tile + offset * 128 + (half % 2 * 64)[None, :]

@@ -1,4 +1,4 @@
-"""kv_write in plain jnp."""
+"""Implements kv_write in plain jnp."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import encode, has_scales, scale_places, stored, tokens_of
-from pallas_kernels.layout import pack_kv
 
 
-def kv_write(
+def write_rows(
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
     layer: int | Int[Array, ""],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    rows: Float[Array, "tokens kv_heads tiles 128"],
     slots: Int[Array, " tokens"],
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
-    """See `pallas_kernels.kv_write.kv_write`."""
+    """See `pallas_kernels.kv_write.write_rows`."""
     blocks, block_size = view.shape[0], tokens_of(view)
     in_range = (slots >= 0) & (slots < blocks * block_size)
     block = jnp.where(in_range, slots // block_size, blocks)  # JAX wraps negative indices: drop them here
-    rows, offset = pack_kv(k, v), slots % block_size
+    offset = slots % block_size
     if has_scales(view.dtype):
         rows, scales = encode(rows)
         row, lanes = scale_places(offset, view.shape[4], block_size)

@@ -1,4 +1,4 @@
-"""kv_write as a Pallas Mosaic TPU kernel, in place.
+"""Implements kv_write as a Pallas Mosaic TPU kernel, in place.
 
 One token's row is less than a memory tile (bf16 packs two rows in one), so it cannot be a DMA of its own.
 The unit of work is a *run*: consecutive tokens that fill consecutive slots of one block. Its block is read into
@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, Int8
 
 from pallas_kernels.kv_codes import TPU_TILE, check_tpu_view, encode, has_scales, stored, tokens_of
-from pallas_kernels.layout import LANES, pack_kv
+from pallas_kernels.layout import LANES
 
 RING_BYTES = 4 * 2**20
 """VMEM that the ring of block and row buffers may hold."""
@@ -35,7 +35,7 @@ MAX_WORDS_BYTES = 4 * 2**20
 
 
 class Runs(NamedTuple):
-    """Consecutive tokens whose slots follow each other in one block; the first `num_runs` entries of `first` count.
+    """Lists runs of tokens whose slots follow each other in one block; the first `num_runs` entries of `first` count.
 
     Nothing here needs a gather: on a TPU a small operation before the launch costs more than scalars in the kernel.
     """
@@ -44,7 +44,7 @@ class Runs(NamedTuple):
     first: Int[Array, " tokens"]
     """Each run's first token."""
     end: Int[Array, " tokens"]
-    """Of a first token, the one behind its run's last."""
+    """At a run's first token, the token behind its last."""
     num_runs: Int[Array, " 1"]
     shared: Int[Array, " 1"]
     """Nonzero when two runs meet in a block."""
@@ -69,12 +69,12 @@ def _kernel(layer, *refs, lead):
     align = window - block_size
 
     def place(run):
-        """(block, offset in it of the run's first slot, tokens)."""
+        """Return (block, offset in it of the run's first slot, tokens)."""
         token = runs.first[run]
         return *_divmod(runs.slots[token], block_size), runs.end[token] - token
 
     def window_of(run):
-        """(first row of the window in `rows`, rows of it before the one that lands at offset 0 of the block)."""
+        """Return (first row of the window in `rows`, rows of it before the one that lands at offset 0 of the block)."""
         token = runs.first[run]
         start = token - _divmod(runs.slots[token], block_size)[1] + lead
         return pl.multiple_of(start & -align, align), start & (align - 1)
@@ -127,7 +127,7 @@ def _kernel(layer, *refs, lead):
         write_block(run).start()
 
     def merge_scales(at, head, tile, offset, count, start):
-        """`start`: the lane of all words that lands in lane 0 of the block's."""
+        """Merge a run's scales into a block; `start` is the lane of all words that lands in lane 0 of the block's."""
         first_row, shift = lax.div(start, LANES), LANES - lax.rem(start, LANES)
         lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
         left, right = (pltpu.roll(words[0][first_row + i, head, tile], shift, 1) for i in range(2))
@@ -183,22 +183,22 @@ def _find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int) -> Ru
 
 
 def _divmod(x, n: int):
-    """Of x >= 0; by shift and mask where `n` is a power of two, as scalar division takes long."""
+    """Return the quotient and remainder of x >= 0, by shift and mask where `n` is a power of two: scalar division takes
+    long."""
     if n & (n - 1):
         return lax.div(x, n), lax.rem(x, n)
     return x >> (n.bit_length() - 1), x & (n - 1)
 
 
-def kv_write(
+def write_rows(
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
     layer: int | Int[Array, ""],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    rows: Float[Array, "tokens kv_heads tiles 128"],
     slots: Int[Array, " tokens"],
     *,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
-    """See `pallas_kernels.kv_write.kv_write`. `view` is aliased to the result.
+    """See `pallas_kernels.kv_write.write_rows`. `view` is aliased to the result.
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
@@ -212,7 +212,6 @@ def kv_write(
     window = block_size + align
     lead = block_size
     tail = window + (-(lead + tokens + window)) % align
-    rows = pack_kv(k, v)
     words = []
     if has_scales(view.dtype):
         rows, scales = encode(rows)
@@ -244,7 +243,8 @@ def kv_write(
 
 
 def _words(scales: Int8[Array, "tokens kv_heads tiles 4"], lead: int) -> Int[Array, "rows kv_heads tiles 1 128"]:
-    """The scales of all tokens, `lead` lanes before the first; a row more than they fill, as a window spans two."""
+    """Return the scales of all tokens, `lead` lanes before the first; a row more than they fill, as a window spans
+    two."""
     tokens, kv_heads, tiles, _ = scales.shape
     rows = -(-(lead + tokens) // LANES) + 1
     if (size := 4 * rows * kv_heads * tiles * LANES) > MAX_WORDS_BYTES:

@@ -1,4 +1,4 @@
-"""kv_write for any XLA backend: one row of lanes a token, updated in place.
+"""Implements kv_write for any XLA backend: one row of lanes a token, updated in place.
 
 XLA:CPU compiles a scatter into one tight loop (thirty times faster than a loop over `dynamic_update_slice`), except
 that it turns the scatter of a single token into a select over the whole view, which copies the pool: a single token
@@ -12,24 +12,22 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Int8
 
 from pallas_kernels.kv_codes import SCALE_BYTES, encode, has_scales, scale_places, stored, tokens_of
-from pallas_kernels.layout import pack_kv
 
 
-def kv_write(
+def write_rows(
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
     layer: int | Int[Array, ""],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    rows: Float[Array, "tokens kv_heads tiles 128"],
     slots: Int[Array, " tokens"],
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
-    """See `pallas_kernels.kv_write.kv_write`."""
+    """See `pallas_kernels.kv_write.write_rows`."""
     if has_scales(view.dtype):
-        return _write_codes(view, layer, k, v, slots)
+        return _write_codes(view, layer, rows, slots)
     blocks, layers, kv_heads, tiles, block_size, lanes = view.shape
     in_range = (slots >= 0) & (slots < blocks * block_size)
     block = jnp.where(in_range, slots // block_size, blocks)
     offset = slots % block_size
-    rows = stored(pack_kv(k, v), view.dtype).reshape(-1, kv_heads * tiles, lanes)
+    rows = stored(rows, view.dtype).reshape(-1, kv_heads * tiles, lanes)
     # Dimensions of size one would let XLA choose a layout that it then has to copy the pool for.
     heads = (kv_heads * tiles,) if kv_heads * tiles > 1 else ()
     flat = view.reshape(blocks * layers, *heads, block_size, lanes)
@@ -50,18 +48,17 @@ def kv_write(
 def _write_codes(
     view: Int8[Array, "blocks layers kv_heads tiles rows 128"],
     layer: int | Int[Array, ""],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    rows: Float[Array, "tokens kv_heads tiles 128"],
     slots: Int[Array, " tokens"],
 ) -> Int8[Array, "blocks layers kv_heads tiles rows 128"]:
-    """int8 codes and their scales: two scatters, also of a single token, which gets another that is dropped."""
+    """Write int8 codes and their scales by two scatters, also of a single token, which gets another that is dropped."""
     blocks, layers, kv_heads, tiles, block_rows, lanes = view.shape
     block_size = tokens_of(view)
     if len(slots) == 1:
-        k, v, slots = jnp.tile(k, (2, 1, 1)), jnp.tile(v, (2, 1, 1)), jnp.stack([slots[0], -1])
+        rows, slots = jnp.tile(rows, (2, 1, 1, 1)), jnp.stack([slots[0], -1])
     block = jnp.where((slots >= 0) & (slots < blocks * block_size), slots // block_size, blocks)
     offset = slots % block_size
-    codes, scales = encode(pack_kv(k, v).reshape(-1, kv_heads * tiles, lanes))
+    codes, scales = encode(rows.reshape(-1, kv_heads * tiles, lanes))
     heads = (kv_heads * tiles,) if kv_heads * tiles > 1 else ()
     every = (slice(None),) * len(heads)
     flat = view.reshape(blocks * layers, *heads, block_rows, lanes)

@@ -1,4 +1,4 @@
-"""Products of up to some thousand rows with a layer's matrix or the vocabulary's table.
+"""Multiplies up to some thousand rows with a layer's matrix or the vocabulary's table.
 
 XLA has its own products, and they are right for sharded operands, which a custom call would gather. On a CPU that
 holds a model alone, `cpu` reads each matrix once from where it lies: XLA:CPU repacks it for every product, which costs
@@ -29,7 +29,8 @@ def matmul(
     out_dtype: jnp.dtype | None = None,
     impl: Impl = "xla",
 ) -> Float[Array, "rows outputs"]:
-    """``x @ matrices[index]``; only that matrix is read. float32 operands are multiplied as such on every platform.
+    """Return ``x @ matrices[index]``; only that matrix is read. float32 operands are multiplied as such on every
+    platform.
 
     Args:
         index: may be traced.
@@ -47,7 +48,7 @@ def matmul(
 def chosen_product(
     product: Callable[[Array, Any], Array], x: Array, matrices: Sequence[Any], index: int | Int[Array, ""]
 ) -> Array:
-    """``product(x, matrices[index])``, each in a branch of its own, so that no matrix is copied to be chosen."""
+    """Return ``product(x, matrices[index])``, each in a branch of its own, so that no matrix is copied to be chosen."""
     if len(matrices) == 1:
         return product(x, matrices[0])
     return jax.lax.switch(index, [lambda x, m=m: product(x, m) for m in matrices], x)
@@ -60,7 +61,7 @@ def matmul_table(
     rows: Int[Array, ""] | None = None,
     impl: Impl = "xla",
 ) -> Float[Array, "rows outputs"]:
-    """``x @ table.T`` in float32; see `matmul`."""
+    """Return ``x @ table.T`` in float32; see `matmul`."""
     if impl == "cpu" and cpu.takes_table(x, table):
         return cpu.matmul_table(x, table, rows)
     if x.shape[0] == 1:

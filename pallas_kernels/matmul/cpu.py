@@ -1,4 +1,4 @@
-"""Products of float32 rows and matrices for CPUs, by loops that Numba compiles and XLA calls on its own threads."""
+"""Multiplies float32 rows and matrices on CPUs, by loops that Numba compiles and XLA calls on its own threads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 MOST_ROWS_OF_X = 2048
-"""Up to which x, read once a panel, stays in the cache."""
+"""The most rows with which x, read once a panel, stays in the cache."""
 TABLE_ROWS_OF_X = 2, 64
 """How many rows of x a table is multiplied with here: XLA is faster with one row and with many."""
 
 
 def takes(x: jax.Array, matrix: jax.Array, out_dtype: jnp.dtype) -> bool:
-    """Whether `matmul` does this product: float32, columns in whole vectors, up to `MOST_ROWS_OF_X`."""
+    """Tell whether `matmul` does this product: float32, columns in whole vectors, up to `MOST_ROWS_OF_X`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
     fits = x.shape[0] <= MOST_ROWS_OF_X and matrix.shape[1] % LANES == 0
@@ -23,7 +23,7 @@ def takes(x: jax.Array, matrix: jax.Array, out_dtype: jnp.dtype) -> bool:
 
 
 def takes_table(x: jax.Array, table: jax.Array) -> bool:
-    """Whether `matmul_table` does this product: float32, rows in whole vectors, `TABLE_ROWS_OF_X`."""
+    """Tell whether `matmul_table` does this product: float32, rows in whole vectors, `TABLE_ROWS_OF_X`."""
     least, most = TABLE_ROWS_OF_X
     return least <= x.shape[0] <= most and takes(x, table, jnp.dtype(jnp.float32))
 

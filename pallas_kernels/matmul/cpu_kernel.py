@@ -1,4 +1,4 @@
-"""The loops of `pallas_kernels.matmul.cpu`, compiled by Numba: panels of columns, each an item of work.
+"""Holds the loops of `pallas_kernels.matmul.cpu`, compiled by Numba: panels of columns, each an item of work.
 
 The first rows of x that meet a panel copy it out of the matrix, where its rows are far apart, into memory that stays
 in the cache for the other rows (Goto and van de Geijn, 2008).
@@ -42,7 +42,8 @@ PORTION = 8 * TABLE_ROWS
 
 @cache
 def matrices_target() -> str:
-    """The custom call ``(x [rows, inputs], [index, wanted], matrices [inputs, outputs]...) -> x @ matrices[index]``.
+    """Return the name of the custom call ``(x [rows, inputs], [index, wanted], matrices [inputs, outputs]...) -> x @
+    matrices[index]``.
 
     Only the first `wanted` rows are multiplied; the others give 0.
     """
@@ -53,14 +54,15 @@ def matrices_target() -> str:
 
 @cache
 def table_target() -> str:
-    """The custom call ``(x [rows, inputs], [wanted], table [outputs, inputs]) -> x @ table.T``; see above."""
+    """Return the name of the custom call ``(x [rows, inputs], [wanted], table [outputs, inputs]) -> x @ table.T``; see
+    above."""
     name = "jpaged_matmul_table"
     ffi.register(name, _multiply_by_table, items_of=((2, 0),), portion=PORTION)
     return name
 
 
 def _panel_product(vectors: int) -> Any:
-    """Product of all rows of x and a panel of so many vectors of columns."""
+    """Return the product of all rows of x and a panel of so many vectors of columns, as a compiled function."""
     first = tile(ROWS, vectors, pack=True)
     lines = vectors * LANES * FLOAT // LINE_BYTES
     fetching, fetching_all = tile(ROWS, vectors, fetch=1), tile(ROWS, vectors, fetch=lines)
@@ -103,7 +105,7 @@ _three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 
 @njit
 def _clear(out, rows, columns, stride):
-    """Zeros of rows `stride` bytes apart."""
+    """Zero rows that lie `stride` bytes apart."""
     for row in range(rows):
         numbers = carray(pointer(out + row * stride), (columns,), np.float32)
         for column in range(columns):
@@ -139,7 +141,7 @@ def _multiply(frame, begin, end):
 
 
 def _dot_products(table_rows: int) -> Any:
-    """Product of all rows of x and so many rows of a table."""
+    """Return the product of all rows of x and so many rows of a table, as a compiled function."""
     several, one = dots(DOT_ROWS, table_rows), dots(1, table_rows)
 
     @njit

@@ -1,4 +1,4 @@
-"""Attention of a ragged batch over KV memory scattered in blocks (PagedAttention, SOSP'23, 4.1 and 5.1).
+"""Attends from a ragged batch to KV memory scattered in blocks (PagedAttention, SOSP'23, 4.1 and 5.1).
 
 `paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend), `cpu` (Numba), `tpu` (Pallas Mosaic) or
 `gpu` (Triton).
@@ -37,7 +37,7 @@ def paged_attention(
     max_query_len: int | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """Causal attention of each token over its own sequence's cached tokens, itself included.
+    """Attend causally from each token to its own sequence's cached tokens, itself included.
 
     Sequence s owns tokens ``query_starts[s]:query_starts[s+1]``, the last ones of its ``kv_lens[s]`` cached
     tokens: query i of it sits at position ``kv_lens[s] - query_len + i``. The softmax runs in float32.

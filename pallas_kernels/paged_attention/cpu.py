@@ -1,4 +1,4 @@
-"""paged_attention for CPUs: loops that read the pool in place, compiled by Numba, called by XLA.
+"""Implements paged_attention for CPUs: loops that read the pool in place, compiled by Numba, called by XLA.
 
 XLA:CPU has to gather K and V into arrays of their own before it multiplies; here each cached token is read from where
 it lies. One custom call a layer, shared by XLA's threads.
@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.layout import padded_head_dim
+from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 
 QUERIES_TOGETHER = 48
-"""Of neighbouring tokens of a sequence, which read keys together: so few that their scores stay in the first cache."""
+"""How many queries of neighbouring tokens read keys together: so few that their scores stay in the first cache."""
 
 
 def paged_attention(
@@ -31,13 +31,16 @@ def paged_attention(
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
-) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`; the view is float32."""
+    value_dim: int | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`; the
+    view is float32."""
     from pallas_kernels.paged_attention.cpu_kernel import target  # needs Numba
     from pallas_kernels.paged_attention.cpu_math import NO_SINK
 
     tokens, kv_heads, q_per_kv, head_dim = q.shape
-    queries = jnp.pad(q.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, padded_head_dim(head_dim) - head_dim)))
+    held = KVTiles.of(view.shape[3], value_dim)
+    queries = jnp.pad(q.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
     token = jnp.arange(tokens, dtype=jnp.int32)
     seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1, dtype=jnp.int32), len(kv_lens) - 1)
     position = kv_lens[seq] - query_starts[seq + 1] + token
@@ -48,6 +51,7 @@ def paged_attention(
     tokens_together = 1 if max_query_len == 1 else max(1, QUERIES_TOGETHER // q_per_kv)
     parts = jnp.arange(0, tokens, tokens_together, dtype=jnp.int32)
     layers = jnp.asarray(layer, jnp.int32)[None]
-    call = jax.ffi.ffi_call(target(), jax.ShapeDtypeStruct(queries.shape, jnp.float32))
+    values = jax.ShapeDtypeStruct((*queries.shape[:3], held.value_width), jnp.float32)
+    call = jax.ffi.ffi_call(target(), values)
     out = call(queries, view, layers, block_tables, seq, first, stop, shares, scale_and_cap, parts)
-    return out[..., :head_dim].astype(q.dtype)
+    return out[..., : value_dim or head_dim].astype(q.dtype)

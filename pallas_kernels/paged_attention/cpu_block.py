@@ -1,4 +1,4 @@
-"""What attention on CPU does with one block: scores of its keys, and its values weighted, by products of small tiles.
+"""Attends to one block on CPU: scores of its keys, and its values weighted, by products of small tiles.
 
 The rows of K and V are read where they lie, `ROW_BYTES` apart.
 """
@@ -24,16 +24,17 @@ _two, _one = tile(2, _VECTORS), tile(1, _VECTORS)
 
 
 @njit
-def scores(queries, keys, coming, out, stride, group, block_size, parts, lanes):
-    """Products of queries [group, parts * lanes] and a block's keys, to out [group, block_size] of rows `stride` apart.
+def scores(queries, keys, coming, out, stride, group, block_size, parts, lanes, tiles):
+    """Write the products of queries [group, parts * lanes] and a block's keys to out [group, block_size] of rows
+    `stride` apart.
 
     Args:
         queries, keys, out: addresses; the block's rows are tiles one after the other.
-        coming: address of the rows that will be read next, which are fetched meanwhile.
+        coming: address of the rows that will be read next, `tiles` of them, which are fetched meanwhile.
     """
     x_stride = parts * lanes * FLOAT
     for key in range(0, block_size, TABLE_ROWS):
-        _fetch(coming, key, parts, lanes)
+        _fetch(coming, key, tiles)
         for part in range(parts):
             x, k = queries + part * lanes * FLOAT, keys + (part * block_size + key) * ROW_BYTES
             to, g = out + key * FLOAT, 0
@@ -46,9 +47,8 @@ def scores(queries, keys, coming, out, stride, group, block_size, parts, lanes):
 
 
 @njit
-def _fetch(rows, key, parts, lanes):
-    """Fetch `TABLE_ROWS` tokens' share of a block's rows: K and V are two times `parts` tiles, or halves of one."""
-    tiles = 2 * parts * lanes // LANES
+def _fetch(rows, key, tiles):
+    """Fetch `TABLE_ROWS` tokens' share of a block's rows."""
     begin = rows + key * tiles * ROW_BYTES
     for line in range(0, TABLE_ROWS * tiles * ROW_BYTES, LINE_BYTES):
         prefetch(begin + line)

@@ -1,4 +1,4 @@
-"""Arithmetic that the loops on CPU share, in float32, written so that LLVM vectorises loops over it."""
+"""Holds arithmetic that the loops on CPU share, in float32, written so that LLVM vectorises loops over it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _float_of_bits(typingctx, bits):
 
 @intrinsic
 def _fma(typingctx, a, b, c):
-    """``a * b + c``, rounded once whatever else the compiler does."""
+    """Return ``a * b + c``, rounded once whatever else the compiler does."""
 
     def generate(context, builder, signature, args):
         return builder.fma(*args)
@@ -37,7 +37,8 @@ def _fma(typingctx, a, b, c):
 
 @njit
 def exp(x):
-    """e to the x <= 0, to a few units in the last place: Cephes' polynomial. 0 where float32 has no normal number.
+    """Return e to the x <= 0, to a few units in the last place, by Cephes' polynomial; 0 where float32 has no normal
+    number.
 
     One number has one result, alone or in a vector.
     """
@@ -58,14 +59,14 @@ def exp(x):
 
 @njit(fastmath=FAST)
 def tanh(x):
-    """Hyperbolic tangent."""
+    """Return the hyperbolic tangent of x."""
     e = exp(f32(-2.0) * abs(x))
     return np.copysign((f32(1.0) - e) / (f32(1.0) + e), x)
 
 
 @njit(fastmath=FAST)
 def cap_scores(scores, begin, end, cap):
-    """``cap * tanh(score / cap)`` in the place of the scores of some keys."""
+    """Put ``cap * tanh(score / cap)`` in the place of the scores of some keys."""
     for row in range(scores.shape[0]):
         for key in range(begin, end):
             scores[row, key] = cap * tanh(scores[row, key] / cap)
@@ -73,7 +74,7 @@ def cap_scores(scores, begin, end, cap):
 
 @njit
 def hide(scores, begin, end):
-    """Keys that are not seen, of a range that may reach beyond them."""
+    """Hide keys that are not seen, of a range that may reach beyond them."""
     for row in range(scores.shape[0]):
         for key in range(max(begin, 0), min(end, scores.shape[1])):
             scores[row, key] = HIDDEN

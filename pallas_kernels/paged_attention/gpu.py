@@ -1,4 +1,4 @@
-"""paged_attention as Triton kernels: flash-decoding for single tokens, tiles of queries for longer runs.
+"""Implements paged_attention as Triton kernels: flash-decoding for single tokens, tiles of queries for longer runs.
 
 A batch of decodes takes two launches, the units and their join. A mixed batch takes a third, over the sequences
 with several query tokens. The launches write disjoint rows of one output, in place.
@@ -74,7 +74,7 @@ def paged_attention(
 
 
 def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], launch: Launcher) -> Array:
-    """The rows of the sequences that have one query token, and zeros in the rows of no sequence."""
+    """Return the rows of the sequences that have one query token, and zeros in the rows of no sequence."""
     q, view, _, tables, query_starts, kv_lens = arrays
     tokens, kv_heads, group, _ = q.shape
     seqs, pages = tables.shape
@@ -111,7 +111,7 @@ def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], 
 def _prefill(
     out: Array, arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], longest: int, launch: Launcher
 ) -> Array:
-    """`out` with the rows of the sequences that have several query tokens."""
+    """Return `out` with the rows of the sequences that have several query tokens."""
     q, view, *_ = arrays
     tokens, kv_heads, group, _ = q.shape
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)

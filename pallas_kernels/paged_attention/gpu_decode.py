@@ -1,4 +1,4 @@
-"""Triton: decode attention, one query token a sequence (flash-decoding: split over keys, then join).
+"""Attends from one query token a sequence, in Triton (flash-decoding: split over keys, then join).
 
 A *unit* is a fixed range of one sequence's keys, the positions ``i * UNIT`` up to ``(i + 1) * UNIT``, so a sequence
 is cut alike in every batch. `attend_to_units` computes units, all query heads of a KV head packed as rows of one
@@ -24,7 +24,7 @@ def units_of(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Units of each sequence, [SEQ_LANES] int32: 0 for those that have not one query token."""
+    """Return how many units each sequence has, [SEQ_LANES] int32: 0 for those that have not one query token."""
     seq = tl.arange(0, SEQ_LANES)
     live = seq < SEQS
     starts = tl.load(query_starts + seq, mask=live, other=0)
@@ -65,7 +65,7 @@ def attend_to_units(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Statistics of every unit, sequence by sequence; program (p, head) takes units p, p + programs, ...
+    """Compute the statistics of every unit, sequence by sequence; program (p, head) takes units p, p + programs, ...
 
     Writes tops, totals [units, HEADS, GROUP] and values_of [units, HEADS, GROUP, WIDTH], float32.
     """

@@ -1,4 +1,4 @@
-"""Triton: attention of sequences with several query tokens, a tile of queries against all their keys."""
+"""Attends from sequences with several query tokens, in Triton: a tile of queries against all their keys."""
 
 from __future__ import annotations
 

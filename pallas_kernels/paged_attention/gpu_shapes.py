@@ -1,4 +1,4 @@
-"""Launch shapes of the GPU attention kernels: every number that could be tuned, chosen by shape.
+"""Chooses the GPU attention kernels' launch shapes: every number that could be tuned, by shape.
 
 They were chosen by reasoning, from the shared memory and registers that the compiler reports, and have not been
 tuned on a GPU. All fit the 99 KB of shared memory that every GPU from sm_80 on has.
@@ -21,7 +21,7 @@ JOINED = 16
 
 
 class Tiles(NamedTuple):
-    """Rows and keys of one product, and how a program runs it."""
+    """Says how many rows and keys one product has, and how a program runs it."""
 
     rows: int
     keys: int
@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
 
 def decode_tiles(group: int, width: int, itemsize: int) -> Tiles:
-    """`group` query heads of a KV head are the rows; tensor cores need at least 16.
+    """Return the tiles of a decode, whose rows are the `group` query heads of a KV head; tensor cores need at least 16.
 
     Two tiles of K and V are in flight: 64 KiB a program, 3 programs a multiprocessor on an H100.
     """
@@ -38,7 +38,8 @@ def decode_tiles(group: int, width: int, itemsize: int) -> Tiles:
 
 
 def prefill_tiles(group: int, width: int, itemsize: int, longest: int, *, in_bytes: bool = False) -> Tiles:
-    """Rows are (query, query head) pairs: as many as registers hold, fewer when no sequence has so many.
+    """Return the tiles of a prefill, whose rows are (query, query head) pairs: as many as registers hold, fewer when no
+    sequence has so many.
 
     Products of float32 take three passes of the tensor cores and a multiple of the registers. More than 32 keys
     spill registers on sm_80 and sm_100, as do more than half the rows beside K and V that are unpacked from bytes.
@@ -55,7 +56,8 @@ def prefill_tiles(group: int, width: int, itemsize: int, longest: int, *, in_byt
 
 
 def decode_unit(seqs: int, capacity: int) -> int:
-    """Keys of a decode unit: so many that `seqs` block tables of `capacity` tokens are `MAX_UNITS` units or fewer.
+    """Return how many keys a decode unit has: so many that `seqs` block tables of `capacity` tokens are `MAX_UNITS`
+    units or fewer.
 
     It depends on shapes alone, so that the same sequence is cut alike whatever it is batched with.
     """
@@ -63,12 +65,13 @@ def decode_unit(seqs: int, capacity: int) -> int:
 
 
 def seq_lanes(seqs: int) -> int:
-    """Lanes over the sequences: a power of two, and alike for all small batches, which then share a kernel's code."""
+    """Return the number of lanes over the sequences: a power of two, alike for all small batches, which then share a
+    kernel's code."""
     return max(32, _next_power_of_two(seqs))
 
 
 def _keys(width: int, itemsize: int) -> int:
-    """Keys whose K takes 16 KiB, 64 at most, 32 of float32, whose products take more registers."""
+    """Return the number of keys whose K takes 16 KiB: 64 at most, 32 of float32, whose products take more registers."""
     return max(16, min(128 // itemsize, 16 * 1024 // (width * itemsize)))
 
 

@@ -1,4 +1,4 @@
-"""Triton: the inner loop of both attention kernels, an online softmax over the keys of a sequence's blocks.
+"""Is the inner loop of both Triton attention kernels: an online softmax over the keys of a sequence's blocks.
 
 FlashAttention-2 (arXiv 2307.08691, algorithm 1), with each key's row found through the block table.
 """
@@ -15,14 +15,15 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.constexpr_function
 def product_dtype(q, view):
-    """Element type of the products: that of the queries if the view holds it, or single bytes; else float32."""
+    """Return the element type of the products: that of the queries if the view holds it, or single bytes; else
+    float32."""
     own = q.dtype.element_ty
     return own if view.dtype.element_ty in (own, tl.int8, tl.uint8) else tl.float32
 
 
 @triton.jit
 def values_of_view(view, FLOAT8: tl.constexpr):
-    """The view's pointer; FLOAT8: its bytes are read as float8, by the GPU's own conversion."""
+    """Return the view's pointer; FLOAT8: its bytes are read as float8, by the GPU's own conversion."""
     if FLOAT8:
         view = view.to(tl.pointer_type(tl.float8e4nv))
     return view
@@ -30,7 +31,7 @@ def values_of_view(view, FLOAT8: tl.constexpr):
 
 @triton.jit
 def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """Position of the first key that a query at a position sees; see `reach.Reach`."""
+    """Return the position of the first key that a query at a position sees; see `reach.Reach`."""
     first = query * 0
     if WINDOW is not None:
         first = tl.maximum(first, query - WINDOW + 1)
@@ -63,7 +64,8 @@ def attend(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Softmax statistics of some queries after the keys at positions ``start <= k < stop``, from `lowest` on.
+    """Return the softmax statistics of some queries after the keys at positions ``start <= k < stop``, from `lowest`
+    on.
 
     Args:
         top, total, values: maximum (base 2), sum and weighted values so far: [rows], [rows], [rows, WIDTH] float32.

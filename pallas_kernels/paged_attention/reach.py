@@ -1,4 +1,4 @@
-"""How far back a query sees: everything, a sliding window, or its own chunk of the sequence."""
+"""Says how far back a query sees: everything, a sliding window, or its own chunk of the sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 
 class Reach(NamedTuple):
-    """Static limits in tokens; None = no such limit.
+    """Limits what a query sees, statically, in tokens; None = no such limit.
 
     Attributes:
         window: tokens a query sees, itself included.
@@ -25,7 +25,7 @@ class Reach(NamedTuple):
         return self.window is not None or self.chunk is not None
 
     def first_key(self, query: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-        """Position of the first key that the query at a position sees."""
+        """Return the position of the first key that the query at a position sees."""
         first = jnp.zeros_like(query)
         if self.window is not None:
             first = jnp.maximum(first, query - self.window + 1)

@@ -1,4 +1,4 @@
-"""paged_attention in plain jnp: gather every token's whole context, mask, softmax."""
+"""Implements paged_attention in plain jnp: gather every token's whole context, mask, softmax."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def paged_attention(
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
-) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`."""
+    value_dim: int | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`."""
     del max_query_len
     tokens, _, _, head_dim = q.shape
     seqs, pages = block_tables.shape
@@ -46,7 +47,11 @@ def paged_attention(
     rows = decode(view[jnp.where(known, table, 0), layer])
     rows = jnp.moveaxis(rows, 4, 2).reshape(tokens, pages * block_size, kv_heads, tiles, lanes)
     rows = jnp.where(seen[:, :, None, None, None], rows, 0)  # unseen memory may hold NaN
-    k, v = unpack_kv(rows, head_dim)
+    if value_dim is None:
+        k, v = unpack_kv(rows, head_dim)
+    else:
+        flat = rows.reshape(*rows.shape[:-2], -1)
+        k, v = flat[..., :head_dim], flat[..., :value_dim]
 
     scores = scale * jnp.einsum("thgd,tkhd->thgk", q.astype(jnp.float32), k, precision="highest")
     if soft_cap is not None:

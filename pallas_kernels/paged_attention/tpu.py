@@ -1,4 +1,4 @@
-"""paged_attention as a Pallas Mosaic TPU kernel: ragged, flash-style, reading the pool in place.
+"""Implements paged_attention as a Pallas Mosaic TPU kernel: ragged, flash-style, reading the pool in place.
 
 The grid runs over units (see `tpu_units`) and chunks of KV heads. A unit walks its pages in steps of a few
 hundred keys, the queries of one KV head as rows of one matrix product (see `tpu_kernel`).
@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
-from pallas_kernels.layout import LANES, padded_head_dim
+from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import in_halves, of_halves
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
@@ -54,9 +54,10 @@ def paged_attention(
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
+    value_dim: int | None = None,
     interpret: bool | pltpu.InterpretParams = False,
-) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`.
+) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`.
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
@@ -79,7 +80,8 @@ def paged_attention(
     rows = tile * group * copies
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     span_pages, step_pages = _step_pages(heads * tiles * LANES * view.dtype.itemsize, block_size, pages)
-    lanes = max(LANES, padded_head_dim(head_dim))
+    held = KVTiles.of(tiles, value_dim)  # a packed row is multiplied whole, as key and as value
+    lanes, value_lanes = len(held.keys) * LANES, len(held.values) * LANES
     in_bf16 = q.dtype == jnp.bfloat16 and view.dtype != jnp.float32
 
     reach = Reach(sliding_window, chunk_size)
@@ -99,8 +101,7 @@ def paged_attention(
         # Units past the last live one name its block again, which moves no memory.
         return jnp.minimum(u, jnp.maximum(num_units[0] - 1, 0)), h, 0, 0
 
-    unit_spec = pl.BlockSpec((1, heads, rows, lanes), block_of_unit)
-    in_specs = [unit_spec, pl.BlockSpec(memory_space=pltpu.HBM)]
+    in_specs = [pl.BlockSpec((1, heads, rows, lanes), block_of_unit), pl.BlockSpec(memory_space=pltpu.HBM)]
     inputs = [queries, view.reshape(blocks * layers, *view.shape[2:])]
     if sinks is not None:
         of_rows = jnp.repeat(jnp.maximum(sinks.astype(jnp.float32), MASKED), tile, axis=1)
@@ -115,19 +116,20 @@ def paged_attention(
             soft_cap=soft_cap,
             reach=reach,
             span_pages=span_pages,
+            held=held,
             compute_dtype=jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
         ),
-        out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct((*queries.shape[:3], value_lanes), q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(plan) + 1,
             grid=(kv_heads // heads, units),
             in_specs=in_specs,
-            out_specs=unit_spec,
+            out_specs=pl.BlockSpec((1, heads, rows, value_lanes), block_of_unit),
             scratch_shapes=[
                 pltpu.VMEM((RING, step_pages, heads, tiles, block_rows, LANES), view.dtype),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, lanes), jnp.float32),
+                pltpu.VMEM((heads, rows, value_lanes), jnp.float32),
                 pltpu.VMEM((1, step_pages * block_size), jnp.int32),
                 pltpu.SMEM((CURSOR,), jnp.int32),
                 pltpu.SemaphoreType.DMA((RING,)),
@@ -139,21 +141,22 @@ def paged_attention(
         name="paged_attention",
     )(*plan, tables, *inputs)
 
-    start_of_v = lanes - padded_head_dim(head_dim)  # a packed row's product carries K's lanes too
+    start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     out = of_halves(out) if copies == 2 else out
-    out = out.reshape(units, kv_heads, group, tile, lanes)[..., start_of_v : start_of_v + head_dim]
+    out = out.reshape(units, kv_heads, group, tile, value_lanes)[..., start_of_v:][..., : value_dim or head_dim]
     unit, place = unit_of_token(query_starts, tokens, tile)
     live = jnp.arange(tokens) < query_starts[-1]
     return jnp.where(live[:, None, None, None], out[jnp.minimum(unit, units - 1), :, :, place], 0)
 
 
 def queries_of_tile(longest: int, group: int, dtype: jnp.dtype) -> int:
-    """Queries of one sequence that are multiplied at once: a power of two, so that a row's query is its low bits.
+    """Return how many queries of one sequence are multiplied at once: a power of two, so that a row's query is its low
+    bits.
 
     Args:
         longest: most queries of a sequence.
         group: query heads of a KV head.
-        dtype: of the view.
+        dtype: dtype of the view.
     """
     tile = 1
     while 2 * tile * group * _copies(dtype) <= MAX_ROWS and tile < longest:
@@ -162,12 +165,12 @@ def queries_of_tile(longest: int, group: int, dtype: jnp.dtype) -> int:
 
 
 def _copies(dtype: jnp.dtype) -> int:
-    """Rows that a query takes, see `tpu_codes`."""
+    """Return how many rows a query takes, see `tpu_codes`."""
     return 2 if has_scales(dtype) else 1
 
 
 def _step_pages(key_bytes: int, block_size: int, pages: int) -> tuple[int, int]:
-    """Pages of a span, whose keys fill whole lanes, and of a step, which is whole spans."""
+    """Return the pages of a span, whose keys fill whole lanes, and of a step, which is whole spans."""
     aligned = LANES // math.gcd(LANES, block_size)  # pages that fill whole lanes
     keys = min(MAX_STEP_KEYS, STEP_BYTES // key_bytes, pages * block_size)
     span = max(1, min(keys, MAX_SPAN_KEYS) // (aligned * block_size)) * aligned

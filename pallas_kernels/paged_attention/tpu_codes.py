@@ -1,4 +1,4 @@
-"""KV of one byte a value in the TPU kernel: codes become numbers in VMEM, their scales multiply scores and weights.
+"""Reads KV of one byte a value in the TPU kernel: codes become numbers in VMEM, scales multiply scores and weights.
 
 The halves of a row of lanes have a scale each (`pallas_kernels.kv_codes`), and a scale belongs to a key, as a column of
 the scores does. So every query comes twice, once with each half of its lanes and zeros for the other: the products of
@@ -25,7 +25,7 @@ _BIAS = 127 - 15
 
 
 class Tile(NamedTuple):
-    """128 lanes of the K or V of some keys.
+    """Holds 128 lanes of the K or V of some keys.
 
     Attributes:
         rows: [heads, keys, 128], numbers or what int8 codes count.
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     scales: tuple[Any, Any] | None
 
     def only(self, start: Any, stop: Any) -> Tile:
-        """The tile with zeros for keys before `start` and from `stop` on."""
+        """Return the tile with zeros for keys before `start` and from `stop` on."""
 
         def keep(x, axis):
             key = lax.broadcasted_iota(jnp.int32, x.shape[1:], axis)
@@ -46,11 +46,11 @@ class Tile(NamedTuple):
 
 
 def load_tile(buffers: Any, at: Any, first: Any, pages: int, tile: int, dtype: jnp.dtype) -> Tile:
-    """A tile of `pages` pages from page `first` on, in one buffer of the ring.
+    """Load a tile of `pages` pages from page `first` on, in one buffer of the ring.
 
     Args:
         buffers: VMEM [depth, step_pages, heads, tiles, rows, 128].
-        dtype: of the numbers that codes become.
+        dtype: dtype of the numbers that codes become.
     """
     heads, size = buffers.shape[2], tokens_of(buffers)
     span = pl.ds(first, pages)
@@ -65,7 +65,7 @@ def load_tile(buffers: Any, at: Any, first: Any, pages: int, tile: int, dtype: j
 
 
 def _in_order(words: list[Int[Array, "heads 1 128"]], size: int) -> Int[Array, "heads 1 keys"]:
-    """The words of consecutive pages, of which the first `size` lanes count, side by side."""
+    """Return the words of consecutive pages, of which the first `size` lanes count, side by side."""
     lane = lax.broadcasted_iota(jnp.int32, words[0].shape, 2)
     rows = []
     for start in range(0, len(words), LANES // size):
@@ -77,20 +77,20 @@ def _in_order(words: list[Int[Array, "heads 1 128"]], size: int) -> Int[Array, "
 
 
 def _float16(bits: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The float32 that the bits of a float16, zero or positive, stand for."""
+    """Return the float32 that the bits of a float16, zero or positive, stand for."""
     shifted = bits << (_F32_MANTISSA - _F16_MANTISSA)
     normal = lax.bitcast_convert_type(shifted + (_BIAS << _F32_MANTISSA), jnp.float32)
     return jnp.where(bits < 1 << _F16_MANTISSA, bits.astype(jnp.float32) * 2.0**-24, normal)
 
 
 def in_halves(q: Float[Array, "*batch rows lanes"]) -> Float[Array, "*batch 2*rows lanes"]:
-    """All queries with the second half of each 128 lanes zero, then all with the first half zero."""
+    """Return all queries with the second half of each 128 lanes zero, then all with the first half zero."""
     first = _first_half(q)
     return jnp.concatenate([jnp.where(first, q, 0), jnp.where(first, 0, q)], axis=-2)
 
 
 def of_halves(out: Float[Array, "*batch 2*rows lanes"]) -> Float[Array, "*batch rows lanes"]:
-    """The first half of each 128 lanes of the first rows, beside the second half of the others."""
+    """Return the first half of each 128 lanes of the first rows, beside the second half of the others."""
     first, second = jnp.split(out, 2, axis=-2)
     return jnp.where(_first_half(first), first, second)
 
@@ -100,12 +100,12 @@ def _first_half(rows: Float[Array, "*batch rows lanes"]) -> Array:
 
 
 def of_row(scales: tuple[Any, Any], rows: int) -> Float[Array, "heads rows keys"]:
-    """Each row's scale of each key: the first half's for the first rows."""
+    """Return each row's scale of each key: the first half's for the first rows."""
     row = lax.broadcasted_iota(jnp.int32, (1, rows, 1), 1)
     return jnp.where(row < rows // 2, scales[0], scales[1])
 
 
 def add_halves(scores: Float[Array, "heads rows keys"]) -> Float[Array, "heads rows keys"]:
-    """What both rows of a query add up to, in both."""
+    """Add up both rows of a query; returns the sum in both."""
     first, second = jnp.split(scores, 2, axis=1)
     return scores + jnp.concatenate([second, first], axis=1)

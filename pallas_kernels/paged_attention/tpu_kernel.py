@@ -1,4 +1,4 @@
-"""The body of the TPU paged-attention kernel: one unit's queries against its keys, for one chunk of heads.
+"""Is the body of the TPU paged-attention kernel: one unit's queries against its keys, for one chunk of heads.
 
 A unit's pages come in steps (see `tpu_ring`). Nearly all steps of a long context are *plain*: every query sees
 every key, and the step to fetch meanwhile is a full one. A plain step is one basic block, so that the compiler packs
@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.kv_codes import tokens_of
+from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import load_tile
 from pallas_kernels.paged_attention.tpu_ring import Ring
@@ -30,53 +31,53 @@ def attend_to_unit(
     soft_cap: float | None,
     reach: Reach,
     span_pages: int,
+    held: KVTiles,
     compute_dtype: jnp.dtype,
 ):
-    """One unit's queries against its keys, for one chunk of heads.
+    """Attend from one unit's queries to its keys, for one chunk of heads.
 
     `refs`: in SMEM the fields of `Units` and the tables; in VMEM q [1, heads, rows, lanes] with row = group member *
-    tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, and out, like q. Then
-    scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`: pages whose keys are multiplied
-    at once.
+    tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, and out [1, heads, rows, value
+    lanes]. Then scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`: pages whose keys are
+    multiplied at once.
     """
     units = Units(*refs[: len(Units._fields)])
     tables, q, view, *sinks, out, buffers, top, total, acc, penalty, cursor, sems = refs[len(units) :]
     _, heads, rows, _ = q.shape
-    _, step_pages, _, tiles, _, _ = buffers.shape
+    step_pages = buffers.shape[1]
     block_size = tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
     unit = pl.program_id(1)
     ring = Ring(units, tables, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
     softmax = OnlineSoftmax(q, top, total, acc, scale, soft_cap, compute_dtype, *sinks)
-    key_tiles, value_tiles = range(max(1, tiles // 2)), range(tiles // 2, tiles)  # a packed row is both
 
     def load(at, i, tiles_of):
-        """Some tiles of a buffer's span i."""
+        """Load some tiles of a buffer's span i."""
         return [load_tile(buffers, at, i * span_pages, span_pages, t, compute_dtype) for t in tiles_of]
 
     def attend_plain(at):
-        """A step all of whose keys all queries see, while a full step is fetched."""
+        """Attend to a step all of whose keys all queries see, while a full step is fetched."""
         ring.wait_full(at)
         free = ring.free()
 
         def keys(i):
-            k = load(at, i, key_tiles)
+            k = load(at, i, held.keys)
             ring.fetch_share(free, i, 2 * spans)
             return k
 
         def values(i):
-            v = load(at, i, value_tiles)
+            v = load(at, i, held.values)
             ring.fetch_share(free, spans + i, 2 * spans)
             return v
 
         softmax.add(keys, values, spans)
 
     def attend_span(at, i, start):
-        """Span i, masked; its first key is at position `start`."""
+        """Attend to span i, masked; its first key is at position `start`."""
 
         def values(_):  # memory no one wrote may hold NaN
             return [
-                v.only(units.key_start[unit] - start, units.key_stop[unit] - start) for v in load(at, i, value_tiles)
+                v.only(units.key_start[unit] - start, units.key_stop[unit] - start) for v in load(at, i, held.values)
             ]
 
         key = start + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
@@ -85,7 +86,7 @@ def attend_to_unit(
         seen = (key <= query) & (key < units.key_stop[unit])
         if reach.limited:
             seen &= key >= reach.first_key(query)
-        softmax.add(lambda _: load(at, i, key_tiles), values, 1, seen)
+        softmax.add(lambda _: load(at, i, held.keys), values, 1, seen)
 
     def hide_missing_blocks(at, entry, pages):
         """Zero what stands in for pages without a block and mark their keys."""
@@ -100,7 +101,7 @@ def attend_to_unit(
                 buffers[at, page] = jnp.zeros(buffers.shape[2:], buffers.dtype)
 
     def attend_masked(at, step, start, broken):
-        """Any step; its first key is at position `start`."""
+        """Attend to any step; its first key is at position `start`."""
         pages = jnp.minimum(units.num_pages[unit] - step * step_pages, step_pages)
         ring.fetch(ring.free())
         ring.wait(at, pages)

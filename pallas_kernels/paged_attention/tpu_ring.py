@@ -1,4 +1,4 @@
-"""Blocks in flight: the ring of VMEM buffers that the TPU kernel reads the pool through.
+"""Keeps blocks in flight: the TPU kernel reads the pool through a ring of VMEM buffers.
 
 A *step* is up to `step_pages` consecutive pages of a unit. Each of its blocks is copied by one DMA from wherever
 the block table says to its place in one buffer of the ring. The ring runs ``depth - 1`` steps ahead of the
@@ -27,7 +27,7 @@ UNROLL = 8
 
 @dataclass(frozen=True)
 class Ring:
-    """The buffers, and how far the fetching has got.
+    """Holds the buffers, and knows how far the fetching has got.
 
     Attributes:
         units: SMEM.
@@ -37,7 +37,7 @@ class Ring:
         sems: one DMA semaphore a buffer.
         cursor: SMEM [CURSOR]: the unit to fetch next, where in `tables` and how many pages of it are left, and the
             number of steps taken out of the ring.
-        first_head: of the `heads` to fetch.
+        first_head: the first of the `heads` to fetch.
     """
 
     units: Units
@@ -65,19 +65,19 @@ class Ring:
         pl.loop(0, self.depth - 1)(self.fetch)
 
     def taken(self):
-        """The buffer of the step to compute next."""
+        """Return the buffer of the step to compute next."""
         return lax.rem(self.cursor[TAKEN], self.depth)
 
     def free(self):
-        """The buffer of the step computed last, to be overwritten."""
+        """Return the buffer of the step computed last, to be overwritten."""
         return lax.rem(self.cursor[TAKEN] + (self.depth - 1), self.depth)
 
     def release(self) -> None:
-        """The step in `taken` was computed."""
+        """Count the step in `taken` as computed."""
         self.cursor[TAKEN] += 1
 
     def next_is_full(self):
-        """Whether there is a next step to fetch, it has all its pages, and none is without a block."""
+        """Tell whether there is a next step to fetch, it has all its pages, and none is without a block."""
         unit = self.cursor[UNIT]
         whole = self.units.broken[jnp.minimum(unit, self.units.broken.shape[0] - 1)] == 0
         return (unit < self.units.num_units[0]) & (self.cursor[LEFT] >= self.step_pages) & whole

@@ -1,8 +1,8 @@
-"""The arithmetic of the TPU kernel: one span of keys added to the online softmax of some queries.
+"""Does the arithmetic of the TPU kernel: one span of keys is added to the online softmax of some queries.
 
-FlashAttention-2's (arXiv 2307.08691, algorithm 1), with the sum of the weights kept a lane: lane l of `total` sums
-the keys at positions l, l + 128, ... and the lanes are added up once, at the end. The maximum is the same in all
-lanes, so nothing is broadcast from one lane to the others.
+It is that of FlashAttention-2 (arXiv 2307.08691, algorithm 1), with the sum of the weights kept a lane: lane l of
+`total` sums the keys at positions l, l + 128, ... and the lanes are added up once, at the end. The maximum is the same
+in all lanes, so nothing is broadcast from one lane to the others.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MASKED = -1e30
 
 @dataclass(frozen=True)
 class OnlineSoftmax:
-    """Queries of some KV heads and what they have seen so far.
+    """Holds queries of some KV heads and what they have seen so far.
 
     Attributes:
         q: VMEM [1, heads, rows, lanes].
         top: VMEM float32 [heads, rows, 128], the largest score, the same in all lanes.
         total: VMEM float32 [heads, rows, 128], the sum of the weights of the keys of a lane.
-        acc: VMEM float32 [heads, rows, lanes], the weighted values.
+        acc: VMEM float32 [heads, rows, value lanes], the weighted values.
         scale: multiplies the scores.
         soft_cap: see `pallas_kernels.paged_attention.paged_attention`.
-        compute_dtype: of the operands of matrix products.
+        compute_dtype: dtype of the operands of matrix products.
         sinks: VMEM float32 [heads, rows, 128], a logit a row that gives nothing, the same in all lanes; None = none.
     """
 
@@ -84,7 +84,7 @@ class OnlineSoftmax:
         self.acc[...] = jnp.concatenate(acc, axis=2)
 
     def result(self):
-        """Attention of each row, float32 [heads, rows, lanes]; 0 for a row that saw nothing."""
+        """Return the attention of each row, float32 [heads, rows, value lanes]; 0 for a row that saw nothing."""
         weight = jnp.where(self.top[:, :, :1] > MASKED / 2, 1 / jnp.sum(self.total[...], axis=2, keepdims=True), 0)
         return self.acc[...] * weight
 
@@ -103,7 +103,7 @@ class OnlineSoftmax:
         return self._product(weights, v.rows, ((2,), (1,)))
 
     def _product(self, a, b, contract):
-        """[heads, ., .] batched matrix product in float32."""
+        """Return the batched matrix product, [heads, ., .] in float32."""
         return lax.dot_general(
             a.astype(self.compute_dtype),
             b.astype(self.compute_dtype),

@@ -1,4 +1,4 @@
-"""The TPU kernel's work list: which queries and which pages each grid step takes.
+"""Makes the TPU kernel's work list: which queries and which pages each grid step takes.
 
 A *unit* is up to `tile` consecutive queries of one sequence. All of a unit's keys lie in one range of logical
 pages, so it needs no others: pages behind its window or chunk or past its last query are never touched.
@@ -15,7 +15,8 @@ from pallas_kernels.paged_attention.reach import Reach
 
 
 class Units(NamedTuple):
-    """Live units first; `num_units` of them are live. Positions are token positions within the sequence."""
+    """Lists the units, live ones first; `num_units` of them are live. Positions are token positions within the
+    sequence."""
 
     num_units: Int[Array, " 1"]
     entry: Int[Array, " units"]
@@ -35,7 +36,7 @@ class Units(NamedTuple):
 
 
 def max_units(tokens: int, seqs: int, tile: int, max_query_len: int | None) -> int:
-    """The most units a batch of this shape can need."""
+    """Return the most units a batch of this shape can need."""
     bound = min(tokens, seqs + tokens // tile)
     return bound if max_query_len is None else min(bound, seqs * -(-max_query_len // tile))
 
@@ -51,7 +52,8 @@ def cut_into_units(
     pages: int,
     block_size: int,
 ) -> tuple[Units, Int[Array, " units"]]:
-    """The work list, and the batch row of each unit's first query. `pages`: width of the block tables."""
+    """Cut the batch into units; returns the work list, and the batch row of each unit's first query. `pages`: width of
+    the block tables."""
     lengths = jnp.diff(query_starts)
     tiles = (lengths + tile - 1) // tile
     ends = jnp.cumsum(tiles)
@@ -79,7 +81,7 @@ def cut_into_units(
 def unit_of_token(
     query_starts: Int[Array, " seqs+1"], tokens: int, tile: int
 ) -> tuple[Int[Array, " tokens"], Int[Array, " tokens"]]:
-    """(unit, place in it) of each batch row; rows from ``query_starts[-1]`` on get some unit."""
+    """Return (unit, place in it) of each batch row; rows from ``query_starts[-1]`` on get some unit."""
     lengths = jnp.diff(query_starts)
     first = jnp.cumsum((lengths + tile - 1) // tile) - (lengths + tile - 1) // tile
     token = jnp.arange(tokens, dtype=jnp.int32)
@@ -96,7 +98,8 @@ def check_tables(
     block_size: int,
     reach: Reach,
 ) -> tuple[Int[Array, "seqs pages"], Int[Array, " seqs"]]:
-    """The tables with -1 for ids out of range, and whether a page that some query of the sequence sees has one."""
+    """Return the tables with -1 for ids out of range, and whether a page that some query of the sequence sees has
+    one."""
     known = (block_tables >= 0) & (block_tables < blocks)
     page = jnp.arange(block_tables.shape[1])
     first_key = reach.first_key(kv_lens - jnp.diff(query_starts))

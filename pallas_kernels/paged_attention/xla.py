@@ -1,4 +1,4 @@
-"""paged_attention for any XLA backend: split-KV decode units and query tiles, dynamic trip counts.
+"""Implements paged_attention for any XLA backend: split-KV decode units and query tiles, dynamic trip counts.
 
 What CPUs and older GPUs run. Work follows the tokens there are, not the padded shapes: loops go over as many
 units as the batch needs, and a unit's gathered KV stays in the cache between its two matrix products.
@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.kv_codes import decode, tokens_of
-from pallas_kernels.layout import LANES, padded_head_dim
+from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 
 _UNIT, _UNITS = 64, 32
@@ -27,9 +27,9 @@ _NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay nu
 
 
 class Problem(NamedTuple):
-    """What both paths read."""
+    """Holds what both paths read."""
 
-    q: Float[Array, "rows kv_heads q_per_kv padded_dim"]
+    q: Float[Array, "rows kv_heads q_per_kv key_width"]
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"]
     layer: Int[Array, ""]
     tables: Int[Array, "seqs pages"]
@@ -37,6 +37,7 @@ class Problem(NamedTuple):
     soft_cap: float | None
     reach: Reach
     sinks: Float[Array, "kv_heads q_per_kv"] | None
+    held: KVTiles
 
 
 def paged_attention(
@@ -53,13 +54,15 @@ def paged_attention(
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
-) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`."""
+    value_dim: int | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`."""
     tokens, _, _, head_dim = q.shape
-    width = padded_head_dim(head_dim)
-    queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, width - head_dim)))
+    held = KVTiles.of(view.shape[3], value_dim)
+    queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
     reach = Reach(sliding_window, chunk_size)
-    problem = Problem(queries, view, jnp.asarray(layer, jnp.int32), block_tables, kv_lens, soft_cap, reach, sinks)
+    layer = jnp.asarray(layer, jnp.int32)
+    problem = Problem(queries, view, layer, block_tables, kv_lens, soft_cap, reach, sinks, held)
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
@@ -71,7 +74,7 @@ def paged_attention(
         prefilled = prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0))
         out = jnp.where((lengths[seq] == 1)[:, None, None, None], decoded, prefilled)
     out = jnp.where((token < query_starts[-1])[:, None, None, None], out, 0)
-    return out[..., :head_dim].astype(q.dtype)
+    return out[..., : value_dim or head_dim].astype(q.dtype)
 
 
 # --------------------------------------------------------------------------- one token a sequence
@@ -79,11 +82,12 @@ def paged_attention(
 
 def _decode(
     problem: Problem, row: Int[Array, " seqs"], lens: Int[Array, " seqs"]
-) -> Float[Array, "seqs kv_heads q_per_kv padded_dim"]:
-    """Attention of query row `row[s]` over the first `lens[s]` tokens of sequence s; 0 where there are none."""
+) -> Float[Array, "seqs kv_heads q_per_kv value_width"]:
+    """Attend from query row `row[s]` to the first `lens[s]` tokens of sequence s; 0 where there are none."""
     q, tables = problem.q, problem.tables
     seqs, pages = tables.shape
-    _, kv_heads, q_per_kv, width = q.shape
+    _, kv_heads, q_per_kv, _ = q.shape
+    width = problem.held.value_width
     block_size = tokens_of(problem.view)
     per_unit = max(1, _UNIT // block_size)
     unit = per_unit * block_size
@@ -148,8 +152,8 @@ def _decode(
 
 def prefill(
     problem: Problem, query_starts: Int[Array, " seqs+1"], lengths: Int[Array, " seqs"]
-) -> Float[Array, "tokens kv_heads q_per_kv padded_dim"]:
-    """Causal attention of each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens."""
+) -> Float[Array, "tokens kv_heads q_per_kv value_width"]:
+    """Attend causally from each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens."""
     tokens, kv_heads, q_per_kv, width = problem.q.shape
     seqs, pages = problem.tables.shape
     block_size = tokens_of(problem.view)
@@ -186,14 +190,15 @@ def prefill(
 
         rows = tile * q_per_kv
         sinks = None if problem.sinks is None else jnp.tile(problem.sinks, (1, tile))
-        blank = _blank(sinks, (kv_heads, rows), width)
+        blank = _blank(sinks, (kv_heads, rows), problem.held.value_width)
         _, total, values = lax.fori_loop(first, (stop + span - 1) // span, one_span, blank)
         values = values / jnp.where(total > 0, total, 1.0)[..., None]
-        values = values.reshape(kv_heads, tile, q_per_kv, width).transpose(1, 0, 2, 3)
+        values = values.reshape(kv_heads, tile, q_per_kv, -1).transpose(1, 0, 2, 3)
         # A tile's rows past its sequence's end are overwritten by the tiles after it, or are not a prefill's.
         return lax.dynamic_update_slice(out, values, (start, 0, 0, 0))
 
-    return lax.fori_loop(0, tile_ends[-1], one_tile, jnp.zeros_like(padded))[:tokens]
+    blank_rows = jnp.zeros((*padded.shape[:3], problem.held.value_width))
+    return lax.fori_loop(0, tile_ends[-1], one_tile, blank_rows)[:tokens]
 
 
 # --------------------------------------------------------------------------- shared pieces
@@ -202,7 +207,8 @@ def prefill(
 def _gather(
     problem: Problem, blocks: Int[Array, "units pages"], seen: Bool[Array, "units span"]
 ) -> tuple[list[Array], list[Array], Bool[Array, "units span"]]:
-    """K and V of some blocks, a float32 ``[units, kv_heads, span, lanes]`` for each lane tile; V is 0 where not seen.
+    """Gather K and V of some blocks, a float32 ``[units, kv_heads, span, lanes]`` for each lane tile; V is 0 where not
+    seen.
 
     Out-of-range blocks are not seen.
     """
@@ -220,19 +226,17 @@ def _gather(
         picked = decode(flat.at[rows * tiles + tile].get(mode="promise_in_bounds"))[..., lanes]
         return picked.reshape(units, kv_heads, pages * block_size, -1)
 
-    if tiles == 1:
-        half = LANES // 2
-        k, v = [read(0, slice(0, half))], [read(0, slice(half, LANES))]
-    else:
-        k = [read(t, slice(None)) for t in range(tiles // 2)]
-        v = [read(t, slice(None)) for t in range(tiles // 2, tiles)]
+    held = problem.held
+    k = [read(t, slice(0, held.lanes)) for t in held.keys]
+    # Tiles that hold both are gathered once.
+    v = [k[t] if t in held.keys and not held.is_packed else read(t, slice(-held.lanes, None)) for t in held.values]
     return k, [jnp.where(seen[:, None, :, None], part, 0.0) for part in v], seen
 
 
 def _scores(
-    q: Float[Array, "units kv_heads rows padded_dim"], k: list[Array], product: str
+    q: Float[Array, "units kv_heads rows key_width"], k: list[Array], product: str
 ) -> Float[Array, "units kv_heads rows span"]:
-    """`k`: a tile of lanes each, as `product` says."""
+    """Return the scores of queries and keys; `k` has a tile of lanes each, as `product` says."""
     lanes = q.shape[-1] // len(k)
     parts = [jnp.einsum(product, q[..., t * lanes : (t + 1) * lanes], tile) for t, tile in enumerate(k)]
     return sum(parts[1:], parts[0])
@@ -243,7 +247,8 @@ def _cap(scores: Array, soft_cap: float | None) -> Array:
 
 
 def _blank(sinks: Array | None, shape: tuple[int, ...], width: int) -> tuple[Array, Array, Array]:
-    """The softmax of queries that saw no key yet: the sinks, which broadcast to their `shape`, have all of it."""
+    """Return the softmax of queries that saw no key yet: the sinks, which broadcast to their `shape`, have all of
+    it."""
     values = jnp.zeros((*shape, width))
     if sinks is None:
         return jnp.full(shape, _NEVER), jnp.zeros(shape), values

@@ -1,4 +1,4 @@
-r"""Eight NVIDIA GPUs of one host: a model too large for one of them, its heads spread over all.
+r"""Runs a model that is too large for one NVIDIA GPU on the eight of one host, its heads spread over all.
 
 Install, as for one GPU:
 

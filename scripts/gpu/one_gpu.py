@@ -1,4 +1,4 @@
-"""One NVIDIA GPU: a model, a few answers, and which kernels ran.
+"""Runs a model on one NVIDIA GPU: prints a few answers, and which kernels ran.
 
 Install (CUDA 13; for an older driver cuda12; compute capability 8.0 or later for the Triton kernels):
 

@@ -1,4 +1,4 @@
-r"""One model on all hosts of a TPU slice (or of a GPU cluster): the same command on each of them.
+r"""Runs one model on all hosts of a TPU slice (or of a GPU cluster): the same command on each of them.
 
 Create a slice of several hosts, say v5e-16 (4 hosts of 4 chips), and put this repository on all of them:
 

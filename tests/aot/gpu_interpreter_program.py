@@ -21,8 +21,8 @@ from triton_interpreter import interpret
 from pallas_kernels.block_copy import gpu as block_copy
 from pallas_kernels.block_copy import reference as block_copy_reference
 from pallas_kernels.gpu_launch import compiling_for
-from pallas_kernels.kv_write import gpu as kv_write
-from pallas_kernels.kv_write import reference as kv_write_reference
+from pallas_kernels.kv_write import gpu as gpu_write
+from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.paged_attention import gpu as paged_attention
 from pallas_kernels.paged_attention import gpu_shapes
@@ -104,8 +104,8 @@ def writes_differ(head_dim: int, kv_heads: int, block_size: int, dtype: str) -> 
     slots = random.permutation(5 * block_size)[:9].astype(np.int32)
     slots[[2, 5]] = [-1, 5 * block_size]
     arguments = [jnp.asarray(x) for x in (view, 1, k, v, slots)]
-    got = kv_write.kv_write(*arguments, launch=interpret)
-    return float(np.sum(np.asarray(got) != np.asarray(kv_write_reference.kv_write(*arguments))))
+    got = gpu_write.kv_write(*arguments, launch=interpret)
+    return float(np.sum(np.asarray(got) != np.asarray(kv_write(*arguments, impl="reference"))))
 
 
 def copies_differ(dtype: str, shape: tuple[int, ...], src: list[int], dst: list[int]) -> float:

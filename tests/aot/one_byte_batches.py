@@ -23,7 +23,7 @@ def in_bytes(case: Case, batch: Batch, dtype: str) -> Batch:
     rows = np.moveaxis(batch.view[:, batch.layer].astype(np.float32), 3, 1).reshape(-1, *shape[2:4], 128)
     slots = jnp.arange(len(rows))
     nan = jnp.full(shape, jnp.array(0xFF, jnp.uint8).astype(dtype))
-    view = jax.jit(reference.kv_write)(nan, batch.layer, *unpack_kv(rows, case.head_dim), slots)
+    view = jax.jit(reference.write_rows)(nan, batch.layer, rows, slots)
     values = np.moveaxis(np.nan_to_num(np.asarray(jax.jit(decode)(view[:, batch.layer]), np.float64)), 3, 1)
     dense = []
     for table, kv_len in zip(batch.block_tables, batch.kv_lens, strict=True):

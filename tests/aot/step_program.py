@@ -32,11 +32,13 @@ def main(target: str, devices: int, kernels: str) -> None:
 
     from jpaged.execution import Bucket, make_sample_step, make_step, plan_pool
     from jpaged.execution.batch import empty_batch
+    from jpaged.execution.host_store import make_gather, make_scatter
     from jpaged.execution.mesh import sharding
-    from jpaged.execution.sampling_batch import RANKED, greedy_rows
+    from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
     from jpaged.execution.step import make_block_copy
-    from jpaged.execution.swap import make_gather, make_scatter
-    from jpaged.loading.targets import abstract_model, abstract_params
+    from jpaged.loading.build_context import build_context
+    from jpaged.loading.parameters.targets import abstract_model
+    from jpaged.loading.parameters.weights import abstract_params
     from models.llama import Llama
     from pallas_kernels.gpu_launch import compiling_for
 
@@ -53,7 +55,8 @@ def main(target: str, devices: int, kernels: str) -> None:
         rope_theta=500000.0,
         tie_word_embeddings=False,
     )
-    model = abstract_model(Llama, config, dtype=jnp.bfloat16, tensor_parallel=mesh.size, stacked=kernels != "gpu")
+    build = build_context(mesh, jnp.bfloat16, stacked=kernels != "gpu", kernel_impl=kernels)
+    model = abstract_model(Llama, config, build)
     graphdef, params = nnx.split(model)[0], abstract_params(model, mesh)
     spec = plan_pool(
         model.layer_groups,
@@ -70,7 +73,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     mixed = Bucket(tokens=MIXED_TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)
     for name, bucket in (("decode", decode), ("mixed", mixed)):
         start = time.perf_counter()
-        batch = empty_batch(bucket, spec.layout, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
+        batch = empty_batch(bucket, spec, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
         with compiling_for(HOPPER):
             lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
         report(name, lowered, spec, start)

@@ -8,7 +8,7 @@ import pytest
 from environments import python_of, run_program
 
 from jpaged.planning import find_device, plan
-from jpaged.planning.targets import TPU_HOST
+from jpaged.planning.target_mesh import TPU_HOST
 
 pytestmark = pytest.mark.aot
 
@@ -22,7 +22,9 @@ def test_a_tpus_memory_is_what_its_compiler_allows(monkeypatch):
         assert find_device(name).chip.limit / (1 << 30) == pytest.approx(allowed[name], abs=0.005)
 
 
-@pytest.mark.parametrize(("device", "compiler"), [("v6e-1", "tpu"), ("l4", "cuda")])
+@pytest.mark.parametrize(
+    ("device", "compiler"), [("v6e-1", "tpu"), pytest.param("l4", "cuda", marks=pytest.mark.nightly)]
+)
 def test_the_compiler_accounts_for_what_was_planned(device, compiler):
     """Weights and pool are the decode step's arguments, but for the batch; they and temporaries are within the chip."""
     sizes = {"context": 1024, "concurrency": 8, "max_num_batched_tokens": 64}

@@ -15,8 +15,16 @@ TARGETS = {
 }
 """Compiler, devices, and kernels."""
 
+NIGHTLY = ("H200 x8 without Triton",)
 
-@pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(target, id=name, marks=pytest.mark.nightly if name in NIGHTLY else ())
+        for name, target in TARGETS.items()
+    ],
+)
 def programs(request):
     target, devices, kernels = request.param
     lines = run_program(target, "step_program.py", *request.param).splitlines()

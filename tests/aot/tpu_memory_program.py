@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jpaged.execution.mesh import sharding
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.planning import find_device
-from jpaged.planning.targets import target_mesh
+from jpaged.planning.target_mesh import target_mesh
 
 
 def allowed(name: str) -> float:

@@ -40,9 +40,10 @@ def main(target: str, devices: int, kernels: str) -> None:
 
     from jpaged import PyramidKV
     from jpaged.execution import plan_pool
-    from jpaged.execution.ahead import StepPrograms
-    from jpaged.loading.placement import layers_are_stacked
-    from jpaged.loading.targets import abstract_model, abstract_params
+    from jpaged.execution.lowering import StepPrograms
+    from jpaged.loading.build_context import build_context
+    from jpaged.loading.parameters.targets import abstract_model
+    from jpaged.loading.parameters.weights import abstract_params
     from models.gpt_oss import GptOss
     from models.llama import Llama
     from pallas_kernels.gpu_launch import compiling_for
@@ -51,10 +52,9 @@ def main(target: str, devices: int, kernels: str) -> None:
     dtype = jnp.dtype(jnp.bfloat16)
 
     def programs(family: Any, config: Any, budget: PyramidKV | None = None, **layout: bool) -> StepPrograms:
-        layout |= {"stacked": layers_are_stacked(target, kernels)}
-        model = abstract_model(family, config, dtype=dtype, tensor_parallel=devices, **layout)
-        groups = model.layer_groups if budget is None else budget.bands(model.layer_groups, BLOCK)
-        pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES, "kv_budget": budget}
+        model = abstract_model(family, config, build_context(mesh, dtype, kernel_impl=kernels, **layout))
+        groups = model.layer_groups if budget is None else budget.apply(model.layer_groups)
+        pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}
         return StepPrograms(
             graphdef=nnx.split(model)[0],
             params=abstract_params(model, mesh),
@@ -68,7 +68,7 @@ def main(target: str, devices: int, kernels: str) -> None:
         )
 
     kept = programs(Llama, LlamaConfig(**SIZES), PyramidKV(budget=128))
-    assert len(kept.spec.groups) == LAYERS, "a band a layer"
+    assert len(kept.spec.layout.groups) == LAYERS, "a band a layer"
     whole = programs(GptOss, GptOssConfig(**SIZES, **EXPERTS), expert_parallel=True)
     for name, steps, lower in (("kv_budget", kept, kept.mixed), ("whole experts", whole, whole.decode)):
         start = time.perf_counter()

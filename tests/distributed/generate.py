@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jpaged import LLM, BeamSearchParams, SamplingParams
+from jpaged import LLM, BeamSearchParams, PyramidKV, SamplingParams
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 SMALL_POOL = {"kv_cache_memory_bytes": 12 * 12288, "preemption_mode": "swap"}
@@ -50,6 +50,13 @@ def everything(make: Callable[..., LLM]) -> Any:
 
 def deterministic(make: Callable[..., LLM]) -> Any:
     outputs = make(deterministic=True).generate(asked(), GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def budgeted(make: Callable[..., LLM]) -> Any:
+    """Prompts are cut down, by decisions that all processes have to make alike."""
+    keep = PyramidKV(budget=12, sinks=2, recent=6, window=4, pool=3, beta=2.0)
+    outputs = make(kv_budget=keep, enable_prefix_caching=False).generate(asked(), GREEDY, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 

@@ -45,6 +45,7 @@ def test_two_processes_generate_what_one_does_in_every_way(model):
     assert together["prompt_logprobs"] == [len(prompt) for prompt in prompts()]
 
 
+@pytest.mark.nightly
 def test_four_processes_generate_the_tokens_of_transformers_in_deterministic_steps(model):
     folder, torch_model = model
     expected = torch_greedy(torch_model, prompts(), NUM_TOKENS)
@@ -52,6 +53,14 @@ def test_four_processes_generate_the_tokens_of_transformers_in_deterministic_ste
     assert sum(reference.certain for reference in expected) >= 0.95 * NUM_TOKENS * len(expected)
     for tokens, reference in zip(found, expected, strict=True):
         assert tokens[: reference.certain] == reference.tokens[: reference.certain]
+
+
+@pytest.mark.nightly
+def test_two_processes_cut_prompts_down_as_one_does(model):
+    folder, _ = model
+    alone = answers(1, "budgeted", folder, devices=4)
+    assert answers(2, "budgeted", folder) == alone
+    assert len(alone) == len(prompts())
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -27,7 +27,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def experts_held(llm: LLM) -> list[list[int]]:
-    """Of each device, the numbers of the experts that it holds of the first layer that has any."""
+    """Return which experts each device holds of the first layer that has any."""
     tables = [leaf for leaf in jax.tree.leaves(llm.params) if leaf.ndim == 3]
     shards = sorted(tables[0].addressable_shards, key=lambda shard: shard.device.id)
     every = range(tables[0].shape[0])

@@ -15,7 +15,7 @@ from jpaged import RequestOutput, SamplingParams
 NUM_TOKENS = 48
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 33, 40, 57, 79)
-"""Of 16 prompts: around the borders of blocks of 8 and of windows of 7, and longer than both."""
+"""Lengths of 16 prompts: around the borders of blocks of 8 and of windows of 7, and longer than both."""
 
 _TIE = 1e-4
 
@@ -40,13 +40,22 @@ def random_prompts(vocab_size: int = 211, lengths: Sequence[int] = LENGTHS, seed
 
 
 def torch_greedy(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_TOKENS
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int = NUM_TOKENS,
+    guesses: Sequence[Sequence[int]] | None = None,
 ) -> list[Reference]:
-    """A `Reference` each, with end-of-sequence ignored."""
+    """A `Reference` each, with end-of-sequence ignored.
+
+    Args:
+        guesses: tokens that torch may well generate. Where it does, one call with all of them shows it, instead of one
+            a token; a guess that is wrong anywhere is thrown away.
+    """
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
+    guesses = [()] * len(prompts) if guesses is None else guesses
     with one_torch_thread():
-        return [_one(model, prompt, num_tokens) for prompt in prompts]
+        return [_one(model, *pair, num_tokens) for pair in zip(prompts, guesses, strict=True)]
 
 
 @contextmanager
@@ -60,9 +69,15 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _one(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Reference:
-    ids = torch.tensor([list(prompt)])
+def _one(model: PreTrainedModel, prompt: Sequence[int], guess: Sequence[int], num_tokens: int) -> Reference:
     with torch.inference_mode():
+        if len(guess) == num_tokens:
+            ids = torch.tensor([[*prompt, *guess]])
+            logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
+            found = _reference(logits, list(guess))
+            if logits.argmax(-1).tolist()[: found.certain] == found.tokens[: found.certain]:
+                return found
+        ids = torch.tensor([list(prompt)])
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -71,13 +86,16 @@ def _one(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Refe
             output_logits=True,
             return_dict_in_generate=True,
         )
-    tokens = out.sequences[0, len(prompt) :]
-    logits = torch.cat(out.logits).double()
+    return _reference(torch.cat(out.logits).double(), out.sequences[0, len(prompt) :].tolist())
+
+
+def _reference(logits: torch.Tensor, tokens: list[int]) -> Reference:
+    """Return the reference of tokens that follow from their `logits`, ``[tokens, vocab]``."""
     best, second = logits.topk(2).values.T
     close = torch.nonzero(best - second < _TIE)
-    certain = int(close[0]) if len(close) else num_tokens
-    logprob = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens].sum()
-    return Reference(tokens.tolist(), certain, float(logprob))
+    certain = int(close[0]) if len(close) else len(tokens)
+    logprob = logits.log_softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)].sum()
+    return Reference(tokens, certain, float(logprob))
 
 
 def assert_same_tokens(outputs: Sequence[RequestOutput], references: Sequence[Reference]) -> None:

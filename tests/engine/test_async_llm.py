@@ -60,7 +60,6 @@ def slow(llm, monkeypatch):
 def assert_nothing_is_left(llm):
     assert llm._engine.memory.num_used_blocks == 0
     assert not llm._engine.has_work
-    assert not llm._engine._detokenizers
     llm._engine.memory.check_invariants()
 
 
@@ -101,6 +100,22 @@ def test_the_last_output_is_what_generate_returns(llm):
         assert last.outputs[0].cumulative_logprob == pytest.approx(whole.outputs[0].cumulative_logprob, abs=1e-4)
         assert (last.request_id, last.prompt, last.prompt_token_ids) == (f"r{i}", whole.prompt, whole.prompt_token_ids)
         assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+def test_more_outputs_than_places_come_in_turns(llm):
+    params = replace(DRAWN, n=7)
+    want = [o.text for o in llm.generate(TEXT, params, use_tqdm=False)[0].outputs]
+
+    async def main():
+        async with serving(llm) as engine:
+            outputs = await outputs_of(engine, "many", params=params)
+            assert [o.text for o in outputs[-1].outputs] == want
+            assert not any(output.finished for output in outputs[:-1]) and outputs[-1].finished
+            async with aclosing(engine.generate(TEXT, params, "left")) as left:
+                await anext(left)
+            assert await used_blocks(engine) == 0
+
+    run(main())
 
 
 def test_outputs_grow_and_nothing_shown_is_taken_back(slow):
@@ -374,6 +389,37 @@ def test_a_failure_of_the_loop_reaches_every_client_and_later_callers(folder):
         for late in (outputs_of(engine, "late"), engine.abort("r0")):
             with pytest.raises(EngineStopped, match="the device is full"):
                 await late
+        await engine.shutdown()
+
+    run(main())
+
+
+def test_statistics_and_health_are_told_while_it_runs_and_after(llm):
+    async def main():
+        async with serving(llm) as engine:
+            await engine.check_health()
+            before = engine.stats()
+            async for _ in engine.generate(TEXT, DRAWN, "one"):
+                running = engine.stats().num_running
+                assert running <= 1
+            after = engine.stats()
+            assert after.num_output_tokens - before.num_output_tokens == 24
+            assert after.finished["length"] - before.finished.get("length", 0) == 1
+            assert "jpaged:generation_tokens" in [metric.name for metric in engine.get_metrics()]
+            assert await engine.get_tokenizer() is llm.tokenizer
+        with pytest.raises(EngineStopped, match="the engine was shut down"):
+            await engine.check_health()
+        llm.check_health()
+
+    run(main())
+
+
+def test_shutting_down_frees_the_memory_of_an_engine_of_its_own(folder):
+    async def main():
+        engine = AsyncLLM(folder, **SETTINGS)
+        pool = engine._engine.runner.worker.pool
+        await engine.shutdown()
+        assert pool.is_deleted()
         await engine.shutdown()
 
     run(main())

@@ -14,6 +14,7 @@ from checkpoints import make_checkpoint
 from greedy_reference import random_prompts
 
 from jpaged import LLM, BeamSearchParams, SamplingParams
+from jpaged.text.input_processor import InputProcessor
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 8, "max_model_len": 96}
 PROMPTS = random_prompts(lengths=(3, 8, 17, 33))
@@ -58,7 +59,7 @@ def assert_nothing_is_left(llm):
     memory = llm._engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0 and not llm._engine.has_work
-    assert len(llm._engine.scheduler.holdings.free_slots) == SETTINGS["max_num_seqs"]
+    assert len(llm._engine.scheduler.allocation.free_slots) == SETTINGS["max_num_seqs"]
 
 
 def expected(family, params):
@@ -108,7 +109,7 @@ def test_one_beam_without_end_of_sequence_is_greedy(one):
 
 
 def test_each_beam_has_enough_candidates_for_all_to_go_on_when_as_many_end(one):
-    make = one.llm._engine.make_request
+    make = one.llm.input_processor.process
     assert len(one.eos) == 2
     assert make(PROMPTS[0], SIX).num_top == 3 * 6
     assert make(PROMPTS[0], replace(SIX, ignore_eos=True)).num_top == 2 * 6
@@ -131,12 +132,12 @@ def run(engine, requests):
 
 
 def test_beams_and_every_other_kind_of_request_share_a_batch_and_change_nothing(one):
-    engine = one.llm._engine
+    engine, make = one.llm._engine, one.llm.input_processor.process
     greedy = SamplingParams(temperature=0, max_tokens=25, logprobs=3)
     kinds = [(PROMPTS[0], SIX), (PROMPTS[1], DRAWN), (PROMPTS[2], greedy), (PROMPTS[3], BeamSearchParams(4, 9))]
-    alone = [run(engine, [engine.make_request(prompt, params)])[0] for prompt, params in kinds]
+    alone = [run(engine, [make(prompt, params)])[0] for prompt, params in kinds]
     steps = engine.stats.num_steps
-    together = run(engine, [engine.make_request(prompt, params) for prompt, params in kinds])
+    together = run(engine, [make(prompt, params) for prompt, params in kinds])
     assert together == alone
     assert engine.stats.num_steps - steps < 80, "they did not run side by side"
     assert_nothing_is_left(one.llm)
@@ -148,9 +149,9 @@ def test_preempted_beams_come_back_and_find_the_same(one, mode, caching):
     size = 16 * one.llm.memory_report().page_bytes
     small = {"max_num_batched_tokens": 8, "kv_cache_memory_bytes": size, "enable_prefix_caching": caching}
     tight = LLM(one.folder, preemption_mode=mode, **small, **SETTINGS)
-    engine = tight._engine
-    older = engine.make_request(PROMPTS[-1], SamplingParams(temperature=0, max_tokens=56, ignore_eos=True))
-    beams = engine.make_request(PROMPTS[2], params)
+    engine, make = tight._engine, tight.input_processor.process
+    older = make(PROMPTS[-1], SamplingParams(temperature=0, max_tokens=56, ignore_eos=True))
+    beams = make(PROMPTS[2], params)
     found = run(engine, [older, beams])[1]
     assert beams.num_preemptions > 0 and older.num_preemptions == 0
     assert beams.num_swaps == (beams.num_preemptions if mode == "swap" else 0)
@@ -162,7 +163,7 @@ def test_beams_share_blocks_and_a_repeated_prompt_comes_from_the_cache(one):
     one.llm._engine.memory.reset_prefix_cache()
     params = BeamSearchParams(6, 24, ignore_eos=True)
     engine, saved = one.llm._engine, []
-    request = engine.make_request(PROMPTS[-1], params)
+    request = one.llm.input_processor.process(PROMPTS[-1], params)
     engine.add(request)
     while engine.has_work:
         engine.step()
@@ -176,12 +177,11 @@ def test_beams_share_blocks_and_a_repeated_prompt_comes_from_the_cache(one):
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
 def test_an_aborted_search_leaves_nothing(one, steps):
     engine = one.llm._engine
-    request = engine.make_request(PROMPTS[-1], SIX)
+    request = one.llm.input_processor.process(PROMPTS[-1], SIX)
     engine.add(request)
     for _ in range(steps):
         engine.step()
     engine.abort(request)
-    engine.drain()
     assert all(seq.finish_reason == "abort" for seq in request.sequences)
     assert_nothing_is_left(one.llm)
 
@@ -197,13 +197,9 @@ def test_more_beams_than_places_are_refused(one):
 
 
 def test_more_candidates_than_tokens_are_refused(one):
+    inputs = InputProcessor(None, vocab_size=20, max_model_len=96, max_num_seqs=8, eos_token_ids=one.eos)
     with pytest.raises(ValueError, match="beam_width=8 needs 24 candidates of each beam, and the vocabulary has 20"):
-        engine = one.llm._engine
-        vocab, engine.vocab_size = engine.vocab_size, 20
-        try:
-            engine.make_request([5, 6], BeamSearchParams(8, 5))
-        finally:
-            engine.vocab_size = vocab
+        inputs.process([5, 6], BeamSearchParams(8, 5))
 
 
 def test_numpy_numbers_are_taken():
@@ -217,7 +213,7 @@ def test_each_call_takes_its_own_kind_of_parameters(one):
     with pytest.raises(TypeError, match="parameters must be BeamSearchParams, not SamplingParams"):
         one.llm.beam_search(IDS, DRAWN, use_tqdm=False)
     with pytest.raises(ValueError, match="beam_width=6: a beam search has no output to stream"):
-        one.llm._engine.make_request(PROMPTS[0], SIX, streamed=True)
+        one.llm.input_processor.process(PROMPTS[0], SIX, streamed=True)
 
 
 @pytest.mark.parametrize(

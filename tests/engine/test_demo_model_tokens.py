@@ -10,7 +10,7 @@ from greedy_reference import GREEDY, assert_same_tokens, torch_greedy
 from transformers import LlamaForCausalLM
 
 from jpaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from jpaged.loading.opened import open_model
+from jpaged.loading.open_checkpoint import open_model
 
 PROMPTS = [
     "The capital of France is",
@@ -48,7 +48,8 @@ def torch_model():
 @pytest.fixture(scope="module")
 def expected(llm, torch_model):
     """transformers' tokens."""
-    return torch_greedy(torch_model, [llm.tokenizer.encode(prompt) for prompt in PROMPTS])
+    guesses = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    return torch_greedy(torch_model, [llm.tokenizer.encode(prompt) for prompt in PROMPTS], guesses=guesses)
 
 
 def test_real_prompts_in_one_batch_generate_what_transformers_generates(llm, expected):
@@ -70,7 +71,7 @@ def test_a_second_identical_call_reads_the_prefix_cache_and_says_the_same(llm, e
 def test_beam_search_finds_what_transformers_finds(llm, torch_model, width):
     params = BeamSearchParams(width, 12)
     prompts = PROMPTS[:2]
-    eos = sorted(llm._engine._eos_ids)
+    eos = sorted(llm.input_processor.eos_ids)
     beams = torch_beams(torch_model, [llm.tokenizer.encode(prompt) for prompt in prompts], params, eos)
     outputs = llm.beam_search(prompts, params, use_tqdm=False)
     assert_same_beams(outputs, beams, params, eos)
@@ -82,6 +83,7 @@ def test_alone_a_prompt_generates_the_same(llm, expected):
     assert_same_tokens(llm.generate(PROMPTS[4], GREEDY, use_tqdm=False), expected[4:5])
 
 
+@pytest.mark.nightly
 def test_chunks_of_16_tokens_and_preemption_change_nothing(llm, expected):
     """Six blocks hold 96 tokens; two sequences of more than 48 tokens each do not fit."""
     pool = 6 * llm.memory_report().page_bytes

@@ -26,9 +26,10 @@ FLOAT, QUANTISED = ["2", "2 replicas of 4", "8"], ["int8 on 1", "int8 on 4"]
 """Names in `experts_by_devices.ENGINES`."""
 
 
-def run(name, folder, engines):
-    """What torch generates, and what the engines do and hold."""
-    expected = torch_greedy(make_checkpoint(name, folder, num_local_experts=EXPERTS), PROMPTS, NUM_TOKENS)
+def run(name, folder, engines, **changes):
+    """What torch generates, and what the engines do and hold; `changes` are of the config's fields."""
+    model = make_checkpoint(name, folder, **changes or {"num_local_experts": EXPERTS})
+    expected = torch_greedy(model, PROMPTS, NUM_TOKENS)
     command = [sys.executable, str(HERE / "experts_by_devices.py"), str(folder), *engines]
     done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -45,13 +46,22 @@ def gpt_oss(tmp_path_factory):
     return run("gpt_oss", tmp_path_factory.mktemp("gpt_oss"), FLOAT + QUANTISED)
 
 
-@pytest.mark.parametrize("name", ["llama4", "gpt_oss"])
+@pytest.mark.parametrize("name", [pytest.param("llama4", marks=pytest.mark.nightly), "gpt_oss"])
 def test_any_number_of_devices_generates_the_tokens_of_transformers(name, request):
     expected, engines = request.getfixturevalue(name)
     assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
     for engine in FLOAT:
         for tokens, reference in zip(engines[engine]["tokens"], expected, strict=True):
             assert tokens[: reference.certain] == reference.tokens[: reference.certain], engine
+
+
+@pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.nightly), "deepseek_v3"])
+def test_experts_with_tensors_of_their_own_and_beside_shared_ones_are_spread_too(name, tmp_path):
+    changes = {"num_local_experts": 6, "num_hidden_layers": 2}
+    expected, engines = run(name, tmp_path, ["2"], **changes)
+    for tokens, reference in zip(engines["2"]["tokens"], expected, strict=True):
+        assert tokens[: reference.certain] == reference.tokens[: reference.certain]
+    assert engines["2"]["experts"] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_quantised_experts_generate_the_same_on_any_number_of_devices(gpt_oss):

@@ -118,13 +118,17 @@ REFUSED = {
     "negative": (ids([5, -1]), r"token id -1 is outside the vocabulary \[0, 211\)"),
     "a boolean": (ids([True]), r"prompt_token_ids=\[True\] must be integers"),
     "unknown key": (
-        {"prompt": "a", "multi_modal_data": {}},
-        r"may have 'prompt', 'prompt_token_ids' and 'cache_salt', not \['multi_modal_data'\]",
+        {"prompt": "a", "image": {}},
+        r"may have 'prompt', 'prompt_token_ids' and 'cache_salt', not \['image'\]",
+    ),
+    "an image": (
+        {"prompt": "a", "multi_modal_data": {"image": 1}},
+        "a prompt has 'multi_modal_data': prompts are text",
     ),
     "no key": ({"cache_salt": "a"}, "needs 'prompt' or 'prompt_token_ids', and has neither"),
     "no text beside ids": ({"prompt": 5, "prompt_token_ids": [1]}, "prompt=5 must be text"),
     "no text": ({"prompt": 5}, "prompt=5 must be text"),
-    "half a character": ("\ud800", r"prompt='\\ud800' is no Unicode text"),
+    "half a character": ("\ud800", r"prompt='\\ud800' is not Unicode text"),
     "a number": (1.5, "prompt_token_ids=1.5 must be integers"),
     "nothing": (None, "prompt=None must be text"),
 }
@@ -138,6 +142,21 @@ def test_a_bad_prompt_refuses_the_batch_before_anything_runs(llm, bad, message):
     assert llm._engine.stats.num_steps == steps
     assert_nothing_is_left(llm)
     assert len(first(llm, TEXT, GREEDY).token_ids) == 12
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(TEXT, GREEDY, "yes"), "use_tqdm='yes' must be True or False"),
+        (lambda llm: llm.generate(TEXT, GREEDY, False, "adapter"), "lora_request='adapter': LoRA adapters are not"),
+        (lambda llm: llm.generate(TEXT, GREEDY, tokenization_kwargs={"padding": True}), r"not \['padding'\]"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a"}], continue_final_message=True), "give add_generation"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a"}], tools=[{}]), "chat template has no place for them"),
+    ],
+)
+def test_arguments_that_cannot_be_followed_are_refused_by_name(llm, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(llm)
 
 
 def test_returned_errors_leave_the_rest_unaffected(llm):
@@ -488,12 +507,12 @@ def test_weights_of_another_shape_or_dtype_are_refused_and_the_old_stay(llm, cha
     before, old = first(llm, TEXT, GREEDY).token_ids, llm.params
     leaves, tree = jax.tree.flatten(old)
     wrong = jax.tree.unflatten(tree, [*leaves[:-1], change(leaves[-1])])
-    with pytest.raises(ValueError, match=r"params.* is (float32|bfloat16)\[.*the engine's is float32\["):
+    with pytest.raises(ValueError, match=r"new.* is (float32|bfloat16)\[.*the engine's is float32\["):
         llm.update_params(wrong)
     assert llm.params is old
     assert first(llm, TEXT, GREEDY).token_ids == before
 
 
 def test_weights_of_another_structure_are_refused(llm):
-    with pytest.raises(ValueError, match=r"params\['embed_tokens'\]\.value of the engine is missing"):
+    with pytest.raises(ValueError, match=r"new\['embed_tokens'\]\['weight'\]\.value is missing, which the engine's"):
         llm.update_params(jax.tree.leaves(llm.params))

@@ -66,6 +66,17 @@ def test_each_token_comes_with_the_k_most_likely_and_itself(tiny, k):
         assert sequence.cumulative_logprob == pytest.approx(total, abs=1e-4)
 
 
+def test_the_whole_vocabulary_is_told_where_the_engine_allows_it(tiny, monkeypatch):
+    monkeypatch.setattr(tiny.llm.input_processor, "_max_logprobs", -1)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=2, logprobs=-1, prompt_logprobs=-1, ignore_eos=True)
+    (output,) = generate(tiny.llm, PROMPTS[:1], params)
+    (sequence,), prompt = output.outputs, output.prompt_token_ids
+    want = torch_logprobs(tiny.torch, prompt + sequence.token_ids)
+    for i, (token, found) in enumerate(zip(sequence.token_ids, sequence.logprobs, strict=True)):
+        assert_logprobs(found, token, want[len(prompt) - 1 + i], tiny.llm.vocab_size)
+    assert {len(found) for found in output.prompt_logprobs[1:]} == {tiny.llm.vocab_size}
+
+
 def test_asking_for_logprobs_changes_no_token(tiny):
     def tokens(**more):
         params = [SamplingParams(temperature=t, seed=3, max_tokens=12, ignore_eos=True, **more) for t in (0, 1, 3, 0)]
@@ -91,8 +102,8 @@ def test_a_stop_leaves_as_many_logprobs_as_tokens(tiny):
 def test_more_than_max_logprobs_are_refused(tiny):
     with pytest.raises(ValueError, match="logprobs=21 is above the engine's max_logprobs=20"):
         generate(tiny.llm, PROMPTS[:1], SamplingParams(logprobs=21))
-    with pytest.raises(ValueError, match="logprobs=-1 must be at least 0"):
-        SamplingParams(logprobs=-1)
+    with pytest.raises(ValueError, match="logprobs=-2 must be at least -1"):
+        SamplingParams(logprobs=-2)
 
 
 # ---------------------------------------------------------------------- of the prompt
@@ -150,5 +161,5 @@ def test_preemption_changes_no_logprobs(tiny):
 def test_more_prompt_logprobs_than_max_logprobs_are_refused(tiny):
     with pytest.raises(ValueError, match="prompt_logprobs=21 is above the engine's max_logprobs=20"):
         generate(tiny.llm, PROMPTS[:1], SamplingParams(prompt_logprobs=21))
-    with pytest.raises(ValueError, match="prompt_logprobs=-1 must be at least 0"):
-        SamplingParams(prompt_logprobs=-1)
+    with pytest.raises(ValueError, match="prompt_logprobs=-2 must be at least -1"):
+        SamplingParams(prompt_logprobs=-2)

@@ -10,7 +10,7 @@ from tiny_chat_model import make_chat_model
 from typer.testing import CliRunner
 
 from jpaged import LLM, SamplingParams
-from jpaged.cli import app
+from jpaged.cli.main import app
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128}
 DRAWN = SamplingParams(n=3, seed=7, max_tokens=24, ignore_eos=True)
@@ -106,9 +106,57 @@ def test_the_memory_report_tells_what_sharing_saved(folder):
     assert "sharing saves 66.7% of the blocks" in str(peak)
 
 
-def test_more_outputs_than_places_are_refused(llm):
-    with pytest.raises(ValueError, match="n=5 is above max_num_seqs=4"):
-        generate(llm, TEXT, replace(DRAWN, n=5))
+def test_more_outputs_than_places_run_in_turns_with_the_seeds_they_have_at_once(llm):
+    """Each output is that of a request of its own with its seed, where that seed can be asked for."""
+    many = replace(DRAWN, n=11, logprobs=1, prompt_logprobs=0)
+    steps = llm._engine.stats.num_tokens
+    (output,) = generate(llm, PROMPT, many)
+    assert llm._engine.stats.num_tokens - steps <= len(PROMPT) * 3 + 11 * 24 + 12
+    outputs = tokens(output)
+    assert len(outputs) == 11 and len({tuple(ids) for ids in outputs}) == 11
+    assert len(output.prompt_logprobs) == len(PROMPT) and all(len(o.logprobs) == 24 for o in output.outputs)
+    assert tokens(generate(llm, PROMPT, replace(DRAWN, n=4))[0]) == outputs[:4]
+    seeds = {i: (DRAWN.seed + i * 0x9E3779B97F4A7C15) % 2**64 for i in range(11)}
+    for i, seed in seeds.items():
+        if seed < 2**63:
+            assert tokens(generate(llm, PROMPT, replace(DRAWN, n=1, seed=seed))[0]) == [outputs[i]]
+
+
+def test_many_outputs_beside_other_requests_keep_their_order(llm):
+    params = [replace(DRAWN, n=9), replace(DRAWN, n=1), replace(DRAWN, n=6, max_tokens=3)]
+    together = generate(llm, OTHERS, params)
+    assert [len(output.outputs) for output in together] == [9, 1, 6]
+    assert all(output.finished and output.metrics.finished_time for output in together)
+    alone = [generate(llm, prompt, one)[0] for prompt, one in zip(OTHERS, params, strict=True)]
+    assert [tokens(output) for output in together] == [tokens(output) for output in alone]
+
+
+def test_outputs_that_cannot_be_queued_leave_none_of_their_request_behind(llm, monkeypatch):
+    scheduler, queued = llm._engine.scheduler, []
+    add = scheduler.add
+
+    def refuse_the_third(request):
+        if len(queued) == 2:
+            raise ValueError("no more")
+        queued.append(request)
+        add(request)
+
+    monkeypatch.setattr(scheduler, "add", refuse_the_third)
+    with pytest.raises(ValueError, match="prompt 0: no more"):
+        generate(llm, PROMPT, replace(DRAWN, n=11))
+    assert all(seq.finish_reason == "abort" for request in queued for seq in request.sequences)
+
+
+def test_a_stream_of_more_outputs_than_places_gives_them_all(llm):
+    want = [completion.text for completion in generate(llm, TEXT, replace(DRAWN, n=6))[0].outputs]
+    texts = [""] * 6
+    for delta in llm.stream(TEXT, replace(DRAWN, n=6)):
+        texts[delta.index] += delta.text
+    assert texts == want
+    begun = llm.stream(TEXT, replace(DRAWN, n=6))
+    next(begun)
+    begun.close()
+    assert_nothing_is_left(llm)
 
 
 def test_the_command_line_prints_every_output(llm, folder):

@@ -106,11 +106,11 @@ def test_a_prefix_is_pinned_for_its_salt(llm):
 
 
 def test_pins_that_cannot_be_are_refused(folder, llm):
-    with pytest.raises(ValueError, match="a prefix of 7 tokens fills no block of 8 tokens"):
+    with pytest.raises(ValueError, match="the prompt's 7 tokens are fewer than the 8 of a block"):
         llm.pin_prefix(PREFIX[:7])
     page = llm.memory_report().page_bytes
     small = LLM(folder, kv_cache_memory_bytes=9 * page, watermark=0.0, **SETTINGS)
-    with pytest.raises(ValueError, match=r"pinning 16 tokens would leave too little .* for a sequence of 64 tokens"):
+    with pytest.raises(ValueError, match=r"pinning the prompt's 16 tokens would leave .* of max_model_len=64 tokens"):
         small.pin_prefix(PREFIX)
     assert small.reset_prefix_cache()
     off = LLM(folder, enable_prefix_caching=False, **SETTINGS)

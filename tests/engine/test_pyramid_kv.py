@@ -21,7 +21,7 @@ from jpaged import LLM, BeamSearchParams, PyramidKV, SamplingParams
 LENGTHS = (1, 2, 5, 9, 15, 16, 17, 24, 32, 33, 40, 41, 57, 79, 100, 117)
 PROMPTS = random_prompts(lengths=LENGTHS)
 BUDGETS = [32] * 4 + [24] * 4 + [16] * 3
-"""Of 11 layers: from 36 down to 12 tokens, meant over bands of two layers, to whole blocks of 8."""
+"""Budgets of 11 layers: from 36 down to 12 tokens, meant over bands of two layers, to whole blocks of 8."""
 
 WITH_LOGPROB = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 SETTINGS = {
@@ -91,9 +91,9 @@ def tokens_of(outputs):
 
 
 def test_bands_of_layers_have_budgets_that_fall_with_depth(llama):
-    bands = llama.roomy._engine.runner.spec.groups
-    assert [band.prompt_budget for band in bands for _ in band.layers] == BUDGETS
-    assert [len(band.layers) for band in bands] == [2, 2, 2, 2, 2, 1]
+    bands = [group.spec for group in llama.roomy._engine.runner.spec.layout.groups]
+    assert [band.policy.budget for band in bands for _ in range(band.num_layers)] == BUDGETS
+    assert [band.num_layers for band in bands] == [2, 2, 2, 2, 2, 1]
 
 
 def test_one_batch_generates_what_the_reference_generates(llama):
@@ -141,12 +141,12 @@ def test_a_budget_changes_what_long_prompts_generate(llama, plain):
 def test_after_the_prompt_each_band_holds_its_budget_and_the_tokens_that_follow(llama):
     engine = llama.roomy._engine
     prompt = PROMPTS[[len(p) for p in PROMPTS].index(100)]
-    request = engine.make_request(prompt, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    request = llama.roomy.input_processor.process(prompt, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     engine.add(request)
     engine.step()
-    assert [group.used for group in engine.memory.report().groups] == [13] * 6
-    engine.step()
     budgets = [32, 32, 24, 24, 16, 16]
+    assert [group.used for group in engine.memory.report().groups] == [budget // 8 for budget in budgets]
+    engine.step()
     assert [group.used for group in engine.memory.report().groups] == [budget // 8 + 1 for budget in budgets]
     while request.sequences[0].num_computed < 108:
         engine.step()

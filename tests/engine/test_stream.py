@@ -10,7 +10,7 @@ from tiny_chat_model import make_chat_model
 from typer.testing import CliRunner
 
 from jpaged import LLM, SamplingParams
-from jpaged.cli import app
+from jpaged.cli.main import app
 
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
 TEXT = "the cab is far"

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import tiny_chat_model
 from greedy_reference import random_prompts
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from jpaged import LLM, SamplingParams, StructuredOutputsParams
 
@@ -19,22 +17,11 @@ PROMPTS = random_prompts(lengths=(3, 9))
 EOS = 2
 
 
-def byte_level_tokenizer() -> PreTrainedTokenizerFast:
-    """The tiny model's tokens, decoded as those of most models are."""
-    made = json.loads(tiny_chat_model.tokenizer().backend_tokenizer.to_str())
-    vocab = made["model"]["vocab"]
-    vocab["Ġ"] = vocab.pop(" ")
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    made |= {"decoder": byte_level, "pre_tokenizer": byte_level}
-    backend = Tokenizer.from_str(json.dumps(made))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-
-
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     tiny_chat_model.make_chat_model(folder)
-    byte_level_tokenizer().save_pretrained(folder)
+    tiny_chat_model.byte_level_tokenizer().save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS}))
     return LLM(str(folder), dtype="float32", block_size=8, max_num_seqs=8, max_model_len=512, max_num_batched_tokens=64)
 
@@ -93,6 +80,7 @@ SHAPES = {
     "regex": ({"regex": r"[A-F]{2,5}-\d+(\.\d\d)?"}, re.compile(r"[A-F]{2,5}-\d+(\.\d\d)?").fullmatch),
     "choice": ({"choice": ["yes", "no", 'a "quoted" one', "yes, of course"]}, None),
     "grammar": ({"grammar": 'start: "(" start ")" | "x"'}, is_nested),
+    "GBNF": ({"grammar": 'root ::= "(" root ")" | [x-x]'}, is_nested),
 }
 
 
@@ -109,12 +97,43 @@ def test_what_a_random_model_draws_has_the_shape(llm, name):
     assert len(texts) >= 4 and len(set(texts)) > 1
 
 
+@pytest.mark.parametrize(
+    ("regex", "limits", "text"),
+    [
+        ("[A-F]{1,9}", {"min_tokens": 7}, "[A-F]{7,9}"),
+        ("[A-F]{1,9}", {"ignore_eos": True}, "[A-F]{9}"),
+        ("[A-F]{1,9}", {"bad_words": ["B", "AA", "CD"]}, "(?!.*(B|AA|CD))[A-F]{1,9}"),
+        ("[A-F]{4}(X|[A-F]{3})", {"allowed_token_ids": "ACE"}, "[ACE]{7}"),
+        ("[A-F]{9}", {"allowed_token_ids": "ACE", "bad_words": ["A"], "min_tokens": 9}, "[CE]{9}"),
+    ],
+)
+def test_other_limits_hold_together_with_the_shape(llm, regex, limits, text):
+    if "allowed_token_ids" in limits:
+        limits = limits | {"allowed_token_ids": llm.tokenizer.convert_tokens_to_ids(list(limits["allowed_token_ids"]))}
+    found = generate(llm, replace(drawn(regex=regex), **limits))
+    assert all(re.fullmatch(text, s.text) and s.finish_reason == "stop" for s in found), [s.text for s in found]
+
+
+def test_a_shape_that_cannot_go_on_is_aborted_with_a_reason(llm):
+    allowed = llm.tokenizer.convert_tokens_to_ids(["A"])
+    for sequence in generate(llm, replace(drawn(regex="AAB"), allowed_token_ids=allowed)):
+        assert (sequence.text, sequence.finish_reason) == ("AA", "abort")
+        assert sequence.stop_reason.startswith("structured_outputs needs a token here that allowed_token_ids")
+
+
 def test_any_json_object(llm):
     for sequence in generate(llm, drawn(json_object=True, max_tokens=400)):
         if sequence.finish_reason == "stop":
             assert isinstance(json.loads(sequence.text), dict)
         else:
             assert sequence.text.lstrip().startswith("{")
+
+
+def test_json_may_be_asked_for_without_white_space(llm):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}, "required": ["a", "b"]}
+    compact = re.compile(r'\{"a":(true|false),"b":null\}')
+    for sequence in generate(llm, drawn(json=schema | {"additionalProperties": False}, disable_any_whitespace=True)):
+        assert compact.fullmatch(sequence.text), sequence.text
 
 
 def test_the_text_ends_where_nothing_can_follow_and_may_end_where_it_is_complete(llm):
@@ -157,8 +176,8 @@ def test_choices_may_come_from_any_iterable(choice):
 
 
 REFUSED = [
-    (lambda: StructuredOutputsParams(), "exactly one of its arguments, got \\[\\]"),
-    (lambda: StructuredOutputsParams(regex="a", choice=["b"]), r"exactly one .*, got \['regex', 'choice'\]"),
+    (lambda: StructuredOutputsParams(), r"exactly one of json, .*; it got \[\]"),
+    (lambda: StructuredOutputsParams(regex="a", choice=["b"]), r"exactly one .*; it got \['regex', 'choice'\]"),
     (lambda: StructuredOutputsParams(json="{nope"), "json='{nope' is not JSON"),
     (lambda: StructuredOutputsParams(json=[1]), r"json=\[1\] must be a schema"),
     (lambda: StructuredOutputsParams(choice=[]), r"choice=\[\] must be a list"),
@@ -174,8 +193,8 @@ REFUSED = [
     (lambda: drawn(json={"type": "nonsense"}), "nonsense.* cannot be followed"),
     (lambda: drawn(regex="a("), "regex='a\\(' cannot be followed: [^\n]*unclosed group$"),
     (lambda: drawn(grammar='start: "a" | foo'), 'cannot be followed: .*unknown name: "foo"'),
-    (lambda: replace(drawn(regex="a"), min_tokens=3), "min_tokens=3 could leave structured_outputs no token"),
-    (lambda: replace(drawn(regex="a"), ignore_eos=True), "ignore_eos=True could leave structured_outputs no token"),
+    (lambda: replace(drawn(regex="a"), allowed_token_ids=[5]), "together leave no token that the output could begin"),
+    (lambda: drawn(grammar="foo ::= 'a'"), "grammar=.* cannot be read as GBNF"),
 ]
 
 

@@ -52,3 +52,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """The same tokens, decoded as those of most models are."""
+    made = json.loads(tokenizer().backend_tokenizer.to_str())
+    vocab = made["model"]["vocab"]
+    vocab["Ġ"] = vocab.pop(" ")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    made |= {"decoder": byte_level, "pre_tokenizer": byte_level}
+    backend = Tokenizer.from_str(json.dumps(made))
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

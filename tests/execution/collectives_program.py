@@ -10,8 +10,10 @@ from hlo_collectives import as_dicts
 from transformers import GptOssConfig, Llama4TextConfig, LlamaConfig
 
 from jpaged.execution import make_mesh, plan_pool
-from jpaged.execution.ahead import StepPrograms
-from jpaged.loading.targets import abstract_model, abstract_params
+from jpaged.execution.lowering import StepPrograms
+from jpaged.loading.build_context import build_context
+from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.weights import abstract_params
 from jpaged_models.gpt_oss import GptOss
 from jpaged_models.llama import Llama
 from jpaged_models.llama4 import Llama4
@@ -51,8 +53,8 @@ WHOLE = "whole "
 def programs_of(name: str) -> StepPrograms:
     mesh, dtype = make_mesh(SHARDS), jnp.dtype("float32")
     family, config = MODELS[name.removeprefix(WHOLE)]
-    layout = {"tensor_parallel": SHARDS, "expert_parallel": name.startswith(WHOLE), "stacked": True}
-    model = abstract_model(family, config, dtype=dtype, **layout)
+    build = build_context(mesh, dtype, expert_parallel=name.startswith(WHOLE), stacked=True)
+    model = abstract_model(family, config, build)
     groups = model.layer_groups
     return StepPrograms(
         graphdef=nnx.split(model)[0],

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import pytest
 
 from jpaged.execution import Bucket
-from jpaged.execution.batch import BatchBuilder
-from jpaged.memory import FullAttention, GroupSpec, PoolLayout, PromptBudget, SlidingWindow
+from jpaged.execution.batch import BatchBuilder, empty_batch
+from jpaged.execution.caches.base import BlockFormat, LayerCache
+from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.caches.registry import layer_caches
+from jpaged.model_api import AttentionGroup
+from jpaged.pyramid_kv import PyramidKV
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Sequence
 
 
-def builder(max_num_seqs: int = 4) -> BatchBuilder:
-    """Two groups, blocks of 4 and of 2 tokens; 12 and 12 blocks in the pool."""
-    specs = [
-        GroupSpec("full", layer_bytes=8, num_layers=1, block_size=4, policy=FullAttention()),
-        GroupSpec("window", layer_bytes=8, num_layers=1, block_size=2, policy=SlidingWindow(4)),
-    ]
-    return BatchBuilder(PoolLayout.plan(specs, 8 * 12), max_num_seqs=max_num_seqs, max_model_len=16)
+def block_format(block_size: int) -> BlockFormat:
+    return BlockFormat(block_size, jnp.dtype("float32"), 1)
+
+
+def builder_of(*caches: LayerCache) -> BatchBuilder:
+    """12 blocks of every group in the pool, 4 sequences of 16 tokens."""
+    page = PoolSpec.plan(caches, 1 << 20).layout.page_bytes
+    return BatchBuilder(PoolSpec.plan(caches, 12 * page), max_num_seqs=4, max_model_len=16)
+
+
+def builder() -> BatchBuilder:
+    """Two groups, blocks of 4 and of 2 tokens, all of one size."""
+    (full,) = layer_caches([AttentionGroup("full", (0,), 1, 64)], block_format(4))
+    (window,) = layer_caches([AttentionGroup("window", (1, 2), 1, 64, sliding_window=4)], block_format(2))
+    return builder_of(full, window)
 
 
 def sequence(tokens: list[int], slot: int, num_prompt: int | None = None) -> Sequence:
@@ -53,16 +66,16 @@ def test_query_starts_positions_and_lengths(mixed):
 
 
 def test_tables_and_write_slots_of_every_group(mixed):
-    full, window = mixed.tables
+    (full, full_slots), (window, window_slots) = mixed.caches
     assert full.tolist() == [[7, -1, -1, -1], [1, -1, -1, -1], [9, 2, -1, -1], [-1] * 4]
     assert window[2].tolist() == [-1, 6, 5, 1, -1, -1, -1, -1]
-    assert mixed.slots[0].tolist() == [31, 5, 38, 39, 8, 9, 10] + [48] * 3
-    assert mixed.slots[1].tolist() == [9, 1, 12, 13, 10, 11, 2] + [24] * 3
+    assert full_slots.tolist() == [31, 5, 38, 39, 8, 9, 10] + [48] * 3
+    assert window_slots.tolist() == [9, 1, 12, 13, 10, 11, 2] + [24] * 3
 
 
 def test_padding_is_out_of_range_so_that_it_is_written_nowhere(mixed):
-    for slots, size in zip(mixed.slots, (4, 2), strict=True):
-        assert (slots[7:] == 12 * size).all()
+    for arrays, size in zip(mixed.caches, (4, 2), strict=True):
+        assert (arrays.slots[7:] == 12 * size).all()
 
 
 def test_samples_start_from_their_chunks_last_row_in_the_samples_order(mixed):
@@ -81,10 +94,10 @@ def test_tables_are_remembered_until_they_change():
     build, a = builder().build, sequence(list(range(10, 19)), 3)
     first = build(ScheduledStep([Chunk(a, 0, 4, -1, [[5, 6], [1, 2]])]), Bucket(4, 4, False))
     kept = build(ScheduledStep([Chunk(a, 3, 1, -1, None)]), Bucket(1, 1, True))
-    assert kept.tables[0][0].tolist() == first.tables[0][0].tolist() == [5, 6, -1, -1]
+    assert kept.caches[0].table[0].tolist() == first.caches[0].table[0].tolist() == [5, 6, -1, -1]
     shorter = build(ScheduledStep([Chunk(a, 3, 1, -1, [[8], [-1, 3]])]), Bucket(1, 1, True))
-    assert shorter.tables[0][0].tolist() == [8, -1, -1, -1]
-    assert shorter.slots[0].tolist() == [35]
+    assert shorter.caches[0].table[0].tolist() == [8, -1, -1, -1]
+    assert shorter.caches[0].slots.tolist() == [35]
 
 
 @pytest.mark.parametrize("tables", [[[12], [0]], [[0], [12]], [[-2], [0]], [[0], [-7]]])
@@ -102,22 +115,28 @@ def test_a_token_without_a_block_is_an_error(tables):
 
 
 def test_behind_a_prompt_that_a_group_cut_down_tokens_lie_as_many_slots_before_their_positions():
-    """Two groups that keep 4 and 8 tokens of a prompt: one sequence is behind its 10, one ends its 6, one its 3."""
-    specs = [GroupSpec(str(keeps), 8, 1, 2, PromptBudget(keeps)) for keeps in (4, 8)]
-    build = BatchBuilder(PoolLayout.plan(specs, 8 * 12), max_num_seqs=4, max_model_len=16).build
+    """Two bands that keep 8 and 4 tokens of a prompt: one sequence is behind its 10, one ends its 6, one its 3."""
+    budget = PyramidKV(budget=6, sinks=0, recent=2, window=2, beta=2.0)
+    caches = layer_caches(budget.apply([AttentionGroup("full", (0, 1), 1, 64)]), block_format(2))
+    build = builder_of(*caches).build
     chunks = [
-        Chunk(sequence(list(range(12)), 0, num_prompt=10), 11, 1, -1, [[4, 5, 6], [0, 1, 2, 3, 7]]),
-        Chunk(sequence(list(range(6)), 1), 4, 2, -1, [[8, 9, 10], [4, 5, 6]]),
-        Chunk(sequence(list(range(3)), 2), 0, 3, -1, [[0, 1], [8, 9]]),
+        Chunk(sequence(list(range(12)), 0, num_prompt=10), 11, 1, -1, [[0, 1, 2, 3, 7], [4, 5, 6]]),
+        Chunk(sequence(list(range(6)), 1), 4, 2, -1, [[4, 5, 6], [8, 9, 10]]),
+        Chunk(sequence(list(range(3)), 2), 0, 3, -1, [[8, 9], [0, 1]]),
     ]
     batch = build(ScheduledStep(chunks), Bucket(8, 4, False))
     assert batch.positions.tolist() == [11, 4, 5, 0, 1, 2, 0, 0]
     assert batch.kv_lens.tolist() == [12, 6, 3, 0]
-    assert batch.kept.dropped.tolist() == [[6, 0, 0, 0], [2, 0, 0, 0]]
-    assert batch.kept.ending.tolist() == [1, -1, -1, -1], "a prompt of 3 tokens is kept whole by both"
-    assert batch.slots[0].tolist() == [6 * 2 + 1, 20, 21, 0, 1, 2, 24, 24]
-    assert batch.slots[1].tolist() == [7 * 2 + 1, 12, 13, 16, 17, 18, 24, 24]
+    (arrays,) = batch.caches
+    assert arrays.dropped.tolist() == [[2, 0, 0, 0], [6, 0, 0, 0]]
+    assert arrays.ending.tolist() == [1, -1, -1, -1], "a prompt of 3 tokens is kept whole by both"
+    assert arrays.slots[0].tolist() == [7 * 2 + 1, 12, 13, 16, 17, 18, 24, 24]
+    assert arrays.slots[1].tolist() == [6 * 2 + 1, 20, 21, 0, 1, 2, 24, 24]
 
 
-def test_without_such_groups_a_batch_says_nothing_of_them(mixed):
-    assert mixed.kept is None
+def test_a_batch_without_tokens_is_padding_only():
+    spec = PoolSpec.plan(layer_caches([AttentionGroup("full", (0,), 1, 64)], block_format(4)), 1 << 20)
+    batch = empty_batch(Bucket(8, 4, False), spec, max_num_seqs=4, max_model_len=16)
+    (arrays,) = batch.caches
+    assert (arrays.table == -1).all() and (arrays.slots == spec.views[0][0] * 4).all()
+    assert (batch.source_rows == -1).all() and not batch.kv_lens.any() and not batch.query_starts.any()

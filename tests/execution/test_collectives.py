@@ -20,7 +20,7 @@ EIGHT_DEVICES = {
 
 @pytest.fixture(scope="module")
 def found():
-    """Of each model and program, its collectives."""
+    """The collectives of each model and program."""
     program = [sys.executable, str(HERE / "collectives_program.py")]
     done = subprocess.run(program, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -133,30 +133,30 @@ def test_results_are_one_a_sample_and_log_probabilities_are_finite(shared):
 
 
 def test_new_weights_take_effect_and_old_ones_come_back(shared):
-    old = shared.worker.params
+    old = shared.worker.model.params
     before = shared.dispatch(one_token_step()).wait()
-    shared.worker.update_params(jax.tree.map(lambda leaf: leaf * 0, old))
+    shared.worker.model.update_params(jax.tree.map(lambda leaf: leaf * 0, old))
     tokens, logprobs, _ = shared.dispatch(one_token_step()).wait()
     assert tokens == [0] and logprobs == pytest.approx([-np.log(VOCAB)], abs=1e-5)
-    shared.worker.update_params(old)
+    shared.worker.model.update_params(old)
     assert shared.dispatch(one_token_step()).wait() == before
 
 
 def test_weights_of_another_shape_dtype_or_structure_are_refused_and_the_old_stay(shared):
-    old = shared.worker.params
+    old = shared.worker.model.params
     leaves, structure = jax.tree.flatten(old)
 
     def changed(change):
         return jax.tree.unflatten(structure, [change(leaves[0]), *leaves[1:]])
 
-    with pytest.raises(ValueError, match=r"params.* is float32\[.*\], the engine's is float32\["):
-        shared.worker.update_params(changed(lambda leaf: jnp.zeros((*leaf.shape, 2))))
+    with pytest.raises(ValueError, match=r"new.* is float32\[.*\], the engine's is float32\["):
+        shared.worker.model.update_params(changed(lambda leaf: jnp.zeros((*leaf.shape, 2))))
     with pytest.raises(ValueError, match=r"is bfloat16\[.*the engine's is float32\["):
-        shared.worker.update_params(changed(lambda leaf: leaf.astype(jnp.bfloat16)))
-    with pytest.raises(ValueError, match=r"params\['embed_tokens'\].* of the engine is missing"):
-        shared.worker.update_params({"w": leaves[0]})
-    with pytest.raises(ValueError, match=r"the engine has no params\['w'\]"):
-        shared.worker.update_params(nnx.State({**old, "w": nnx.Param(leaves[0])}))
-    with pytest.raises(ValueError, match="a dict of other containers than the State of the engine"):
-        shared.worker.update_params(dict(old))
-    assert shared.worker.params is old
+        shared.worker.model.update_params(changed(lambda leaf: leaf.astype(jnp.bfloat16)))
+    with pytest.raises(ValueError, match=r"new\['embed_tokens'\].* is missing, which the engine's"):
+        shared.worker.model.update_params({"w": leaves[0]})
+    with pytest.raises(ValueError, match=r"new\['w'\].* is none of the engine's params"):
+        shared.worker.model.update_params(nnx.State({**old, "w": nnx.Param(leaves[0])}))
+    with pytest.raises(ValueError, match="new is a dict of other containers than the State of the engine's params"):
+        shared.worker.model.update_params(dict(old))
+    assert shared.worker.model.params is old

@@ -14,7 +14,7 @@ from tiny_model import plan, tiny_llama
 from jpaged import PyramidKV
 from jpaged.execution import Bucket, make_mesh, make_step
 from jpaged.execution.batch import empty_batch
-from jpaged.execution.pool import plan_pool
+from jpaged.execution.caches.pool import plan_pool
 from jpaged.execution.step import make_block_copy
 
 MAX_SEQS = 8
@@ -46,21 +46,19 @@ def test_a_step_never_copies_the_pool(model, bucket):
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
     last = jax.ShapeDtypeStruct((MAX_SEQS,), jnp.int32)
     step = make_step(graphdef, spec, make_mesh(1))
-    batch = empty_batch(bucket, spec.layout, max_num_seqs=MAX_SEQS, max_model_len=256)
+    batch = empty_batch(bucket, spec, max_num_seqs=MAX_SEQS, max_model_len=256)
     lowered = step.lower(params, pool, batch, last, decode_only=bucket.decode_only)
     assert_in_place(lowered.compile(), spec)
 
 
 def test_a_step_that_cuts_prompts_down_never_copies_the_pool(model):
     graphdef, params, whole = model
-    kv_budget, bucket = PyramidKV(budget=64), Bucket(64, 8, False)
-    bands = kv_budget.bands(whole.groups, 16)
-    spec = plan_pool(
-        bands, block_size=16, dtype=whole.dtype, shards=1, pool_bytes=whole.device_bytes, kv_budget=kv_budget
-    )
+    bucket = Bucket(64, 8, False)
+    groups = PyramidKV(budget=64).apply([cache.group for cache in whole.caches])
+    spec = plan_pool(groups, block_size=16, dtype=whole.dtype, shards=1, pool_bytes=whole.device_bytes)
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
     last = jax.ShapeDtypeStruct((MAX_SEQS,), jnp.int32)
-    batch = empty_batch(bucket, spec.layout, max_num_seqs=MAX_SEQS, max_model_len=256)
+    batch = empty_batch(bucket, spec, max_num_seqs=MAX_SEQS, max_model_len=256)
     step = make_step(graphdef, spec, make_mesh(1))
     assert_in_place(step.lower(params, pool, batch, last, decode_only=False).compile(), spec)
 

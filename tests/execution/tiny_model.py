@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from flax import nnx
 from transformers import LlamaConfig
 
 from jpaged.execution import PoolSpec, Runner, make_mesh, plan_pool
+from jpaged.loading.build_context import build_context
 from jpaged_models.llama import Llama
 
 VOCAB = 61
@@ -25,7 +28,8 @@ def tiny_llama(*, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: 
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
-    model = Llama(config, dtype=jnp.dtype("float32"), stacked=stacked, rngs=nnx.Rngs(0))
+    build = build_context(make_mesh(1), jnp.float32, stacked=stacked)
+    model = Llama(config, replace(build, rngs=nnx.Rngs(0)))
     return (*nnx.split(model), model.layer_groups)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 from toy_family import Toy, toy_config, toy_tensors, write_safetensors
 
+from jpaged.loading.build_context import build_context
+from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.weights import load_params
 from jpaged.model_api import TENSOR_AXIS
 
 small, large, layers, size, stacked = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
@@ -50,9 +51,8 @@ class Tracked(np.ndarray):
 def load(folder, config):
     mesh = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
     reader = Counting(folder)
-    _, _, params = load_params(
-        Toy, config, reader, dtype=jnp.float32, mesh=mesh, stacked=stacked == "stacked", tensor_parallel=1
-    )
+    build = build_context(mesh, jnp.float32, stacked=stacked == "stacked")
+    _, _, params = load_params(Toy, config, reader, build, mesh=mesh)
     return jax.block_until_ready(params), reader
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jpaged.loading.placement import empty_stack, own_parts, place, set_layer, sharding_of
+from jpaged.loading.parameters.placement import empty_stack, own_parts, place, set_layer, sharding_of
 from jpaged.model_api import TENSOR_AXIS
 
 

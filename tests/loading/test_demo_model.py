@@ -71,3 +71,15 @@ def test_a_file_cut_short_is_fetched_again(cache):
     path.write_bytes(CONTENT[:5])
     assert demo_model.fetch_demo_model().read_bytes() == CONTENT
     assert len(cache) == 2
+
+
+def test_another_folder_is_used_when_asked(cache, tmp_path):
+    path = demo_model.fetch_demo_model(tmp_path / "mine")
+    assert path.read_bytes() == CONTENT
+    assert path.is_relative_to(tmp_path / "mine")
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_setting(cache, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"cannot be kept in .*file.*; download_dir= .* chooses another folder"):
+        demo_model.fetch_demo_model(tmp_path / "file")

@@ -61,13 +61,14 @@ def test_a_hub_that_does_not_answer_is_told_with_the_id(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     with pytest.raises(
-        ValueError, match=r"did not give the config of 'org/model' .*no network.*a config\.json on disk"
+        ValueError,
+        match=r"model='org/model': the Hugging Face hub did not .*no network.*a config\.json on disk",
     ):
         describe_model("org/model")
 
 
 def test_what_is_nothing_of_this_is_named():
-    with pytest.raises(ValueError, match=r"config 'none\.json' does not exist"):
+    with pytest.raises(ValueError, match=r"model='none\.json' does not exist"):
         describe_model("none.json")
-    with pytest.raises(ValueError, match=r"model './nowhere' does not exist"):
+    with pytest.raises(ValueError, match=r"model='./nowhere' does not exist"):
         describe_model("./nowhere")

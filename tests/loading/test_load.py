@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from tiny_folders import write_llama
 
 from jpaged.loading import load_model
-from jpaged.loading.targets import flat_values
+from jpaged.loading.parameters.targets import flat_values
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_a_folder_is_loaded_with_all_that_belongs_to_it(folder):
     assert loaded.eos_token_ids == (2, 5)
     assert loaded.dtype == jnp.bfloat16
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("Hello 1")) == "Hello 1"
-    assert nnx.merge(loaded.graphdef, loaded.params).embed_tokens.shape == (211, 48)
+    assert nnx.merge(loaded.graphdef, loaded.params).embed_tokens.weight.shape == (211, 48)
 
 
 def test_stacked_and_unstacked_hold_the_same_values(folder):
@@ -66,7 +66,8 @@ def test_parameters_go_to_the_mesh_that_is_given(folder):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "float16"}, "dtype='float16' is not one of 'auto', 'float32', 'bfloat16'"),
+        ({"dtype": "float64"}, "dtype='float64' is not one of auto, float32, bfloat16, float16"),
+        ({"dtype": "float16"}, "dtype='float16' needs a GPU: a cpu has no fast float16"),
         ({"tensor_parallel_size": 99}, "tensor_parallel_size=99, but there are"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size=0, but there are"),
     ],

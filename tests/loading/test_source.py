@@ -27,13 +27,13 @@ def test_folders_are_told_apart_by_the_marker(tmp_path):
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "none.gguf", "~/none"])
 def test_a_path_that_does_not_exist_is_named_without_asking_the_hub(name, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
-    with pytest.raises(ValueError, match=f"model '{name}' does not exist; accepted are: 'smollm2-135m'"):
+    with pytest.raises(ValueError, match=f"model='{name}' does not exist; accepted are: 'smollm2-135m'"):
         resolve_source(name)
 
 
 def test_other_files_are_named(tmp_path):
     (tmp_path / "model.bin").touch()
-    with pytest.raises(ValueError, match=r"model\.bin' does not end in \.gguf; accepted"):
+    with pytest.raises(ValueError, match=r"model\.bin' is a file that does not end in \.gguf; accepted"):
         resolve_source(tmp_path / "model.bin")
 
 
@@ -58,17 +58,36 @@ def test_a_hub_id_is_downloaded_without_pytorch_files(tmp_path, monkeypatch):
     assert not any(".bin" in pattern for pattern in asked["patterns"])
 
 
+def test_a_revision_and_a_folder_for_downloads_are_passed_on(tmp_path, monkeypatch):
+    asked = {}
+
+    def download(repo_id, **settings):
+        asked.update(settings)
+        (tmp_path / "config.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    resolve_source("org/model", revision="v2", download_dir=tmp_path)
+    assert (asked["revision"], asked["cache_dir"]) == ("v2", tmp_path)
+
+
+def test_a_revision_of_what_is_no_hub_id_is_refused(tmp_path):
+    for name in (tmp_path, "smollm2-135m"):
+        with pytest.raises(ValueError, match=f"revision='v2' needs a hub id, and model='{name}' is none"):
+            resolve_source(name, revision="v2")
+
+
 def test_an_unreachable_hub_names_the_id_and_what_is_accepted(monkeypatch):
     def download(repo_id, allow_patterns):
         raise LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ValueError, match=r"model 'org/none' is no local .*no connection.*accepted are"):
+    with pytest.raises(ValueError, match=r"model='org/none' is no local .*no connection.*accepted are"):
         resolve_source("org/none")
 
 
 def test_what_cannot_be_a_hub_id_is_named():
-    with pytest.raises(ValueError, match=r"model 'not a model' is no local"):
+    with pytest.raises(ValueError, match=r"model='not a model' is no local"):
         resolve_source("not a model")
 
 

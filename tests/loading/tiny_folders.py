@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from jpaged.loading.gguf_reader import GGUFFile
-from jpaged.loading.gguf_tokenizer import tokenizer_from_gguf
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
 from jpaged.loading.source import resolve_source
 
 

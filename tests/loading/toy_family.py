@@ -25,14 +25,15 @@ class Toy(nnx.Module):
 
     layer_groups = ()
 
-    def __init__(self, config, *, dtype, tensor_parallel, stacked, rngs):
+    def __init__(self, config, build):
         size, count = config.size, config.layers
-        self.vocab_size, self.count, self.stacked = config.vocab, count, stacked
+        self.vocab_size, self.count, self.stacked = config.vocab, count, build.stacked
         self.sources_left_out, self.sources_twice = config.left_out, config.twice
-        self.embed = nnx.Param(jnp.zeros((config.vocab, size), dtype))
-        self.layers = (
-            _Layer(size, dtype, (count,)) if stacked else nnx.List([_Layer(size, dtype) for _ in range(count)])
-        )
+        self.embed = nnx.Param(jnp.zeros((config.vocab, size), build.dtype))
+        if build.stacked:
+            self.layers = _Layer(size, build.dtype, (count,))
+        else:
+            self.layers = nnx.List([_Layer(size, build.dtype) for _ in range(count)])
 
     def weights(self):
         def source(name, *args):

@@ -13,10 +13,11 @@ from jpaged.memory import (
     BlockCopy,
     CrossAttention,
     HostBlock,
-    MambaState,
     MemoryManager,
     Policy,
     PoolLayout,
+    PromptBudget,
+    StateCheckpoints,
     SwapCopy,
     TokenBudget,
 )
@@ -62,8 +63,8 @@ class ShadowPool:
     ) -> None:
         """The step writes positions [start, len(names)) of a sequence in every group, the first one the image."""
         for g, spec in enumerate(self.groups):
-            table = manager.block_table(seq_id, g)
-            written = writes(spec.policy, spec.block_size, names, start, image if start == 0 else ())
+            table, policy = manager.block_table(seq_id, g), manager._sequences[seq_id].request.groups[g][0]
+            written = writes(policy, spec.block_size, names, start, image if start == 0 else ())
             for slot, name in written:
                 block = table[slot // spec.block_size]
                 assert block != NO_BLOCK, "a write to a released block"
@@ -82,11 +83,14 @@ class ShadowPool:
             if not names:
                 continue
             table, size = manager.block_table(seq_id, g), spec.block_size
-            expected = dict(writes(spec.policy, size, names, 0, image))  # slot by slot, the last write counts
-            if isinstance(spec.policy, MambaState):
-                slots = {max(0, position - 1) // size * size}
-            elif isinstance(spec.policy, LocalAttention):
-                slots = set(range(spec.policy.first_read(position), min(position + 1, len(names))))
+            policy = manager._sequences[seq_id].request.groups[g][0]
+            expected = dict(writes(policy, size, names, 0, image))  # slot by slot, the last write counts
+            if isinstance(policy, StateCheckpoints):
+                slots = {(policy.end_after(position) // size - 1) * size} if position else set()
+            elif isinstance(policy, LocalAttention):
+                slots = set(range(policy.first_read(position), min(position + 1, len(names))))
+            elif isinstance(policy, PromptBudget) and len(names) >= (policy.prompt_tokens or len(names) + 1):
+                slots = set(range(len(names) - policy.dropped))
             else:
                 slots = set(expected)
             for slot in slots:
@@ -119,8 +123,16 @@ def writes(
     if isinstance(policy, CrossAttention):
         return list(enumerate(image))
     positions = range(start, len(names))
-    if isinstance(policy, MambaState):  # one state a block, overwritten token by token
-        return [(p // size * size, names[p]) for p in positions]
+    if isinstance(policy, StateCheckpoints):  # one state a block, overwritten token by token
+        return [((policy.end_after(p + 1) // size - 1) * size, names[p]) for p in positions]
+    if isinstance(policy, PromptBudget) and policy.dropped:  # at the prompt's end some of it move to the front
+        end, written = policy.prompt_tokens, []
+        for p in positions:
+            written.append((p if p < end else p - policy.dropped, names[p]))
+            if p == end - 1:
+                by_score = sorted(range(end), key=lambda i: hash((names[i], names[end - 1])))
+                written += enumerate(names[i] for i in sorted(by_score[: policy.budget]))
+        return written
     if isinstance(policy, TokenBudget):  # a token that scores low makes room, never one of the sink
         others = policy.budget - policy.sink
         return [(p if p < policy.budget else policy.sink + hash(names[p]) % others, names[p]) for p in positions]

@@ -94,3 +94,34 @@ def test_sequences_that_share_a_part_have_the_rest_for_themselves():
     manager = full_manager(10, 4, watermark=0)
     assert manager.can_admit(16, num_seqs=4, shared_tokens=11) is Fit.OK  # 2 shared blocks and 2 of each
     assert manager.can_admit(17, num_seqs=4, shared_tokens=11) is Fit.NEVER
+
+
+def test_what_others_have_yet_to_take_counts_as_taken():
+    manager = full_manager(10, 4, watermark=0)
+    manager.add(0, 0)
+    manager.allocate(0, 8, first_write=0)
+    assert manager.outstanding(0, 21) == [4]
+    assert manager.can_admit(16, reserved=[4]) is Fit.OK
+    assert manager.can_admit(17, reserved=[4]) is Fit.LATER
+
+
+def test_a_window_has_yet_to_take_what_it_does_not_hold_already():
+    manager = window_manager(20, window=4, max_step_tokens=4)
+    manager.add(0, 0)
+    assert manager.outstanding(0, 30) == [15, 4]  # 3 tokens read back and 4 of a step
+    manager.allocate(0, 4, first_write=0)
+    manager.commit(0, list(range(30)), 4)
+    assert manager.outstanding(0, 30) == [13, 2]
+
+
+def test_relief_counts_a_block_once_all_its_owners_would_go():
+    manager = full_manager(10, 4, watermark=0)
+    manager.add(0, 0)
+    manager.allocate(0, 32, first_write=0)
+    manager.fork(0, 1)
+    relief = manager.relief()
+    manager.count_relief(relief, 0)
+    assert manager.can_admit(12, relief=relief) is Fit.LATER
+    manager.count_relief(relief, 1)
+    assert manager.can_admit(40, relief=relief) is Fit.OK
+    assert manager.can_admit(12) is Fit.LATER, "nothing was freed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.pages import NO_GROUP, Time
@@ -122,11 +123,24 @@ def test_step_5_evicts_the_least_recently_needed_block_of_the_group():
     assert pool.evicted == [(0, blocks[1])]
 
 
-def test_never_used_pages_are_handed_out_before_returned_ones():
+def test_pages_returned_last_are_handed_out_before_never_used_ones_whose_memory_is_not_there_yet():
     pool = Pool([1], 3)
     a = pool.request()
     pool.release(*pool.take(a, 2), keep=False)
-    assert [pool.take(a)[0] for _ in range(3)] == [2, 0, 1]
+    assert [pool.take(a)[0] for _ in range(3)] == [1, 0, 2]
+
+
+def test_vacated_pages_are_those_used_since_the_last_time_and_free_now():
+    pool = Pool([2], 4)
+    a = pool.request()
+    kept, cached, dropped = pool.take(a, 2)[0], pool.take(a, 2)[0], pool.take(a, 2)
+    pool.release(cached)
+    pool.release(*dropped, keep=False)
+    pages = pool.allocator.pages
+    assert pages.take_vacated() == [block // 2 for block in dropped[:1]]
+    assert pages.take_vacated() == []
+    pool.release(kept, keep=False)
+    assert kept // 2 not in pages.take_vacated()  # its neighbour is in use still
 
 
 def test_a_page_goes_back_when_all_its_blocks_are_empty_and_serves_another_group():
@@ -191,7 +205,7 @@ def test_sharing_or_releasing_what_nobody_owns_raises():
         pool.release(0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_what_pages_needed_promises_is_delivered_and_no_more(data):
     per_page = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -218,3 +232,37 @@ def test_what_pages_needed_promises_is_delivered_and_no_more(data):
             assert [len(blocks) for blocks in taken] == needs
             assert not set(new) & set(owned) and len(set(new)) == len(new)
             owned += new
+
+
+def test_a_packed_request_fills_mixed_pages_and_evicts_in_them_before_it_opens_another():
+    pool = Pool([4, 1], 3)
+    a, packed = pool.request(), pool.request()
+    packed.packed = True
+    first = pool.take(a, 3)
+    assert pool.take(packed) == [3], "the empty block of another's page"
+    pool.release(*first[:2])
+    assert pool.take(packed, 2) == first[:2] and pool.evicted == [(0, block) for block in first[:2]]
+    assert pool.take(packed) == [4], "all others are used"
+
+
+def test_a_request_that_is_not_packed_keeps_what_mixed_pages_have_cached_while_pages_are_free():
+    pool = Pool([4], 2)
+    request = pool.request()
+    first = pool.take(request, 4)
+    pool.release(*first[:2])
+    assert pool.take(request) == [4] and pool.evicted == []
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(blocks_per_page=st.integers(1, 5), window=st.integers(1, 9), steps=st.lists(st.integers(1, 4), max_size=30))
+def test_a_packed_requests_window_never_has_more_pages_than_its_blocks_fill(blocks_per_page, window, steps):
+    pool = Pool([blocks_per_page], 20)
+    request = pool.request()
+    request.packed = True
+    live, peak = [], 0
+    for more in steps:
+        live += pool.take(request, more)
+        peak = max(peak, len(live))
+        assert len({block // blocks_per_page for block in live}) <= -(-peak // blocks_per_page)
+        while len(live) > window:
+            pool.release(live.pop(0))

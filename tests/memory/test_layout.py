@@ -20,9 +20,40 @@ def assert_consistent(layout: PoolLayout, pool_bytes: int) -> None:
     assert layout.pool_bytes <= pool_bytes < layout.pool_bytes + layout.page_bytes
     for g in layout.groups:
         assert g.padded_layers >= g.spec.num_layers
-        assert g.block_bytes == g.padded_layers * g.spec.layer_bytes
+        assert g.block_bytes == g.padded_layers * g.layer_bytes
+        assert g.spec.row_bytes or g.layer_bytes == g.spec.layer_bytes
         assert g.blocks_per_page * g.block_bytes == layout.page_bytes
         assert g.num_blocks * g.block_bytes == layout.pool_bytes, "the view is no pure reshape of the pool"
+
+
+def test_groups_that_agree_on_the_layers_of_their_views_have_views_of_one_shape():
+    """Also where another group makes padding by phantom layers pay."""
+    bands = [GroupSpec(f"band {i}", 7 * 512, n, 16, FullAttention(), least_layers=5) for i, n in enumerate((5, 5, 3))]
+    for others in ([], [group("other", 5 * 512, 11)]):
+        layout = PoolLayout.plan([*bands, *others], 64 << 20, max_page_bytes=1 << 18)
+        assert_consistent(layout, 64 << 20)
+        assert len({(g.padded_layers, g.num_blocks) for g in layout.groups[:3]}) == 1
+        assert layout.groups[0].padded_layers >= 5
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), max_size=3),
+    st.lists(st.tuples(st.integers(1, 400), st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=2),
+)
+def test_rows_of_padding_are_few_and_make_no_page_larger(rigid, padded):
+    groups = [group(f"rigid {i}", *shape) for i, shape in enumerate(rigid)]
+    for i, (rows, layers, row_bytes) in enumerate(padded):
+        groups.append(GroupSpec(f"rows {i}", rows * row_bytes, layers, 16, FullAttention(), row_bytes=row_bytes))
+    pool_bytes = 1 << 50
+    layout = PoolLayout.plan(groups, pool_bytes, max_page_bytes=64)
+    assert_consistent(layout, pool_bytes)
+    for g in layout.groups[len(rigid) :]:
+        assert g.padding <= 0.05 and g.layer_bytes % g.spec.row_bytes == 0
+    if len(padded) == 1 and not layout.groups[-1].padding:
+        return
+    if len(padded) == 1:
+        others = math.lcm(*(g.block_bytes for g in layout.groups[:-1]))
+        assert layout.page_bytes < math.lcm(others, groups[-1].real_bytes)
 
 
 specs = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9), st.sampled_from([1, 3, 16])), min_size=1, max_size=5)

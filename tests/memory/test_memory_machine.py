@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_shadow import ShadowPool, prefix_names
+from thorough import examples
 
 from jpaged.memory import (
     NO_BLOCK,
@@ -18,10 +19,10 @@ from jpaged.memory import (
     Fit,
     FullAttention,
     GroupSpec,
-    MambaState,
     MemoryManager,
     PoolLayout,
     SlidingWindow,
+    StateCheckpoints,
     TokenBudget,
 )
 
@@ -146,6 +147,8 @@ class Machine(RuleBasedStateMachine):
             copies += made
             planned.append((seq_id, end))
         self.shadow.copy(copies)
+        for seq_id, _ in planned:
+            self.check_next_query(seq_id)  # before anything is written over
         for seq_id, end in planned:
             names, image = self.names(seq_id, end), self.image(seq_id)
             self.shadow.write(self.manager, seq_id, names, self.lives[seq_id].computed, image)
@@ -310,7 +313,8 @@ WINDOW_1 = GroupSpec("near", layer_bytes=1, num_layers=2, block_size=4, policy=S
 
 
 CHUNK_5 = GroupSpec("chunked", layer_bytes=1, num_layers=4, block_size=2, policy=ChunkedLocalAttention(5))
-STATE = GroupSpec("mamba", layer_bytes=5, num_layers=2, block_size=6, policy=MambaState())
+STATE = GroupSpec("state", layer_bytes=5, num_layers=2, block_size=6, policy=StateCheckpoints(6))
+SPARSE = GroupSpec("sparse", layer_bytes=7, num_layers=2, block_size=3, policy=StateCheckpoints(12))
 IMAGES = GroupSpec("images", layer_bytes=1, num_layers=3, block_size=2, policy=CrossAttention())
 BUDGET_8 = GroupSpec("pyramid", layer_bytes=2, num_layers=2, block_size=3, policy=TokenBudget(1, 3, 4))
 
@@ -357,6 +361,29 @@ class RecurrentAndChunked(Machine):
     swap_bytes = 60 * 7
 
 
+class Recurrent(Machine):
+    groups = (SPARSE,)
+    pool_bytes = 14 * 20
+    swap_bytes = 14 * 9
+
+
+class Hybrid(Machine):
+    groups = (FULL_3, WINDOW_7, SPARSE)
+    pool_bytes = 210 * 6
+    swap_bytes = 210 * 3
+
+
+class HybridPredicted(Hybrid):
+    eviction = "predicted"
+
+
+class Everything(Machine):
+    groups = (FULL_3, WINDOW_7, CHUNK_5, SPARSE, IMAGES, BUDGET_8)
+    pool_bytes = 210 * 9
+    swap_bytes = 210 * 4
+    image_tokens: ClassVar[dict[str | None, int]] = {None: 3, "tenant": 6}
+
+
 class Vision(Machine):
     groups = (FULL_3, IMAGES)
     pool_bytes = 6 * 24
@@ -375,6 +402,8 @@ for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFul
     machine.TestCase.settings = COMMON
 for machine in (RecurrentAndChunked, Vision, Budgeted, TwoGroupsPredicted):
     machine.TestCase.settings = settings(COMMON, max_examples=60)
+for machine in (Recurrent, Hybrid, HybridPredicted, Everything):  # `scripts/fuzz_memory.py` goes further
+    machine.TestCase.settings = settings(COMMON, max_examples=examples(60))
 TestOneGroup = OneGroup.TestCase
 TestOneGroupUncached = OneGroupUncached.TestCase
 TestTwoGroups = TwoGroups.TestCase
@@ -382,6 +411,10 @@ TestTwoGroupsUncached = TwoGroupsUncached.TestCase
 TestTwoFullGroups = TwoFullGroups.TestCase
 TestThreeGroups = ThreeGroups.TestCase
 TestRecurrentAndChunked = RecurrentAndChunked.TestCase
+TestRecurrent = Recurrent.TestCase
+TestHybrid = Hybrid.TestCase
+TestHybridPredicted = HybridPredicted.TestCase
+TestEverything = Everything.TestCase
 TestVision = Vision.TestCase
 TestTwoGroupsPredicted = TwoGroupsPredicted.TestCase
 TestBudgeted = Budgeted.TestCase

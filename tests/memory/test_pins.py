@@ -75,13 +75,13 @@ def test_what_is_pinned_counts_as_lost_for_what_could_never_fit():
 
 def test_a_pin_that_leaves_no_room_for_the_longest_sequence_is_refused_and_holds_nothing():
     manager = full_manager(8, prefix_caching=True)
-    with pytest.raises(ValueError, match="pinning 8 tokens would leave too little of the pool of 8 large pages"):
+    with pytest.raises(ValueError, match="pinning the prompt's 8 tokens would leave too little of the pool of 8 large"):
         pinned(manager, TOKENS[:10], room=28)
     assert counts(manager) == (0, 2, 8) and manager.can_admit(32) is Fit.OK
 
 
 def test_a_prefix_without_a_whole_block_or_a_cache_is_refused():
-    with pytest.raises(ValueError, match="a prefix of 3 tokens fills no block of 4 tokens"):
+    with pytest.raises(ValueError, match="the prompt's 3 tokens are fewer than the 4 of a block"):
         Pins(full_manager(prefix_caching=True), 4).length(3)
     with pytest.raises(ValueError, match="enable_prefix_caching=True"):
         Pins(full_manager(), 4).length(10)

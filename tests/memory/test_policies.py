@@ -10,7 +10,6 @@ from jpaged.memory import (
     ChunkedLocalAttention,
     CrossAttention,
     FullAttention,
-    MambaState,
     Policy,
     SlidingWindow,
     TokenBudget,
@@ -22,7 +21,6 @@ policies = st.one_of(
     st.just(FullAttention()),
     st.builds(SlidingWindow, st.integers(1, 12)),
     st.builds(ChunkedLocalAttention, st.integers(1, 12)),
-    st.just(MambaState()),
     budgets,
 )
 sizes = st.integers(1, 5)
@@ -58,8 +56,6 @@ def read_positions(policy: Policy, position: int) -> range:
             return range(max(0, position - window + 1), position)
         case ChunkedLocalAttention(chunk):
             return range(position // chunk * chunk, position)
-        case MambaState():
-            return range(max(0, position - 1), position)
         case TokenBudget():
             return range(min(position, policy.budget))
     return range(position)
@@ -75,13 +71,6 @@ def test_a_chunk_that_ends_within_a_block_keeps_that_block():
     assert active(ChunkedLocalAttention(3), 3, 2) == {1}
     assert active(ChunkedLocalAttention(3), 4, 2) == {1}
     assert active(ChunkedLocalAttention(3), 6, 2) == set()
-
-
-def test_a_recurrent_layer_keeps_its_newest_state_and_serves_prefixes_that_end_with_a_snapshot():
-    mamba = MambaState()
-    assert [sorted(active(mamba, length, 4)) for length in (0, 1, 4, 5, 8)] == [[], [0], [0], [1], [1]]
-    assert list(mamba.possible_prefix(hits("FTFT"), 4)) == [0, 2, 4]
-    assert [mamba.filled_tokens(0, length, 4) for length in (0, 1, 4)] == [0, 4, 4]
 
 
 def test_cross_attention_holds_all_encoder_blocks_from_the_first_token_to_the_last():

@@ -12,9 +12,9 @@ from jpaged.memory import (
     Fit,
     FullAttention,
     GroupSpec,
-    MambaState,
     MemoryManager,
     PoolLayout,
+    StateCheckpoints,
     TokenBudget,
 )
 
@@ -48,7 +48,7 @@ def test_a_hit_at_a_chunk_border_attaches_nothing_of_the_chunk_before():
 
 
 def test_a_recurrent_group_holds_one_state_and_a_fork_copies_it():
-    manager = manager_of((MambaState(), 1000))
+    manager = manager_of((StateCheckpoints(1000), 1000))
     serve(manager, 0, TOKENS[:50])
     assert held(manager, 0, 0) == [0] and manager.capacity(0) == 1000
     manager.fork(0, 1)
@@ -58,7 +58,7 @@ def test_a_recurrent_group_holds_one_state_and_a_fork_copies_it():
 
 
 def test_prefixes_of_a_recurrent_model_end_with_a_snapshot():
-    manager = manager_of((FullAttention(), 2), (MambaState(), 8), prefix_caching=True)
+    manager = manager_of((FullAttention(), 2), (StateCheckpoints(8), 8), prefix_caching=True)
     serve(manager, 0, TOKENS[:21])
     assert held(manager, 0, 1) == [2], "snapshots are no longer owned"
     manager.free(0)
@@ -68,7 +68,7 @@ def test_prefixes_of_a_recurrent_model_end_with_a_snapshot():
 
 
 def test_a_step_that_crosses_snapshots_takes_a_block_for_each():
-    manager = manager_of((MambaState(), 8))
+    manager = manager_of((StateCheckpoints(8), 8))
     manager.add(0, 0)
     manager.allocate(0, 30, first_write=0)
     assert held(manager, 0, 0) == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_encoder_tokens_are_refused_where_nobody_reads_them_or_the_request_has_o
         manager_of((FullAttention(), 4)).can_admit(1, encoder_tokens=3)
     manager = vision()
     manager.add(0, 7, encoder_tokens=3)
-    with pytest.raises(ValueError, match="encoder_tokens=4: the request has 3"):
+    with pytest.raises(ValueError, match="encoder_tokens=4 is not the number of the request's other sequences, 3"):
         manager.add(1, 7, encoder_tokens=4)
 
 

@@ -334,6 +334,19 @@ def test_a_fork_does_not_cache_its_blocks_as_its_parents_tokens_to_come():
     assert serve(manager, 3, [0, 1, 2, 3, 4, 77, 78, 79, 80]) == 8
 
 
+def test_the_fork_of_a_rewound_sequence_knows_what_the_blocks_it_shares_hold():
+    manager = caching(block_size=4)
+    for seq_id in (0, 1):  # computed twice: the cache finds the first's blocks only
+        manager.add(seq_id, seq_id)
+        manager.match_prefix(seq_id, TOKENS[:8], max_tokens=0)
+        run(manager, seq_id, TOKENS[:8])
+    manager.commit(1, TOKENS[:3], 3)  # as after rejected tokens: the blocks are not written again yet
+    manager.fork(1, 2)
+    for seq_id in (1, 0, 2):
+        manager.free(seq_id)
+    assert serve(manager, 3, TOKENS[:12]) == 8
+
+
 # Content that is computed twice.
 
 

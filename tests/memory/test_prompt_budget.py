@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from jpaged.memory import Fit, FullAttention, GroupSpec, MemoryManager, PoolLayout, PromptBudget
 from jpaged.memory.policies import UNBOUNDED
@@ -117,7 +118,7 @@ def expected_blocks(budget: int, prompt: int, length: int) -> int:
     return -(-slots // SIZE)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_random_lives_hold_exactly_their_slots_and_leak_nothing(data):
     memory = manager(num_blocks=data.draw(st.integers(30, 90)))

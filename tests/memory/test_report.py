@@ -74,4 +74,4 @@ def test_the_table_is_aligned():
     assert lines[0].split()[:4] == ["group", "used", "evictable", "empty"]
     assert [line.split()[0] for line in lines[1:3]] == ["full", "window"]
     assert len({len(line) for line in lines[:3]}) == 1
-    assert lines[3] == "10 large pages of 6 B: 6 free, 0 only cached; sharing saves 0.0% of the blocks"
+    assert lines[3] == "pool of 60 B, 10 large pages of 6 B: 6 free, 0 only cached; sharing saves 0.0% of the blocks"

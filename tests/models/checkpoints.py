@@ -10,19 +10,30 @@ import torch
 from shared_kv_llama import SharedKVLlama
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    JambaConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
+    Mamba2Config,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo3Config,
     OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 _SIZES = {
@@ -65,6 +76,33 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 _QWEN = {**_SIZES, "num_hidden_layers": 4}
+_DEEPSEEK = {
+    **{field: size for field, size in _SIZES.items() if field != "head_dim"},
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 46,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 14,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 37,
+    "routed_scaling_factor": 1.5,
+}
+
+_WITHOUT_HEAD_DIM = {field: size for field, size in _SIZES.items() if field not in ("head_dim", "num_hidden_layers")}
+_QWEN_DELTA = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
 
 CHECKPOINTS: dict[str, PretrainedConfig] = {
     "llama": _llama(),
@@ -156,6 +194,101 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         attention_chunk_size=11,
         floor_scale=9,
     ),
+    "jamba": JambaConfig(
+        **_WITHOUT_HEAD_DIM,
+        num_hidden_layers=6,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=3,
+        expert_layer_offset=2,
+        num_experts=4,
+        num_experts_per_tok=3,
+        mamba_d_state=6,
+        mamba_d_conv=3,
+        mamba_expand=1,
+        mamba_dt_rank=5,
+        mamba_proj_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "mamba2": Mamba2Config(
+        **{field: _SIZES[field] for field in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")},
+        hidden_size=54,
+        num_hidden_layers=3,
+        num_heads=9,
+        head_dim=12,
+        n_groups=3,
+        state_size=9,
+        conv_kernel=2,
+        tie_word_embeddings=True,
+    ),
+    "bamba": BambaConfig(
+        **{**_WITHOUT_HEAD_DIM, "num_attention_heads": 4},
+        num_hidden_layers=4,
+        attn_layer_indices=[1],
+        mamba_n_heads=6,
+        mamba_d_state=10,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        time_step_limit=(0.3, 1.5),
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "qwen3_next": Qwen3NextConfig(
+        **_QWEN_DELTA,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=21,
+        shared_expert_intermediate_size=35,
+        mlp_only_layers=[1],
+    ),
+    "qwen3_5": Qwen3_5TextConfig(**_QWEN_DELTA, tie_word_embeddings=True),
+    "lfm2": Lfm2Config(
+        **_WITHOUT_HEAD_DIM,
+        num_hidden_layers=5,
+        full_attn_idxs=[1, 4],
+        conv_bias=True,
+        block_multiple_of=32,
+    ),
+    "mixtral": MixtralConfig(**_SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
+    "mixtral-window": MixtralConfig(**_SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=7),
+    "qwen3_moe": Qwen3MoeConfig(
+        **{**_QWEN, "head_dim": 64},
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=37,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+    ),
+    "olmo3": Olmo3Config(
+        **{**_SIZES, "num_hidden_layers": 5},
+        sliding_window=7,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 2e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "deepseek_v2": DeepseekV2Config(
+        **_DEEPSEEK,
+        q_lora_rank=None,
+        topk_method="group_limited_greedy",
+        n_shared_experts=2,
+        mlp_bias=True,
+        attention_bias=True,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.5,
+        },
+    ),
+    "deepseek_v3": DeepseekV3Config(**_DEEPSEEK, q_lora_rank=26, n_shared_experts=1, norm_topk_prob=True),
 }
 """Name of a checkpoint -> its config."""
 
@@ -182,7 +315,16 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) 
             if weight.ndim > 1:
                 weight.normal_(0.0, weight.shape[1] ** -0.5)
             else:
-                centre = 1.0 if key.endswith("norm.weight") and not name.startswith("gemma") else 0.0
-                weight.normal_(centre, 0.2)
+                weight.normal_(_centre(name, key), 0.2)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     model.save_pretrained(path)
     return model.eval()
+
+
+def _centre(name: str, key: str) -> float:
+    """What the entries of a vector are drawn around: one where they scale, unless they say how far they are from it."""
+    if name.startswith(("gemma", "qwen3_next", "qwen3_5")) and not key.endswith("linear_attn.norm.weight"):
+        return 0.0
+    return 1.0 if key.endswith(("norm.weight", "norm_f.weight", ".D")) else 0.0

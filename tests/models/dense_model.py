@@ -1,4 +1,4 @@
-"""What a family needs to run without the engine: a loader of a few lines and dense causal attention."""
+"""What a family needs to run without the engine: a loader of a few lines, dense causal attention and one state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from jpaged.model_api import CausalLM, LayerGroup
+from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.state import StateCache
+from jpaged.model_api import (
+    TENSOR_AXIS,
+    AttentionGroup,
+    BuildContext,
+    CausalLM,
+    LatentGroup,
+    LayerGroup,
+    LayerRef,
+    StateGroup,
+)
+from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, Units
 
 
 def family(model_type: str) -> type:
@@ -24,9 +37,9 @@ def family(model_type: str) -> type:
 
 
 def abstract(config, **options) -> CausalLM:
-    """A model of shapes only; `options` as the constructor takes them."""
-    options = {"dtype": jnp.float32, "tensor_parallel": 1, "stacked": False} | options
-    return nnx.eval_shape(lambda: family(config.model_type)(config, rngs=nnx.Rngs(0), **options))
+    """A model of shapes only; `options` are fields of its `BuildContext`."""
+    options = {"dtype": jnp.dtype(jnp.float32)} | options
+    return nnx.eval_shape(lambda: family(config.model_type)(config, BuildContext(rngs=nnx.Rngs(0), **options)))
 
 
 def load(path: Path | str, **options) -> CausalLM:
@@ -49,19 +62,42 @@ def load(path: Path | str, **options) -> CausalLM:
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
-def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable:
-    """An `Attend` for one whole sequence; its cache has each layer's K and V and counts the writes, to show that it
-    is threaded through."""
+def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array, shards: int = 1) -> Callable:
+    """An `Attend` and `Recur` for one whole sequence; its cache has each layer's K and V, or its state, and counts the
+    writes, to show that it is threaded through. Recurrences run on each of the mesh's `shards`."""
     limits = {group.name: group for group in groups}
     ahead = positions[:, None] - positions[None, :]
 
-    def attend(cache, layer, q, k, v, *, scale, soft_cap=None, sinks=None):
+    def recur(cache, layer, part, kernel, *operands, axes, out_axis, **options):
+        assert len(axes) == len(operands)
         mine = cache[layer.group]
+
+        def on_shard(view, index, operands):
+            return kernel(view, index, places[layer.group][part], units, *operands, **options)
+
+        if shards > 1:
+            by_shard, whole = P(TENSOR_AXIS), P()
+            split = [whole if axis is None else P(*(None,) * axis, TENSOR_AXIS) for axis in (*axes, out_axis)]
+            specs = {"in_specs": (by_shard, whole, tuple(split[:-1])), "out_specs": (by_shard, split[-1])}
+            on_shard = jax.shard_map(on_shard, check_vma=False, **specs)
+        view, out = on_shard(mine["view"], jnp.asarray(layer.index), operands)
+        return cache | {layer.group: {"view": view, "writes": _counted(mine, layer)}}, out
+
+    places = {group.name: _state(group, shards).places for group in groups if isinstance(group, StateGroup)}
+    units = _units_of_one(len(positions))
+
+    def attend(cache, layer, *operands, **options):
+        return (recur if layer.group in places else see)(cache, layer, *operands, **options)
+
+    def see(cache, layer, q, k, v=None, *, scale, soft_cap=None, sinks=None):
+        mine = cache[layer.group]
+        if isinstance(limits[layer.group], LatentGroup):
+            return attend_to_latents(cache, layer, q, k, scale)
         if k is None:
             k, v = mine["k"][layer.index], mine["v"][layer.index]
         else:
             stored = {"k": mine["k"].at[layer.index].set(k), "v": mine["v"].at[layer.index].set(v)}
-            cache = cache | {layer.group: stored | {"writes": mine["writes"].at[layer.index].add(1)}}
+            cache = cache | {layer.group: stored | {"writes": _counted(mine, layer)}}
         scores = jnp.einsum("tkqd,skd->kqts", q, k, preferred_element_type=jnp.float32) * scale
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
@@ -78,14 +114,47 @@ def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array) -> Callable
         share = jax.nn.softmax(scores, axis=-1)[..., : len(positions)]
         return cache, jnp.einsum("kqts,skd->tkqd", share, v.astype(jnp.float32)).astype(q.dtype)
 
+    def attend_to_latents(cache, layer, q, rows, scale):
+        mine = cache[layer.group]
+        stored = {"rows": mine["rows"].at[layer.index].set(rows), "writes": mine["writes"].at[layer.index].add(1)}
+        scores = jnp.einsum("thw,sw->hts", q, rows, preferred_element_type=jnp.float32) * scale
+        share = jax.nn.softmax(jnp.where(ahead >= 0, scores, -jnp.inf), axis=-1)
+        latents = rows[:, : limits[layer.group].rank].astype(jnp.float32)
+        return cache | {layer.group: stored}, jnp.einsum("hts,sr->thr", share, latents).astype(q.dtype)
+
     return attend
 
 
-def empty_cache(model: CausalLM, tokens: int, dtype: jnp.dtype) -> dict[str, dict[str, jax.Array]]:
-    """K and V of each layer of each group, and how often they were written: not yet."""
+def _counted(mine: dict[str, jax.Array], layer: LayerRef) -> jax.Array:
+    return mine["writes"].at[layer.index].add(1)
+
+
+def _state(group: StateGroup, shards: int) -> StateCache:
+    """Where one block of float32 holds a shard's state of a sequence."""
+    return StateCache(group, BlockFormat(16, jnp.dtype(jnp.float32), shards))
+
+
+def _units_of_one(tokens: int) -> Units:
+    """One sequence from its start, whose state is left in block 0."""
+    start = np.arange(0, tokens, UNIT)
+    last = start == start[-1]
+    read, write = np.where(start, CARRY, NEW), np.where(last, 0, -1)
+    arrays = (jnp.asarray(x, jnp.int32) for x in (start, np.minimum(UNIT, tokens - start), read, write))
+    return Units(*arrays, jnp.int32(0), jnp.int32(len(start)))
+
+
+def empty_cache(model: CausalLM, tokens: int, dtype: jnp.dtype, shards: int = 1) -> dict[str, dict[str, jax.Array]]:
+    """K and V, or a state, of each layer of each group, and how often they were written: not yet."""
 
     def empty(group: LayerGroup) -> dict[str, jax.Array]:
         layers = len(group.layers)
+        if isinstance(group, StateGroup):
+            view = jnp.full((shards, layers, *_state(group, shards).layer_shape), jnp.nan, jnp.float32)
+            return {"view": view, "writes": jnp.zeros(layers, jnp.int32)}
+        if isinstance(group, LatentGroup):
+            rows = jnp.full((layers, tokens, group.width), jnp.nan, dtype)
+            return {"rows": rows, "writes": jnp.zeros(layers, jnp.int32)}
+        assert isinstance(group, AttentionGroup)
         kv = jnp.full((layers, tokens, group.kv_heads, group.head_dim), jnp.nan, dtype)
         return {"k": kv, "v": kv, "writes": jnp.zeros(layers, jnp.int32)}
 
@@ -95,7 +164,7 @@ def empty_cache(model: CausalLM, tokens: int, dtype: jnp.dtype) -> dict[str, dic
 def run_dense(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
     """Float32 logits of every position, [tokens, padded vocab], from one jitted call on the split model."""
     graph, params = nnx.split(model)
-    dtype = next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
+    dtype = model.embed_tokens.dtype
 
     @functools.partial(jax.jit, static_argnums=0)
     def forward(graph, params, tokens):
@@ -107,6 +176,7 @@ def run_dense(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
         return model.logits(hidden), {name: group["writes"] for name, group in cache.items()}
 
     logits, writes = forward(graph, params, jnp.asarray(tokens))
-    for name, count in writes.items():
-        assert (count == 1).all(), f"layers of group {name} were written {count} times"
+    for group in model.layer_groups:
+        wanted, count = len(group.parts) if isinstance(group, StateGroup) else 1, writes[group.name]
+        assert (count == wanted).all(), f"layers of group {group.name} were written {count} times"
     return np.asarray(logits)

@@ -34,12 +34,14 @@ def main(path: str, stacked: bool) -> dict:
     def forward(params, tokens):
         model = nnx.merge(graph, params)
         positions = jnp.arange(tokens.shape[0])
-        attend = dense_attend(model.layer_groups, positions)
-        return model.logits(model(tokens, positions, empty_cache(model, len(tokens), jnp.float32), attend)[0])
+        attend = dense_attend(model.layer_groups, positions, mesh.size)
+        cache = empty_cache(model, len(tokens), jnp.float32, mesh.size)
+        return model.logits(model(tokens, positions, cache, attend)[0])
 
     tokens = np.arange(3, 20)
     by_vocab = NamedSharding(mesh, P(None, TENSOR_AXIS))
-    compiled = jax.jit(forward, out_shardings=by_vocab).lower(params, tokens).compile()
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        compiled = jax.jit(forward, out_shardings=by_vocab).lower(params, tokens).compile()
     names = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
     error = np.abs(np.asarray(compiled(params, tokens)) - run_dense(model, tokens))[:, : model.vocab_size].max()
     return {"collectives": Counter(re.findall(names, compiled.as_text())), "error": float(error)}

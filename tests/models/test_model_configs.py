@@ -3,12 +3,15 @@
 import copy
 import math
 
+import jax.numpy as jnp
 import pytest
 from checkpoints import CHECKPOINTS
 from dense_model import abstract
 from flax import nnx
 from transformers import (
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -16,12 +19,15 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo3Config,
     OPTConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
-from jpaged.model_api import LayerGroup
+from jpaged.model_api import AttentionGroup, BuildContext, LatentGroup
 
 PUBLISHED = {
     "Llama-2-7B": (LlamaConfig(vocab_size=32000), 6_738_415_616),
@@ -111,6 +117,23 @@ PUBLISHED = {
         ),
         8_019_808_256,
     ),
+    "Mixtral-8x7B": (MixtralConfig(), 46_702_792_704),
+    "Qwen3-30B-A3B": (Qwen3MoeConfig(num_hidden_layers=48, head_dim=128), 30_532_122_624),
+    "OLMo-3-7B": (Olmo3Config(vocab_size=100278), 7_298_011_136),
+    "DeepSeek-V2-Lite": (
+        DeepseekV2Config(
+            hidden_size=2048,
+            intermediate_size=10944,
+            moe_intermediate_size=1408,
+            num_hidden_layers=27,
+            num_attention_heads=16,
+            q_lora_rank=None,
+            num_experts_per_tok=6,
+            first_k_dense_replace=1,
+        ),
+        15_706_484_224,
+    ),
+    "DeepSeek-V3": (DeepseekV3Config(), 671_026_419_200),
 }
 
 
@@ -124,32 +147,39 @@ def test_published_models_have_their_published_number_of_parameters(name, stacke
 
 def test_layer_groups_follow_the_layer_types():
     assert abstract(CHECKPOINTS["gemma2"]).layer_groups == (
-        LayerGroup("window", (0, 2, 4), 2, 48, 7),
-        LayerGroup("full", (1, 3), 2, 48),
+        AttentionGroup("window", (0, 2, 4), 2, 48, 7),
+        AttentionGroup("full", (1, 3), 2, 48),
     )
     assert abstract(CHECKPOINTS["gemma3"]).layer_groups == (
-        LayerGroup("window", (0, 1, 2, 3, 4, 6, 7), 2, 64, 7),
-        LayerGroup("full", (5,), 2, 64),
+        AttentionGroup("window", (0, 1, 2, 3, 4, 6, 7), 2, 64, 7),
+        AttentionGroup("full", (5,), 2, 64),
     )
     assert abstract(CHECKPOINTS["llama4"]).layer_groups == (
-        LayerGroup("chunk", (0, 1, 2, 4, 5, 6), 2, 64, chunk_size=11),
-        LayerGroup("full", (3, 7), 2, 64),
+        AttentionGroup("chunk", (0, 1, 2, 4, 5, 6), 2, 64, chunk_size=11),
+        AttentionGroup("full", (3, 7), 2, 64),
     )
     assert abstract(CHECKPOINTS["ministral"]).layer_groups == (
-        LayerGroup("window", (1, 2, 3), 2, 128, 7),
-        LayerGroup("full", (0,), 2, 128),
+        AttentionGroup("window", (1, 2, 3), 2, 128, 7),
+        AttentionGroup("full", (0,), 2, 128),
     )
     assert abstract(CHECKPOINTS["qwen2-window"]).layer_groups == (
-        LayerGroup("window", (2, 3), 2, 16, 7),
-        LayerGroup("full", (0, 1), 2, 16),
+        AttentionGroup("window", (2, 3), 2, 16, 7),
+        AttentionGroup("full", (0, 1), 2, 16),
     )
-    assert abstract(CHECKPOINTS["llama-shared-kv"]).layer_groups == (LayerGroup("full", (0, 3), 2, 48, readers=3),)
+    assert abstract(CHECKPOINTS["llama-shared-kv"]).layer_groups == (AttentionGroup("full", (0, 3), 2, 48, readers=3),)
     assert abstract(CHECKPOINTS["ministral-shared-kv"]).layer_groups == (
-        LayerGroup("window", (0, 2, 5), 2, 48, 7, readers=3),
-        LayerGroup("full", (3,), 2, 48, readers=1),
+        AttentionGroup("window", (0, 2, 5), 2, 48, 7, readers=3),
+        AttentionGroup("full", (3,), 2, 48, readers=1),
     )
-    assert abstract(CHECKPOINTS["mistral-window"]).layer_groups == (LayerGroup("window", (0, 1, 2), 2, 48, 7),)
-    assert abstract(CHECKPOINTS["qwen2"]).layer_groups == (LayerGroup("full", (0, 1, 2, 3), 2, 16),)
+    assert abstract(CHECKPOINTS["mistral-window"]).layer_groups == (AttentionGroup("window", (0, 1, 2), 2, 48, 7),)
+    assert abstract(CHECKPOINTS["olmo3"]).layer_groups == (
+        AttentionGroup("window", (0, 1, 2, 4), 2, 48, 7),
+        AttentionGroup("full", (3,), 2, 48),
+    )
+    assert abstract(CHECKPOINTS["deepseek_v3"], tensor_parallel=4).layer_groups == (
+        LatentGroup("full", (0, 1, 2), 46, 14),
+    )
+    assert abstract(CHECKPOINTS["qwen2"]).layer_groups == (AttentionGroup("full", (0, 1, 2, 3), 2, 16),)
 
 
 def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
@@ -188,19 +218,31 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("llama4", "no_rope_layers", [1] * 8),
         ("llama4", "layer_types", ["sliding_attention"] * 8),
         ("ministral", "layer_types", ["chunked_attention"] * 4),
+        ("mixtral", "hidden_act", "mish"),
+        ("mixtral", "num_experts_per_tok", 6),
+        ("olmo3", "layer_types", ["chunked_attention"] * 5),
+        ("deepseek_v2", "topk_method", "noaux_tc"),
+        ("deepseek_v2", "norm_topk_prob", True),
+        ("deepseek_v3", "n_group", 4),
+        ("deepseek_v3", "topk_group", 4),
+        ("deepseek_v3", "num_experts_per_tok", 5),
+        ("deepseek_v3", "qk_rope_head_dim", 13),
     ],
 )
 def test_an_unsupported_field_is_named(name, field, value):
     config = copy.deepcopy(CHECKPOINTS[name])
     object.__setattr__(config, field, value)
-    named = {"num_key_value_heads": "num_kv_heads"}.get(field, field)
+    named = {"num_key_value_heads": "num_kv_heads", "qk_rope_head_dim": "head_dim"}.get(field, field)
     if field == "rope_parameters":
         named = "rope_type='longrope'" if "rope_type" in value else "partial_rotary_factor=0.5"
     with pytest.raises(ValueError, match=named):
         abstract(config)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "gemma3_text", "cohere2", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "opt", "gemma2", "gemma3_text", "cohere2", "gpt_oss", "llama4_text", "mixtral", "olmo3", "deepseek_v3"],
+)
 def test_a_config_of_another_model_type_is_refused(name):
     from dense_model import family
 
@@ -208,4 +250,4 @@ def test_a_config_of_another_model_type_is_refused(name):
         model_type = "other"
 
     with pytest.raises(ValueError, match="model_type='other'"):
-        family(name)(Other(), dtype=None, rngs=nnx.Rngs(0))
+        family(name)(Other(), BuildContext(dtype=jnp.dtype(jnp.float32)))

@@ -1,5 +1,7 @@
 """Every family computes what transformers computes, in every layout."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,13 +15,42 @@ from jpaged.model_api import CausalLM
 TOKENS = np.random.default_rng(0).integers(3, 211, 45)
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+NIGHTLY = ("mixtral-window",)
+RECURRENT = ("jamba", "mamba2", "bamba", "qwen3_next", "qwen3_5", "lfm2")
+
+
+class Rounding(NamedTuple):
+    """Attributes:
+    float32: greatest difference between two orders of the same float32 operations.
+    bfloat16: mean difference between bfloat16 and float32.
+    """
+
+    float32: float
+    bfloat16: float
+
+
+def at_night(name):
+    return pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name
+
+
+@pytest.fixture(scope="module", params=map(at_night, CHECKPOINTS))
 def checkpoint(request, tmp_path_factory):
-    """(path, transformers' float32 logits of every position of `TOKENS`)."""
+    """(path, transformers' float32 logits of every position of `TOKENS`, what rounding may do to them)."""
     path = tmp_path_factory.mktemp(request.param)
     model = make_checkpoint(request.param, path)
     with torch.no_grad():
-        return path, model(torch.tensor(TOKENS)[None]).logits[0].numpy()
+        logits = model(torch.tensor(TOKENS)[None]).logits[0].numpy()
+        return path, logits, rounding(model, logits) if request.param in RECURRENT else Rounding(1e-5, 0.05)
+
+
+def rounding(model, logits):
+    """Return what rounding does to transformers' own `logits`: a recurrence may multiply it, token by token.
+
+    The model is left in bfloat16.
+    """
+    tokens = torch.tensor(TOKENS)[None]
+    exact, coarse = (model.to(dtype)(tokens).logits[0].double().numpy() for dtype in (torch.float64, torch.bfloat16))
+    return Rounding(max(1e-5, 2 * np.abs(logits - exact).max()), max(0.05, 1.5 * np.abs(coarse - exact).mean()))
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +65,18 @@ def test_logits_equal_transformers(checkpoint, ours):
 
 
 def test_a_scanned_stack_computes_the_same(checkpoint, ours):
-    np.testing.assert_allclose(run_dense(load(checkpoint[0], stacked=True), TOKENS), ours, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        run_dense(load(checkpoint[0], stacked=True), TOKENS), ours, atol=checkpoint[2].float32, rtol=0
+    )
 
 
-@pytest.mark.parametrize("shards", [2, 4, 8])
+@pytest.mark.parametrize(
+    "shards", [4, pytest.param(2, marks=pytest.mark.nightly), pytest.param(8, marks=pytest.mark.nightly)]
+)
 def test_padding_for_shards_changes_nothing(checkpoint, ours, shards):
     padded = run_dense(load(checkpoint[0], tensor_parallel=shards), TOKENS)
     assert padded.shape[1] % shards == 0
-    np.testing.assert_allclose(padded[:, :211], ours, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(padded[:, :211], ours, atol=checkpoint[2].float32, rtol=0)
     assert np.isneginf(padded[:, 211:]).all()
 
 
@@ -59,8 +94,8 @@ def test_the_contract_is_met(checkpoint):
     assert sorted(layers) == kept
 
 
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_bfloat16_stays_close_and_gives_float32_logits(checkpoint, ours, stacked):
     rounded = run_dense(load(checkpoint[0], dtype=jnp.bfloat16, stacked=stacked), TOKENS)
     assert rounded.dtype == np.float32
-    assert np.abs(rounded - ours).mean() < 0.05
+    assert np.abs(rounded - ours).mean() < checkpoint[2].bfloat16

@@ -13,21 +13,28 @@ SCRIPT = Path(__file__).with_name("sharded_program.py")
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
 
 
+RECURRENT = ("jamba", "qwen3_5")
+"""Families that multiply rounding, in transformers' float32 too, see `test_model_families`."""
+
+
 @pytest.mark.parametrize(
-    ("name", "layout", "layers"),
+    ("name", "layout", "sums"),
     [
-        ("llama-tied-biased", "unrolled", 3),
-        ("opt-projected", "unrolled", 3),
-        ("gemma2", "stacked", 3),
-        ("llama4", "stacked", 4),
+        ("llama-tied-biased", "unrolled", 2 * 3),
+        ("opt-projected", "unrolled", 2 * 3),
+        ("gemma2", "stacked", 2 * 3),
+        ("llama4", "stacked", 2 * 4),
+        ("jamba", "stacked", 3 + 2 + 3),
+        ("qwen3_5", "stacked", 2 * 3),
     ],
 )
-def test_only_all_reduces_cross_devices(name, layout, layers, tmp_path):
-    """One for the embedding and two for each layer in the program (a scan's body counts once)."""
+def test_only_all_reduces_cross_devices(name, layout, sums, tmp_path):
+    """One for the embedding and two for each layer in the program (a scan's body counts once); Mamba has one more, for
+    what all of its channels share."""
     make_checkpoint(name, tmp_path)
     command = [sys.executable, str(SCRIPT), str(tmp_path), layout]
     done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["collectives"] == {"all-reduce": 1 + 2 * layers}
-    assert result["error"] < 1e-5
+    assert result["collectives"] == {"all-reduce": 1 + sums}
+    assert result["error"] < (5e-5 if name in RECURRENT else 1e-5)

@@ -8,7 +8,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.model_api import UNROLL_LAYERS, LayerRef, WeightSource
+from jpaged.model_api import BuildContext, LayerRef, WeightSource
 from jpaged_models.stack import LayerKind, LayerStack, segments
 
 PATTERNS = ["L", "LLLL", "LG", "LGLGL", "LLLLLG" * 3 + "LL", "DMMMM", "GGGLLL", "L-L-L-", "-LLG-LLG"]
@@ -40,6 +40,14 @@ class Toy(nnx.Module):
         return jnp.tanh(hidden * self.weight[...] + shared), cache
 
 
+def make(kind, build):
+    return Toy(build.rngs)
+
+
+def context(seed=0, **options):
+    return BuildContext(dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(seed), **options)
+
+
 def kinds_of(pattern):
     return tuple(LayerKind(None if letter == "-" else letter) for letter in pattern)
 
@@ -56,11 +64,8 @@ def run_toy(stack, pattern):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_scanned_layers_use_the_same_cache_rows_as_unrolled_ones(pattern):
-    def make(kind, rngs):
-        return Toy(rngs)
-
-    unrolled = LayerStack(kinds_of(pattern), make, stacked=False, rngs=nnx.Rngs(0))
-    scanned = LayerStack(kinds_of(pattern), make, stacked=True, rngs=nnx.Rngs(1))
+    unrolled = LayerStack(kinds_of(pattern), make, context(0))
+    scanned = LayerStack(kinds_of(pattern), make, context(1, stacked=True))
     target = {key: np.array(var[...]) for key, var in nnx.to_flat_state(nnx.state(scanned))}
     source = dict(nnx.to_flat_state(nnx.state(unrolled)))
     for number in range(len(pattern)):
@@ -84,7 +89,7 @@ def test_layers_that_share_kv_are_given_the_row_of_the_last_that_keeps_it():
     rows = {}
     for stacked in (False, True):
         rows[stacked] = []
-        stack = LayerStack(kinds, lambda kind, rngs: Toy(rngs), stacked=stacked, rngs=nnx.Rngs(0))
+        stack = LayerStack(kinds, make, context(stacked=stacked))
 
         def note(cache, ref, hidden, seen=rows[stacked]):
             jax.debug.callback(lambda index, group=ref.group: seen.append((group, int(index))), ref.index, ordered=True)
@@ -98,34 +103,30 @@ def test_layers_that_share_kv_are_given_the_row_of_the_last_that_keeps_it():
 
 
 def test_layers_that_are_not_stacked_are_looped_over_or_follow_one_another():
-    stack = LayerStack(kinds_of("LGLGL"), lambda kind, rngs: Toy(rngs), stacked=False, rngs=nnx.Rngs(0))
-    looped = run_toy(stack, "LGLGL")
-    token = UNROLL_LAYERS.set(True)
-    try:
-        unrolled = run_toy(stack, "LGLGL")
-        program = jax.make_jaxpr(lambda x: stack(x, x, {}, lambda cache, ref, hidden: cache)[0])(jnp.ones(3))
-    finally:
-        UNROLL_LAYERS.reset(token)
+    looped = run_toy(LayerStack(kinds_of("LGLGL"), make, context()), "LGLGL")
+    stack = LayerStack(kinds_of("LGLGL"), make, context(unrolled=True))
+    unrolled = run_toy(stack, "LGLGL")
+    program = jax.make_jaxpr(lambda x: stack(x, x, {}, lambda cache, ref, hidden: cache)[0])(jnp.ones(3))
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), unrolled, looped)
     assert [str(line.primitive) for line in program.eqns].count("tanh") == 5
 
 
 def test_stacked_layers_start_from_different_random_weights():
-    stack = LayerStack(kinds_of("LLL"), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
+    stack = LayerStack(kinds_of("LLL"), make, context(stacked=True))
     weight = stack.layer(2).weight[...]
     assert weight.shape == (3, 3)
     assert len({row.tobytes() for row in np.asarray(weight)}) == 3
 
 
 def test_a_parameter_outside_the_layers_is_where_its_path_says():
-    stack = LayerStack(kinds_of("LL"), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
+    stack = LayerStack(kinds_of("LL"), make, context(stacked=True))
     source = WeightSource(("norm", "scale"), ("norm.weight",), np.asarray, jax.P(None))
     assert stack.locate(source, "layers") == (("norm", "scale"), None)
 
 
 def test_a_scan_updates_its_cache_in_place():
     """The compiled program's temporaries stay far below the donated cache it carries."""
-    stack = LayerStack(kinds_of("L" * 8), lambda kind, rngs: Toy(rngs), stacked=True, rngs=nnx.Rngs(0))
+    stack = LayerStack(kinds_of("L" * 8), make, context(stacked=True))
     graph, params = nnx.split(stack)
     pool = jax.ShapeDtypeStruct((8, 4096, 3), jnp.float32)
 
@@ -139,3 +140,24 @@ def test_a_scan_updates_its_cache_in_place():
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= 8 * 4096 * 3 * 4
     assert memory.temp_size_in_bytes < 8 * 4096 * 3 * 4 / 20
+
+
+@pytest.mark.parametrize("mode", [{}, {"unrolled": True}, {"stacked": True}], ids=str)
+@pytest.mark.parametrize(("pattern", "depth"), [("LLLLL", 3), ("LGLGLG", 4), ("DMMMM", 2)])
+def test_a_cut_stack_calls_its_first_layers_only(pattern, depth, mode):
+    """The cache holds what came into each layer: beyond the cut it stays zero."""
+    stack = LayerStack(kinds_of(pattern), make, context(0, **mode))
+    _, whole = run_toy(stack, pattern)
+    stack.cut(depth)
+    _, cut = run_toy(stack, pattern)
+    for group in set(pattern):
+        kept = pattern[:depth].count(group)
+        np.testing.assert_array_equal(cut[group][:kept], whole[group][:kept])
+        assert not cut[group][kept:].any()
+
+
+def test_a_stack_is_cut_before_its_end_and_between_stacked_patterns():
+    with pytest.raises(ValueError, match="layers=3 must be below the model's 3"):
+        LayerStack(kinds_of("LLL"), make, context(0)).cut(3)
+    with pytest.raises(ValueError, match="layers=3 ends within a pattern of 2 layers"):
+        LayerStack(kinds_of("LGLGLG"), make, context(0, stacked=True)).cut(3)

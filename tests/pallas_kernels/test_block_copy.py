@@ -75,3 +75,13 @@ def test_the_tpu_kernel_refuses_what_its_memory_cannot_stage():
     many = jnp.zeros(tpu.STAGING_BYTES // (8 * 128 * 4) + 1, jnp.int32)
     with pytest.raises(ValueError, match=str(tpu.STAGING_BYTES)):
         tpu.block_copy(blocks_of(), many, many, interpret=True)
+
+
+def test_slices_too_large_to_stage_are_cut_by_whole_tiles(monkeypatch):
+    assert tpu._rows_of_slice(2304, 16, 2304) == 2304
+    assert tpu._rows_of_slice(2304, 16, 1000) == 768
+    assert tpu._rows_of_slice(24, 8, 8) == 8 and tpu._rows_of_slice(24, 16, 8) == 24, "no whole tiles divide it"
+    monkeypatch.setattr(tpu, "STAGING_BYTES", PAIRS * 8 * 128 * 4)
+    blocks = blocks_of().reshape(BLOCKS, 2, 24, 128)
+    got = tpu.block_copy(blocks, padded([0, 1, 2]), padded([1, 2, 0]), interpret=True)
+    np.testing.assert_array_equal(got, copied(blocks, [0, 1, 2], [1, 2, 0]))

@@ -4,6 +4,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Barrier
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,40 @@ def test_calls_of_several_programs_at_once_do_not_disturb_each_other():
     with ThreadPoolExecutor(6) as threads:
         for i, out in enumerate(threads.map(program, inputs)):
             np.testing.assert_array_equal(out, np.full(500 + i % 2, i + 200))
+
+
+def test_engines_made_in_several_threads_at_once_register_a_target_once():
+    @numba.cfunc(ffi.RUN)
+    def run(frame, begin, end):
+        pass
+
+    together = Barrier(8)
+
+    def register(_):
+        together.wait()
+        ffi.register("jpaged_test_threads", run, items_of=((0, 0),))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(register, range(8))) == [None] * 8
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no locator available"), OSError(28, "No space left on device")])
+def test_where_nothing_can_be_kept_the_code_is_compiled_all_the_same(monkeypatch, caplog, error):
+    plain = numba.cfunc
+
+    def cfunc(signature, cache=False, **options):
+        if cache:
+            raise error
+        return plain(signature, **options)
+
+    monkeypatch.setattr(ffi.numba, "cfunc", cfunc)
+
+    @ffi.cfunc("int64(int64)")
+    def double(x):
+        return 2 * x
+
+    assert double.ctypes(4) == 8
+    assert "NUMBA_CACHE_DIR chooses a folder" in caplog.text
 
 
 def test_compiled_code_is_kept_until_a_file_of_the_package_changes(tmp_path, monkeypatch):

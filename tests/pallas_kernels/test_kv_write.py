@@ -12,7 +12,7 @@ from tpu_interpreter import run_recording_races
 
 from pallas_kernels.kv_codes import TPU_TILE
 from pallas_kernels.kv_write import kv_write, tpu
-from pallas_kernels.layout import unpack_kv, view_shape
+from pallas_kernels.layout import pack_kv, unpack_kv, view_shape
 
 IMPLS = ["xla", "tpu_interpret"]
 BLOCKS, LAYERS, TOKENS, HEADS = 6, 2, 40, 2
@@ -122,7 +122,7 @@ RACE_CASES = {
 def test_the_tpu_kernel_has_no_race(monkeypatch, slots, dtype, ring_bytes):
     monkeypatch.setattr(tpu, "RING_BYTES", ring_bytes)  # 1: the smallest ring, whose buffers are reused at once
     view, k, v = inputs(128, 32 if dtype == "int8" else 16, dtype)
-    got, races = run_recording_races(tpu.kv_write, view, 1, k, v, padded(slots))
+    got, races = run_recording_races(tpu.write_rows, view, 1, pack_kv(k, v), padded(slots))
     assert not races
     np.testing.assert_array_equal(got, kv_write(view, 1, k, v, padded(slots), impl="reference"))
 
@@ -136,11 +136,11 @@ def test_without_the_one_at_a_time_path_runs_of_one_block_would_race(monkeypatch
 
     monkeypatch.setattr(tpu, "_find_runs", never_shared)
     view, k, v = inputs(128, 16, "float32")
-    _, races = run_recording_races(tpu.kv_write, view, 1, k, v, padded([3, 20, 7]))
+    _, races = run_recording_races(tpu.write_rows, view, 1, pack_kv(k, v), padded([3, 20, 7]))
     assert races
 
 
 def test_the_tpu_kernel_refuses_blocks_that_split_a_memory_tile():
     view, k, v = inputs(128, 8, "bfloat16")
     with pytest.raises(ValueError, match="block_size=8"):
-        tpu.kv_write(view, 0, k, v, padded([1]), interpret=True)
+        tpu.write_rows(view, 0, pack_kv(k, v), padded([1]), interpret=True)

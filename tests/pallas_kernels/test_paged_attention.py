@@ -207,9 +207,16 @@ PLAIN_CASES = {
     "fp8": Case(codes="fp8", block_size=64, tokens=4, max_query_len=1, pages=20, layers=1),
     "blocks of 128, packed rows": Case(block_size=128, head_dim=64, tokens=4, max_query_len=1, pages=10, layers=1),
 }
+COMMON = ("one head", "int8", "blocks of 128, packed rows")
 
 
-@pytest.mark.parametrize("case", PLAIN_CASES.values(), ids=PLAIN_CASES.keys())
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name in COMMON else pytest.mark.nightly)
+        for name, case in PLAIN_CASES.items()
+    ],
+)
 def test_steps_of_several_spans_that_need_no_mask(monkeypatch, case):
     """Steps of 512 keys in spans of 256; 1280 keys are two such steps, and half a one."""
     monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 512)

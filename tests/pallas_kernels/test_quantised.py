@@ -2,51 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quantised_cases import FORMS, RNG, by_hand, random_matrix
 
-from jpaged.loading.quantise import quantise
-from jpaged.loading.quantised_format import FP8, INT8, PACKED, Format
-from pallas_kernels.quantised import QuantisedMatrix, quantised_dot, quantised_table_dot
-
-RNG = np.random.default_rng(0)
-FLOAT32, HALF = np.dtype(np.float32), np.dtype(np.float16)
-FORMS = {
-    "int8": Format(INT8, 0, FLOAT32),
-    "int8 groups": Format(INT8, 16, HALF),
-    "int8 minimums": Format(INT8, 16, HALF, minimums=True),
-    "fp8": Format(FP8, 0, FLOAT32),
-    "int4": Format(PACKED, 32, HALF, minimums=True),
-}
-
-
-def random_matrix(form, shape, axis=-2):
-    """Random codes, so that no rounding is shared with the code that quantises."""
-
-    def make(shape, dtype):
-        if dtype in (INT8, PACKED):
-            return RNG.integers(0, 100, shape).astype(dtype)
-        return RNG.standard_normal(shape, np.float32).astype(dtype)
-
-    return form.parts(axis, shape, make)
-
-
-def by_hand(matrix):
-    """Value by value."""
-    codes, scales = np.asarray(matrix.codes), np.asarray(matrix.scales, np.float32)
-    axis = codes.ndim + matrix.axis
-    size = matrix.shape[axis] // scales.shape[axis]
-    out = np.empty(matrix.shape, np.float32)
-    for at in np.ndindex(*matrix.shape):
-        group = (*at[:axis], at[axis] // size, *at[axis + 1 :])
-        if matrix.packed:
-            place = at[axis] % size
-            byte = codes[(*at[:axis], at[axis] // size * (size // 2) + place % (size // 2), *at[axis + 1 :])]
-            code = byte & 15 if place < size // 2 else byte >> 4
-        else:
-            code = codes[at]
-        out[at] = np.float32(code) * scales[group]
-        if matrix.minimums is not None:
-            out[at] += np.float32(matrix.minimums[group])
-    return out
+from jpaged.loading.parameters.quantise import quantise
+from pallas_kernels.quantised import QuantisedMatrix
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -55,30 +14,6 @@ def test_values_are_codes_times_scales_plus_minimums(form, shape, axis):
     matrix = random_matrix(form, shape, axis)
     assert matrix.shape == shape
     np.testing.assert_allclose(matrix.dequantised(jnp.float32), by_hand(matrix), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_products_are_those_of_the_values(form, dtype):
-    matrix = random_matrix(form, (64, 24))
-    x = jnp.asarray(RNG.standard_normal((5, 64), np.float32), dtype)
-    found = jax.jit(quantised_dot)(x, matrix)
-    want = np.asarray(x, np.float64) @ by_hand(matrix)
-    assert found.dtype == dtype
-    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
-    np.testing.assert_allclose(np.asarray(found, np.float64), want, atol=tolerance * np.abs(want).max())
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("vocab", [96, 2048, 2050], ids=["small", "two chunks", "no whole chunks"])
-@pytest.mark.parametrize("form", [FORMS["int8"], FORMS["int8 groups"]], ids=["channel", "groups"])
-def test_logits_are_products_with_the_tables_rows(form, vocab, rows):
-    table = random_matrix(form, (vocab, 32), axis=-1)
-    hidden = RNG.standard_normal((rows, 32), np.float32)
-    found = jax.jit(quantised_table_dot)(jnp.asarray(hidden), table)
-    want = hidden.astype(np.float64) @ np.asarray(table.dequantised(jnp.float32), np.float64).T
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 
 def test_rows_of_a_table_are_read_and_ids_out_of_range_read_some_row():
@@ -102,7 +37,7 @@ def test_only_products_and_rows_understand_it():
 @pytest.mark.parametrize("name", ["int8", "int8 groups", "fp8", "int4"])
 @pytest.mark.parametrize(("shape", "axis"), [((64, 6), -2), ((6, 64), -1), ((3, 64, 5), -2)])
 def test_quantised_values_are_within_half_a_step(name, shape, axis, monkeypatch):
-    monkeypatch.setattr("jpaged.loading.quantise._CHUNK_BYTES", 64 * 4 * 2)  # several chunks
+    monkeypatch.setattr("jpaged.loading.parameters.quantise._CHUNK_BYTES", 64 * 4 * 2)  # several chunks
     form = FORMS[name]
     values = RNG.standard_normal(shape, np.float32)
     matrix = quantise(values, axis, form)

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from jpaged.execution.gpu_share import GPU_SHARE, VARIABLES
 from jpaged.planning import DEVICES, find_device
 from jpaged.planning.compilers import compiler_python
-from jpaged.planning.targets import environment, gpu_target
+from jpaged.planning.target_mesh import environment, gpu_target
 
 ACCELERATORS = [device for device in DEVICES.values() if device.chip.kind != "cpu"]
 
@@ -39,12 +40,17 @@ def test_a_topology_has_as_many_devices_as_the_table_says(device):
     assert device.count == chips * (2 if generation == "tpu7x" else 1)
 
 
-def test_a_gpu_leaves_what_xla_does_not_take(monkeypatch):
+def test_of_a_gpu_a_plan_counts_the_share_that_the_engine_asks_for_unless_the_user_names_one(monkeypatch):
     chip = find_device("h200").chip
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
-    assert chip.limit == int(0.75 * chip.memory_bytes)
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    assert chip.limit == int(0.9 * chip.memory_bytes)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert chip.limit == int(GPU_SHARE * chip.memory_bytes)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
+    assert chip.limit == int(0.6 * chip.memory_bytes)
+
+
+def test_an_l4_has_room_for_the_weights_of_llama_8b_in_bfloat16():
+    assert int(0.9 * find_device("l4").chip.limit) > 8_030_261_248 * 2
 
 
 def test_xla_is_told_a_gpus_memory_bandwidth_and_capability():

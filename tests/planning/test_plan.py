@@ -12,9 +12,10 @@ from gguf_files import write_quantised_llama
 from typer.testing import CliRunner
 
 from jpaged import LLM
-from jpaged.cli import app
-from jpaged.execution import sizing
-from jpaged.execution.sizing import device_bytes
+from jpaged.cli.main import app
+from jpaged.execution import device_memory
+from jpaged.execution.device_memory import device_bytes
+from jpaged.execution.gpu_share import VARIABLES
 from jpaged.planning import plan
 from jpaged.planning.compile_step import answer
 
@@ -62,7 +63,7 @@ def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path,
         **SIZES,
     )
     if scarce:
-        monkeypatch.setattr(sizing, "host_memory_available", lambda: FREE)
+        monkeypatch.setattr(device_memory, "host_memory_available", lambda: FREE)
     llm = LLM(str(tmp_path), max_model_len=context, max_num_seqs=concurrency, **SIZES)
     report = llm.memory_report()
     assert made.fits and made.compiler.startswith("jaxlib")
@@ -72,7 +73,8 @@ def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path,
     assert [g.num_blocks * g.block_bytes for g in made.groups] == [made.pool_bytes] * 2
     assert (made.sequences == concurrency) is not scarce
     assert all(program.temporary_bytes > 0 for program in made.programs)
-    assert made.decode_tokens_per_s > 0 and made.prefill_tokens_per_s > 0
+    assert made.decode_tokens_per_s > made.full_decode_tokens_per_s > 0 and made.prefill_tokens_per_s > 0
+    assert "about" in str(made) and "at most" not in str(made)  # speeds measured here are no bounds
 
 
 def test_a_plan_of_a_gguf_file_holds_its_own_blocks(in_process, tmp_path):
@@ -107,6 +109,32 @@ def test_a_model_that_cannot_fit_is_told_with_its_numbers(no_compiler):
     assert "DOES NOT FIT: weights take 16.43 GiB of each device, where 14.17 GiB may be used" in result.output
 
 
+def test_a_gpus_plan_names_the_share_that_jax_takes_and_a_bound_that_no_batch_beats(
+    no_compiler, in_process, tmp_path, monkeypatch
+):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    made = plan(config_of("llama", tmp_path), "l4", context=512, concurrency=8, **SIZES)
+    assert "90% of the 20.90 GiB that programs may take, 95% of the device (XLA_CLIENT_MEM_FRACTION)" in str(made)
+    assert "at most" in str(made) and "8 sequences that just began" in str(made)
+    assert made.decode_tokens_per_s > made.full_decode_tokens_per_s
+
+
+def test_list_names_shapes_and_devices():
+    result = CliRunner().invoke(app, ["plan", "--list"])
+    assert result.exit_code == 0
+    shapes, devices = result.output.splitlines()
+    assert "llama-3.1-8b" in shapes and "qwen3-0.6b" in shapes and "h200-8" in devices
+    for given, missing in ((["--device", "l4"], "--model"), (["--model", "llama-3.1-8b"], "--device")):
+        refused = CliRunner().invoke(app, ["plan", *given])
+        assert refused.exit_code == 2 and f"{missing} is needed" in refused.output
+
+
+def test_bfloat16_on_a_cpu_is_refused_as_the_engine_refuses_it(tmp_path):
+    with pytest.raises(ValueError, match=r"dtype='bfloat16' is refused on a CPU.* use dtype='float32'"):
+        plan(config_of("llama", tmp_path), "cpu", context=64, dtype="bfloat16")
+
+
 def test_a_pool_below_one_sequence_does_not_fit(no_compiler, in_process, tmp_path):
     made = plan(config_of("llama", tmp_path), "t4", context=512, kv_cache_memory_bytes=1 << 19, **SIZES)
     assert not made.fits
@@ -121,7 +149,7 @@ def test_a_pool_below_one_sequence_does_not_fit(no_compiler, in_process, tmp_pat
         ({"block_size": 12}, r"block_size=12 is not a multiple of 8"),
         ({"memory_bytes": 0}, r"memory_bytes=0 must be positive"),
         ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2: the device's name says how many"),
-        ({"model": "no-such.json"}, r"config 'no-such.json' does not exist"),
+        ({"model": "no-such.json"}, r"model='no-such.json' does not exist"),
     ],
 )
 def test_bad_values_are_named_before_anything_is_compiled(change, message, tmp_path, monkeypatch):
@@ -156,3 +184,8 @@ def test_a_compiler_that_fails_is_told_with_its_last_words(monkeypatch, tmp_path
     result = CliRunner().invoke(app, ["plan", *options])
     assert result.exit_code == 3
     assert "compiling for cpu with" in result.output and "no such chip" in result.output
+
+
+def test_a_model_that_is_not_there_is_refused_with_the_shapes_that_are():
+    with pytest.raises(ValueError, match=r"model='lama-3' is no local file.*published shapes are .*llama-3\.1-8b"):
+        plan("lama-3", "cpu")

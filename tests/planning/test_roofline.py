@@ -14,6 +14,7 @@ WORK = Work(
     experts=0,
     experts_per_token=1,
     flops_per_token=1000,
+    head_flops=200,
     attention_flops=2,
     kv_bytes=4,
     windows=((1.0, None),),
@@ -28,8 +29,11 @@ def test_a_decode_step_reads_the_weights_once_and_each_sequences_kv():
 
 
 def test_a_step_computes_the_products_of_every_token_and_its_attention():
-    assert decode_seconds(WORK, SLOW_UNITS, sequences=3, length=50) == pytest.approx(3 * (1000 + 50 * 2) / 10)
-    assert prefill_seconds(WORK, SLOW_UNITS, tokens=8, length=50) == pytest.approx(8 * (1000 + 25 * 2) / 10)
+    assert decode_seconds(WORK, SLOW_UNITS, sequences=3, length=50) == pytest.approx(3 * (1200 + 50 * 2) / 10)
+
+
+def test_a_step_of_a_prompt_computes_the_logits_of_one_token_only():
+    assert prefill_seconds(WORK, SLOW_UNITS, tokens=8, length=50) == pytest.approx((8 * (1000 + 25 * 2) + 200) / 10)
 
 
 def test_layers_with_a_window_read_no_more_than_it():

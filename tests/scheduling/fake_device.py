@@ -8,16 +8,28 @@ given away too early or a stale copy changes the output.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import reduce
 from itertools import count
 
 import numpy as np
 
-from jpaged.beam_search_params import BeamSearchParams
-from jpaged.memory import FullAttention, GroupSpec, HostBlock, MemoryManager, PoolLayout, PromptBudget, SlidingWindow
-from jpaged.sampling_params import SamplingParams
+from jpaged.memory import (
+    FullAttention,
+    GroupSpec,
+    HostBlock,
+    MemoryManager,
+    Policy,
+    PoolLayout,
+    PromptBudget,
+    SlidingWindow,
+    StateCheckpoints,
+)
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.beam import Hypothesis
-from jpaged.scheduling.step import TokenRanking, TopTokens
+from jpaged.scheduling.speculation import NGramSpeculation, StepCosts
+from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
+from jpaged.speculative import NGram
 
 VOCAB = 13
 LOST = "lost"
@@ -47,11 +59,17 @@ def group(
     *,
     window: int | None = None,
     budget: int | None = None,
+    tail: int = 0,
+    interval: int | None = None,
     block_size: int = 4,
     layer_bytes: int = 8,
 ) -> GroupSpec:
-    policy = FullAttention() if window is None else SlidingWindow(window)
-    return GroupSpec(name, layer_bytes, 1, block_size, policy if budget is None else PromptBudget(budget))
+    policy: Policy = FullAttention() if window is None else SlidingWindow(window)
+    if budget is not None:
+        policy = PromptBudget(budget, tail)
+    if interval is not None:
+        policy = StateCheckpoints(interval)
+    return GroupSpec(name, layer_bytes, 1, block_size, policy)
 
 
 def layout_of(groups: list[GroupSpec], num_pages: int) -> PoolLayout:
@@ -65,6 +83,7 @@ def make_scheduler(
     groups: list[GroupSpec] | None = None,
     max_num_seqs: int = 8,
     budget: int = 32,
+    speculative: NGram | None = None,
     watermark: float = 0.0,
     prefix_caching: bool = False,
     swap_blocks: int = 0,
@@ -79,6 +98,8 @@ def make_scheduler(
         max_step_tokens=budget,
         swap_space_bytes=swap_blocks * layout.page_bytes,
     )
+    if speculative is not None:
+        options["speculation"] = NGramSpeculation(speculative, StepCosts(token=0.0, verifying=0.0))
     return Scheduler(memory, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options)
 
 
@@ -93,6 +114,7 @@ def make_request(
     width: int = 1,
     priority: int | None = None,
     cache_salt: str | None = None,
+    kept_tokens: int = 0,
     beam: BeamSearchParams | None = None,
     **params,
 ) -> Request:
@@ -114,6 +136,7 @@ def make_request(
         sequences=[Sequence(next(_ids), i, list(tokens), len(tokens)) for i in range(width)],
         priority=priority,
         cache_salt=cache_salt,
+        kept_tokens=kept_tokens,
         beam=None if beam is None else BeamSearch(beam, max_tokens, eos_ids),
     )
 
@@ -138,9 +161,10 @@ class FakeDevice:
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
         if not step.chunks:
             return [], None
-        names = {id(chunk): self._compute(chunk) for chunk in step.chunks}
-        self.last_tokens = [draw(self.model, names[id(s.chunk)], s.seq.index) for s in step.samples]
-        rankings = [most_likely(names[id(s.chunk)], step.num_top) for s in step.samples] if step.num_top else []
+        names = {chunk.seq.seq_id: self._compute(chunk) for chunk in step.chunks}
+        sampled = [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
+        self.last_tokens = [draw(self.model, name, s.seq.index) for name, s in zip(sampled, step.samples, strict=True)]
+        rankings = [most_likely(name, step.num_top) for name in sampled] if step.num_top else []
         top = TopTokens(*(np.array(column) for column in zip(*rankings, strict=True))) if rankings else None
         return self.last_tokens, top
 
@@ -155,31 +179,56 @@ class FakeDevice:
             for offset, name in enumerate(self.host.pop(HostBlock(group, host))):
                 self._write(group, device, offset, name)
 
-    def _compute(self, chunk) -> Hashable:  # type: ignore[no-untyped-def]
-        seq, start, length, source_row, tables = chunk
+    def _compute(self, chunk) -> list[Hashable]:  # type: ignore[no-untyped-def]
+        """Write the KV of a chunk's tokens; return their names."""
+        seq, start, length, source_row, tables, drafts = chunk
         if tables is not None:
             self.rows[seq.slot] = [list(table) for table in tables]
         tables = self.rows[seq.slot]
-        tokens = list(seq.token_ids[start : start + length])
+        tokens = [*seq.token_ids[start : start + length - len(drafts)], *drafts]
         if source_row >= 0:
             assert len(tokens) == length - 1, "the host and the device both have the token"
             tokens.append(self.last_tokens[source_row])
         assert len(tokens) == length, f"tokens [{start}, {start + length}) are not known"
-        name: Hashable = None
+        names: list[Hashable] = []
+        states = [self._state(g, tables[g], start) for g in range(len(tables))]
         dropped = [num_dropped(layout.spec, seq.num_prompt, start) for layout in self.layout.groups]
         for position, token in enumerate(tokens, start):
             read = []
             for g, layout in enumerate(self.layout.groups):
+                if is_state(layout.spec):
+                    read.append((states[g],) if position else ())
+                    continue
                 first = first_read(layout.spec, position)
                 read.append(tuple(self._at(g, tables[g], p) for p in range(first, position - dropped[g])))
-            name = hash((token, tuple(read)))
-            for g in range(len(tables)):
-                self._put(g, tables[g], position - dropped[g], name)
+            names.append(name := hash((token, tuple(read))))
+            for g, layout in enumerate(self.layout.groups):
+                if is_state(layout.spec):
+                    states[g] = next_state(states[g], name)
+                    self._leave_state(g, tables[g], position + 1, states[g], is_last=position + 1 == start + length)
+                else:
+                    self._put(g, tables[g], position - dropped[g], name)
         if start < seq.num_prompt < start + length:
             assert not any(num_dropped(layout.spec, seq.num_prompt, seq.num_prompt) for layout in self.layout.groups)
         if start + length == seq.num_prompt:
             self._drop(tables, seq.num_prompt)
-        return name
+        return names
+
+    def _state(self, g: int, table: list[int], length: int) -> Hashable:
+        """The state after `length` tokens, as the first block holds it that ends there or later."""
+        if length == 0 or not is_state(self.layout.groups[g].spec):
+            return None
+        return self._read(g, table[self._holder(g, table, length)], 0)
+
+    def _leave_state(self, g: int, table: list[int], length: int, state: Hashable, *, is_last: bool) -> None:
+        """Keep the state after `length` tokens where a checkpoint ends, or the step's tokens do."""
+        entry, size = self._holder(g, table, length), self.layout.groups[g].spec.block_size
+        if is_last or (entry + 1) * size == length:
+            self._write(g, table[entry], 0, state)
+
+    def _holder(self, g: int, table: list[int], length: int) -> int:
+        first = -(-length // self.layout.groups[g].spec.block_size) - 1
+        return next(entry for entry in range(first, len(table)) if table[entry] >= 0)
 
     def _drop(self, tables: list[list[int]], num_prompt: int) -> None:
         """At a prompt's end, move what is kept of it to the first slots."""
@@ -212,7 +261,7 @@ class FakeDevice:
 
 
 class Loop:
-    """`jpaged.engine.Engine.step` with the fake device: what is dispatched now is read back a step later."""
+    """`jpaged.engine.engine.Engine.step` with the fake device: what is dispatched now is read back a step later."""
 
     def __init__(self, scheduler: Scheduler, model: Model = hash_model) -> None:
         self.scheduler = scheduler
@@ -223,6 +272,7 @@ class Loop:
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
         sampled = self.device.run(step)
+        self.scheduler.dispatched(step)
         dispatched = (step, *sampled) if step.chunks else None
         something = step.chunks or step.swap_out or step.swap_in or self.in_flight
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
@@ -260,6 +310,15 @@ class Loop:
         return self.scheduler.memory.num_used_blocks
 
 
+def is_state(spec: GroupSpec) -> bool:
+    return isinstance(spec.policy, StateCheckpoints)
+
+
+def next_state(state: Hashable, name: Hashable) -> Hashable:
+    """What a recurrent layer keeps when one more token has been computed."""
+    return hash(("state", state, name))
+
+
 def first_read(spec: GroupSpec, position: int) -> int:
     """The first position that a query at `position` sees."""
     return max(0, position - spec.policy.window + 1) if isinstance(spec.policy, SlidingWindow) else 0
@@ -278,7 +337,9 @@ def kept_names(spec: GroupSpec, names: list[Hashable]) -> list[Hashable]:
 
 
 def seen_names(spec: GroupSpec, names: list[Hashable], num_prompt: int) -> tuple[Hashable, ...]:
-    """Of all tokens so far, those that the next one's query sees, on a device without paging."""
+    """Return the tokens that the next one's query sees, or the state of all, on a device without paging."""
+    if is_state(spec):
+        return (reduce(next_state, names, None),) if names else ()
     if num_dropped(spec, num_prompt, len(names)):
         return (*kept_names(spec, names[:num_prompt]), *names[num_prompt:])
     return tuple(names[first_read(spec, len(names)) :])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jpaged.beam_search_params import BeamSearchParams
+from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling.beam import BeamSearch, Continuation
-from jpaged.scheduling.step import TokenRanking
+from jpaged.scheduling.top_tokens import TokenRanking
 
 EOS = 9
 

@@ -26,20 +26,20 @@ def test_without_a_tail_chunks_end_anywhere():
 
 
 def test_the_tail_of_a_prompt_is_one_chunk():
-    loop = Loop(make_scheduler(budget=16, prompt_tail=4))
+    loop = Loop(make_scheduler(budget=16, groups=[group(budget=64, tail=4)]))
     assert chunks_of(loop, make_request(50, 3)) == [(0, 16), (16, 16), (32, 14), (46, 4), (50, 1), (51, 1)]
 
 
-def test_a_prompt_shorter_than_the_tail_is_one_chunk():
-    loop = Loop(make_scheduler(budget=16, prompt_tail=6, max_num_seqs=4))
+def test_the_longest_tail_of_the_groups_counts_and_a_prompt_shorter_than_it_is_one_chunk():
+    loop = Loop(make_scheduler(budget=16, groups=[group(budget=64, tail=2), group("high", budget=64, tail=6)]))
     requests = [make_request(13, 1), make_request(5, 1)]
     chunks = [(c.start, c.length) for step in loop.run(*requests) for c in step.chunks]
     assert chunks == [(0, 13), (0, 5)]
 
 
 def test_after_a_preemption_a_chunk_ends_with_the_prompt_again():
-    specs = [group("low", budget=8), group("high", budget=4)]
-    loop = Loop(make_scheduler(14, groups=specs, max_num_seqs=2, budget=20, prompt_tail=4))
+    specs = [group("low", budget=8, tail=4), group("high", budget=4, tail=4)]
+    loop = Loop(make_scheduler(14, groups=specs, max_num_seqs=2, budget=20))
     older, newer = make_request(14, 20), make_request(15, 20)
     steps = loop.run(older, newer)
     assert newer.num_preemptions > 0

@@ -164,7 +164,7 @@ def test_sequences_of_one_request_are_preempted_together():
     ("request_", "match"),
     [
         (lambda: make_request(20, 30), "20 prompt tokens that may grow to 50 tokens can never fit"),
-        (lambda: make_request(2, 1, width=9), "9 sequences is above max_num_seqs=8"),
+        (lambda: make_request(2, 1, width=9), "n=9 is above max_num_seqs=8"),
     ],
 )
 def test_a_request_that_can_never_fit_is_refused_and_the_queue_goes_on(request_, match):

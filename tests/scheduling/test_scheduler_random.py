@@ -3,14 +3,16 @@ request alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from fake_device import Loop, alone, alone_beams, group, make_request, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
-from jpaged.beam_search_params import BeamSearchParams
 from jpaged.memory import Fit
+from jpaged.sampling_params import BeamSearchParams
 
 # Byte sizes whose least common multiple puts several blocks of each group into a large page.
 GROUPS = {
@@ -23,6 +25,12 @@ GROUPS = {
     "budgets": [
         group("low", budget=8, layer_bytes=3),
         group("high", budget=2, block_size=2, layer_bytes=2),
+    ],
+    "states": [group("state", interval=8)],
+    "hybrid": [
+        group("full", block_size=2, layer_bytes=3),
+        group("window", window=5, block_size=2, layer_bytes=2),
+        group("state", interval=6, block_size=2, layer_bytes=9),
     ],
     "sizes": [
         group("full", block_size=4, layer_bytes=4),
@@ -60,7 +68,7 @@ def pages_for(arrivals, options) -> int:
     return next(n for n in count(1) if fits(n))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     arrivals=arrivals,
     groups=st.sampled_from(sorted(GROUPS)),
@@ -72,6 +80,7 @@ def pages_for(arrivals, options) -> int:
     prefix_caching=st.booleans(),
     preemption_mode=st.sampled_from(["recompute", "swap"]),
     swap_blocks=st.integers(1, 4),
+    priorities=st.sampled_from([None, None, (0, 1, 2), (2, 1, 0), (1, 0)]),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
     arrivals,
@@ -84,8 +93,12 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     prefix_caching,
     preemption_mode,
     swap_blocks,
+    priorities,
 ):
     specs = GROUPS[groups]
+    if groups == "budgets":
+        tail = min(tail, 1 + extra_budget)
+        specs = [replace(spec, policy=replace(spec.policy, prompt_tail=tail)) for spec in specs]
     options = {
         "groups": specs,
         "max_num_seqs": max_num_seqs,
@@ -94,9 +107,8 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         "prefix_caching": prefix_caching,
     }
     num_pages = pages_for(arrivals, options) + spare_pages
-    if groups == "budgets":
-        options["prompt_tail"] = min(tail, 1 + extra_budget)
     options |= {"preemption_mode": preemption_mode, "swap_blocks": min(swap_blocks, num_pages)}
+    options["policy"] = "fcfs" if priorities is None else "priority"
     scheduler = make_scheduler(num_pages, **options)
     loop = Loop(scheduler)
     todo, accepted, aborted = sorted(arrivals, key=lambda a: a[0]), [], set()
@@ -109,6 +121,8 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
                 request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens), width=n)
             else:
                 request = make_request(prompt, eos=eos, beam=BeamSearchParams(n, max_tokens, 0.5, early_stopping))
+            if priorities is not None:
+                request.priority = priorities[len(todo) % len(priorities)]
             try:
                 scheduler.add(request)
             except ValueError:
@@ -143,5 +157,5 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     assert loop.num_used_blocks == 0
     loop.step()  # tells the device what was dropped last
     assert not loop.device.host
-    assert sorted(scheduler.holdings.free_slots) == list(range(max_num_seqs))
+    assert sorted(scheduler.allocation.free_slots) == list(range(max_num_seqs))
     assert all(s.num_pending == 0 for request, _ in accepted for s in request.sequences)

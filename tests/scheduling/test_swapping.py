@@ -10,6 +10,7 @@ from fake_device import Loop, alone, group, make_request, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler_random import GROUPS
+from thorough import examples
 
 from jpaged.memory import Fit
 from jpaged.scheduling import Request, Sequence, Status
@@ -51,8 +52,8 @@ def fork(loop: Loop, request: Request) -> Forked:
     child.index = len(request.sequences)
     child.seq_id = -(1000 * request.request_id + child.index)
     child.token_ids = [*parent.token_ids[:-1], (parent.token_ids[-1] + child.index) % 11]
-    child.slot = loop.scheduler.holdings.free_slots.pop()
-    loop.scheduler.holdings.fork(parent, child)
+    child.slot = loop.scheduler.allocation.free_slots.pop()
+    loop.scheduler.allocation.fork(parent, child)
     request.sequences.append(child)
     return Forked(request, child, len(child.token_ids))
 
@@ -200,7 +201,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     requests=requests,
     groups=st.sampled_from(sorted(GROUPS.keys() - {"budgets"})),  # there, what is kept depends on the prompt's end
@@ -234,7 +235,7 @@ def test_forked_sequences_get_the_tokens_they_would_get_alone(
             elif (
                 request.status is Status.RUNNING
                 and len(seq.token_ids) == seq.num_computed + 1 > seq.num_prompt
-                and len(loop.scheduler.holdings.free_slots) >= width - 1
+                and len(loop.scheduler.allocation.free_slots) >= width - 1
             ):
                 forked += [fork(loop, request) for _ in range(width - 1)]
                 del waiting[key]

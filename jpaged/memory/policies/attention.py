@@ -34,7 +34,7 @@ class LocalAttention(Policy):
 
     @abstractmethod
     def first_read(self, position: int) -> int:
-        """The first position that the token at `position` reads, or `position` when it reads none before it."""
+        """Return the first position that the token at `position` reads, or `position` when it reads none before it."""
 
     def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
         return (range(self.first_read(length) // block_size, -(-length // block_size)),)
@@ -99,5 +99,5 @@ class ChunkedLocalAttention(LocalAttention):
 
 
 def leading_hits(is_hit: Sequence[bool]) -> int:
-    """Blocks before the first miss."""
+    """Return how many blocks stand before the first miss."""
     return next((i for i, hit in enumerate(is_hit) if not hit), len(is_hit))

@@ -22,21 +22,36 @@ class Policy(ABC):
     the sequence grows, and a block that will be written again is active.
 
     Attributes:
-        names_tokens: blocks are cached under the tokens up to their end; False: under the salt and their number.
+        names_tokens: whether blocks are cached under the tokens up to their end; False: under the salt and their
+            number.
+        prompt_tail: number of a prompt's last tokens that one step has to compute together, and no token behind them
+            with them; 0 = chunks end anywhere.
     """
 
     names_tokens: ClassVar[bool] = True
+    prompt_tail: int = 0
 
     def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
-        """The policy of a request with so many encoder tokens (image patches, audio frames) and prompt tokens, where
-        these are known."""
+        """Return the policy of a request with so many encoder tokens (image patches, audio frames) and prompt tokens,
+        where these are known."""
         return self
+
+    def for_prefix(self, cached: int, kept: int) -> Policy:
+        """Return the policy of a request that begins with `cached` tokens of the prefix cache, and of which a later one
+        may begin with `kept` tokens; 0 = none."""
+        return self
+
+    @property
+    def optional_blocks(self) -> int:
+        """Return how many blocks a sequence may take beside those that `placed` tells, while `for_prefix` has not
+        decided."""
+        return 0
 
     # Which blocks are needed.
 
     @abstractmethod
     def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
-        """Ascending, disjoint runs of blocks that the token at position `length` and all later ones may read.
+        """Return ascending, disjoint runs of blocks that the token at position `length` and all later ones may read.
 
         Everything else may be released; after a prefix hit of `length` tokens, exactly these are attached
         and so touched (Jenga's balanced eviction: a group touches only what it would need again).
@@ -44,30 +59,48 @@ class Policy(ABC):
 
     @abstractmethod
     def possible_prefix(self, is_hit: Sequence[bool], block_size: int) -> Sequence[int]:
-        """Prefix lengths that can be served when the blocks in `is_hit` are cached: ascending, from 0, in units of
-        `alignment`."""
+        """Return the prefix lengths that can be served when the blocks in `is_hit` are cached: ascending, from 0, in
+        units of `alignment`."""
 
     @abstractmethod
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
-        """Most blocks held at once while `length` tokens are computed, at most `step_tokens` in one step."""
+        """Return the most blocks held at once while `length` tokens are computed, at most `step_tokens` in one step."""
 
     def alignment(self, block_size: int) -> int:
-        """Every prefix length, in tokens, is a multiple of it."""
+        """Return the number of tokens of which every prefix length is a multiple."""
         return block_size
 
     def most_blocks(self, length: int, block_size: int) -> int:
-        """Entries that the block table keeps once `length` tokens are computed; those behind are given up, and new
-        ones may be appended in their place."""
+        """Return how many entries the block table keeps once `length` tokens are computed; those behind are given up,
+        and new ones may be appended in their place."""
         return UNBOUNDED
+
+    def longest_prefix(self, length: int, block_size: int) -> int:
+        """Return the longest prefix, of at most `length` tokens, that the blocks of a sequence serve once it has
+        computed so many."""
+        return self.full_blocks(length, length, block_size) * block_size
 
     # Where tokens lie.
 
     def num_blocks(self, length: int, block_size: int) -> int:
-        """Entries in the block table of a sequence of `length` tokens."""
+        """Return how many entries the block table of a sequence of `length` tokens has."""
         return -(-length // block_size)
 
+    def placed(self, entries: range, block_size: int) -> Sequence[int]:
+        """Return those of the table's `entries` that have a block until it is released; the others never have one."""
+        return entries
+
+    def entries_apart(self, block_size: int) -> int:
+        """Return the most entries from one that is `placed` to the next."""
+        return 1
+
+    def holds(self, entry: int, length: int, block_size: int) -> bool:
+        """Tell whether the block of a table entry holds something of the first `length` tokens, so that it has to be
+        copied before somebody else changes it."""
+        return entry * block_size < length
+
     def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:
-        """The longest sequence, in tokens, that `num_blocks` entries serve without another allocation.
+        """Return the longest sequence, in tokens, that `num_blocks` entries serve without another allocation.
 
         Args:
             num_slots: the length that the table was last extended to.
@@ -75,19 +108,19 @@ class Policy(ABC):
         return num_blocks * block_size
 
     def written_blocks(self, start: int, stop: int, block_size: int) -> range:
-        """Table entries that may change when tokens [`start`, `stop`) are computed."""
+        """Return the table entries that may change when tokens [`start`, `stop`) are computed."""
         return range(start // block_size, -(-stop // block_size)) if start < stop else range(0)
 
     def full_blocks(self, num_known: int, num_computed: int, block_size: int) -> int:
-        """Leading blocks that can be cached: the first `num_known` tokens filled them for good, and they hold that
-        still when `num_computed` tokens are computed."""
+        """Return how many leading blocks can be cached: the first `num_known` tokens filled them for good, and they
+        hold that still when `num_computed` tokens are computed."""
         return num_known // block_size
 
     def prefix_end(self, block: int, block_size: int) -> int:
-        """Tokens of the prefix that ends with `block`; among blocks last needed together the longest is evicted
-        first."""
+        """Return the tokens of the prefix that ends with `block`; among blocks last needed together the longest is
+        evicted first."""
         return (block + 1) * block_size
 
     def filled_tokens(self, block: int, length: int, block_size: int) -> int:
-        """Of the `block_size` tokens in a block, how many hold something when `length` are computed."""
+        """Return how many of the `block_size` tokens in a block hold something when `length` are computed."""
         return min(block_size, max(0, length - block * block_size))

@@ -32,7 +32,7 @@ class TokenBudget(Policy):
 
     @property
     def budget(self) -> int:
-        """Tokens that are kept."""
+        """Return how many tokens are kept."""
         return self.sink + self.recent + self.top
 
     def num_blocks(self, length: int, block_size: int) -> int:

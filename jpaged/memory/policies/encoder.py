@@ -55,6 +55,9 @@ class CrossAttention(Policy):
     def full_blocks(self, num_known: int, num_computed: int, block_size: int) -> int:
         return self.num_blocks(num_known, block_size)
 
+    def longest_prefix(self, length: int, block_size: int) -> int:
+        return length
+
     def prefix_end(self, block: int, block_size: int) -> int:
         return 0  # every prefix needs it
 

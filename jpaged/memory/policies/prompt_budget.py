@@ -17,6 +17,7 @@ class PromptBudget(Policy):
 
     Attributes:
         budget: tokens of a prompt that are kept; fewer are all kept.
+        prompt_tail: the prompt's last tokens, whose queries choose what is kept.
         prompt_tokens: length of the request's prompt; None = unknown, and nothing is dropped.
 
     Raises:
@@ -24,6 +25,7 @@ class PromptBudget(Policy):
     """
 
     budget: int
+    prompt_tail: int = 0
     prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -35,12 +37,12 @@ class PromptBudget(Policy):
 
     @property
     def dropped(self) -> int:
-        """Tokens of the prompt that are not kept."""
+        """Return how many tokens of the prompt are not kept."""
         return 0 if self.prompt_tokens is None else max(0, self.prompt_tokens - self.budget)
 
     @property
     def _drops_at(self) -> int:
-        """Length from which tokens are dropped."""
+        """Return the length from which tokens are dropped."""
         return self.prompt_tokens if self.prompt_tokens is not None and self.dropped else UNBOUNDED
 
     def num_blocks(self, length: int, block_size: int) -> int:

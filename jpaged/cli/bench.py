@@ -1,0 +1,203 @@
+"""Has the commands of ``jpaged bench``: measurements and simulations."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jpaged.cli.options import (
+    BlockSize,
+    Dtype,
+    ExpertParallel,
+    KVBytes,
+    KVCacheDtype,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Model,
+    PreemptionMode,
+    PrefixEviction,
+    Quantization,
+    Temperature,
+    TensorParallel,
+    bad_parameters,
+    build_llm,
+)
+
+app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
+
+
+@app.command()
+def throughput(
+    model: Model = "smollm2-135m",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all sent at once.")] = 64,
+    mean_input: Annotated[float, typer.Option(min=1, help="Mean prompt tokens (lognormal).")] = 160,
+    mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
+    sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and prompts.")] = 0,
+    dtype: Dtype = "float32",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    max_num_seqs: MaxNumSeqs = 64,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    block_size: BlockSize = 16,
+    kv_cache_memory_bytes: KVBytes = None,
+    preemption_mode: PreemptionMode = "recompute",
+    prefix_eviction: PrefixEviction = "aligned",
+    tensor_parallel_size: TensorParallel = 1,
+    enable_expert_parallel: ExpertParallel = False,
+) -> None:
+    """Measure output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
+    from jpaged.benchmarks.prompts import Lengths
+    from jpaged.benchmarks.throughput import run
+
+    llm = build_llm(
+        model,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        preemption_mode=preemption_mode,
+        prefix_eviction=prefix_eviction,
+        tensor_parallel_size=tensor_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
+    )
+    llm.warmup()
+    typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
+
+
+@app.command()
+def sharing(
+    model: Model = "smollm2-135m",
+    examples: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="JSON lines of en and de: translations to ask for; else GSM8K's questions."),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md and sharing.png (needs matplotlib).")] = None,
+) -> None:
+    """Measure what sharing saves: samples and beams of a prompt, shared prefixes, swapping against recomputation."""
+    from jpaged.benchmarks import sharing_report
+    from jpaged.benchmarks.prompts import questions, translations
+
+    _check_plots(docs)
+    pairs = translations(examples) if examples is not None else questions()
+    text, outputs, prefixes, returned = sharing_report.run(
+        model, pairs, num_prompts=num_prompts, output_tokens=output_tokens, seed=seed, say=typer.echo
+    )
+    typer.echo(text)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        sharing_report.plot(outputs, prefixes, returned, docs / "sharing.png")
+        (docs / "sharing.md").write_text(sharing_report.page(text, model), encoding="utf-8")
+
+
+@app.command()
+def speculative(
+    model: Model = "smollm2-135m",
+    ways: Annotated[
+        list[str] | None, typer.Option("--speculative", help="How drafts are made, as in `generate`; may be repeated.")
+    ] = None,
+    workloads: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder of specbench, gsm8k-test, rag-nq, mtbench, wmt16 files."
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 8,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an output.")] = 96,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which all engines take turns.")] = 3,
+    temperature: Temperature = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    dtype: Dtype = "float32",
+    max_model_len: MaxModelLen = None,
+) -> None:
+    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns."""
+    from jpaged.benchmarks import speculative as measure
+    from jpaged.benchmarks.speculative_prompts import speculative_prompts
+    from jpaged.sampling_params import SamplingParams
+
+    with bad_parameters():
+        prompts = speculative_prompts(workloads, num_prompts)
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "disable_log_stats": True,
+        "max_num_seqs": 64,
+    }
+    plain = build_llm(model, **settings)
+    drafting = {way: build_llm(model, speculative=way, **settings) for way in ways or ["ngram"]}
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=output_tokens)
+    measure.run(plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, say=typer.echo)
+
+
+@app.command()
+def memory(
+    trace: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="CSV of prompt_len, output_len: chats; may be repeated.")
+    ] = None,
+    long: Annotated[
+        Path | None, typer.Option(exists=True, help="The same, of long prompts, for models whose layers differ.")
+    ] = None,
+    conversations: Annotated[
+        Path | None, typer.Option(exists=True, help="The same with hash_ids, for prefix caching.")
+    ] = None,
+    num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
+) -> None:
+    """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
+    from jpaged.benchmarks import memory_report
+    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, read_trace
+
+    _check_plots(docs)
+    with bad_parameters():
+        chats = {path.stem: read_trace(path, 4 * num_requests) for path in trace or []}
+        far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
+        talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
+    sources = [*chats, long.stem if long else "drawn long prompts"]
+    sources.append(conversations.stem if conversations else "drawn conversations")
+    if not chats:
+        chats = {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
+        sources.insert(0, "drawn chats")
+    results = memory_report.run(chats, far, talks, say=typer.echo)
+    text = memory_report.tables(results)
+    typer.echo(text)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        memory_report.plot(results, docs / "memory.png")
+        (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")
+
+
+@app.command()
+def memory_real(
+    num_requests: Annotated[int, typer.Option(min=2, help="Requests, all sent at once: 256 tokens in, 128 out.")] = 12,
+    pool_mib: Annotated[int, typer.Option(min=1, help="MiB of KV memory.")] = 36,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, prompts and lengths.")] = 0,
+    docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
+) -> None:
+    """Run a Gemma-3-shaped random model in one pool size: the largest page for all layers against jpaged's layer
+    groups."""
+    from jpaged.benchmarks import memory_real as real
+
+    with bad_parameters():
+        runs = real.run(num_requests, pool_mib, seed, say=typer.echo)
+    typer.echo(real.table(runs))
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        (docs / "memory_real.md").write_text(real.page(runs, "jpaged bench memory-real"), encoding="utf-8")
+
+
+def _check_plots(docs: Path | None) -> None:
+    """Refuse `--docs` where nothing can be drawn, before minutes of measuring are lost."""
+    if docs is not None and find_spec("matplotlib") is None:
+        raise typer.BadParameter(f'--docs {docs} needs matplotlib: pip install -e ".[bench]"')

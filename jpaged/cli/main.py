@@ -1,0 +1,258 @@
+"""Has the commands of the command line: ``jpaged generate|chat|convert|plan|bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from jpaged import __version__
+from jpaged.cli.bench import app as bench
+from jpaged.cli.options import (
+    BlockSize,
+    DownloadDir,
+    Dtype,
+    ExpertParallel,
+    Frequency,
+    KVBytes,
+    KVCacheDtype,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MaxTokens,
+    MinP,
+    Model,
+    PreemptionMode,
+    PrefixEviction,
+    Presence,
+    Quantization,
+    Repetition,
+    Seed,
+    Speculative,
+    Stop,
+    Temperature,
+    TensorParallel,
+    TopK,
+    TopP,
+    bad_parameters,
+    build_llm,
+)
+from jpaged.cli.plan import plan
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(bench, name="bench")
+app.command()(plan)
+
+
+def _print_version(asked: bool) -> None:
+    """Print the version and end the program, if that was asked."""
+    if asked:
+        typer.echo(f"jpaged {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Serve large language models from JAX with paged KV memory."""
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
+    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file of one prompt a line.")] = None,
+    model: Model = "smollm2-135m",
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    n: Annotated[int, typer.Option(min=1, help="Outputs a prompt.")] = 1,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    repetition_penalty: Repetition = 1.0,
+    min_tokens: Annotated[int, typer.Option(min=0, help="No end before this many tokens.")] = 0,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
+    download_dir: DownloadDir = None,
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    block_size: BlockSize = 16,
+    max_num_seqs: MaxNumSeqs = 64,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    kv_cache_memory_bytes: KVBytes = None,
+    preemption_mode: PreemptionMode = "recompute",
+    prefix_eviction: PrefixEviction = "aligned",
+    speculative: Speculative = None,
+    tensor_parallel_size: TensorParallel = 1,
+    enable_expert_parallel: ExpertParallel = False,
+    stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it comes.")] = False,
+    memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
+) -> None:
+    """Complete one or many prompts in one batch and print the texts."""
+    texts = list(prompts or [])
+    if file is not None:
+        texts += _lines(file)
+    if not texts:
+        raise typer.BadParameter("give prompts, or --file with one a line")
+    if stream and len(texts) > 1:
+        raise typer.BadParameter(f"--stream shows one prompt, not {len(texts)}")
+    if stream and n > 1:
+        raise typer.BadParameter(f"--stream shows one output, not --n {n}")
+    params = _sampling(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        min_tokens=min_tokens,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+    )
+    llm = build_llm(
+        model,
+        download_dir=download_dir,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        preemption_mode=preemption_mode,
+        prefix_eviction=prefix_eviction,
+        speculative=speculative,
+        tensor_parallel_size=tensor_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
+    )
+    console = Console(highlight=False)
+    if stream:
+        console.print(texts[0], style="bold", end="", markup=False)
+        with bad_parameters():
+            _print_stream(llm, texts[0], params)
+    outputs = [] if stream else llm.generate(texts, params, on_error="return")
+    for output in outputs:
+        if output.error is not None:
+            console.rule(style="dim")
+            console.print(output.prompt, style="bold", markup=False)
+            console.print(f"refused: {output.error}", style="red", markup=False)
+        for completion in output.outputs:
+            console.rule(style="dim")
+            console.print(output.prompt, style="bold", end="", markup=False)
+            console.print(completion.text, markup=False)
+    if memory:
+        console.print(str(llm.memory_report()), markup=False)
+    if any(output.error is not None for output in outputs):
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    model: Model = "smollm2-135m",
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    download_dir: DownloadDir = None,
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    prefix_eviction: PrefixEviction = "aligned",
+    speculative: Speculative = None,
+    tensor_parallel_size: TensorParallel = 1,
+    enable_expert_parallel: ExpertParallel = False,
+) -> None:
+    """Talk to a model, one turn at a time; an empty line or end of input ends the conversation."""
+    params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    llm = build_llm(
+        model,
+        download_dir=download_dir,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=1 if speculative is None else 16,  # a draft takes a row of the batch
+        prefix_eviction=prefix_eviction,
+        speculative=speculative,
+        tensor_parallel_size=tensor_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
+    )
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            break
+        if not line.strip():
+            break
+        question = {"role": "user", "content": line}
+        try:
+            answer = _print_stream(llm, llm.chat_prompt([*messages, question]), params)
+        except ValueError as error:
+            typer.secho(f"refused: {error}", fg="red", err=True)
+            continue
+        messages += [question, {"role": "assistant", "content": answer}]
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+) -> None:
+    """Write a model as an Orbax checkpoint, which loads faster than its source."""
+    from jpaged.loading import convert_checkpoint
+
+    with bad_parameters():
+        convert_checkpoint(source, target, dtype=dtype, quantization=quantization)
+    typer.echo(f"wrote {target}")
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file that are not empty."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file} is not UTF-8: {error}") from error
+
+
+def _print_stream(llm: Any, prompt: Any, params: Any) -> str:
+    """Print the text as it comes; returns all of it."""
+    pieces = []
+    for delta in llm.stream(prompt, params):
+        pieces.append(delta.text)
+        typer.echo(delta.text, nl=False)
+    typer.echo()
+    return "".join(pieces)
+
+
+def _sampling(**values: Any) -> Any:
+    from jpaged.sampling_params import SamplingParams
+
+    with bad_parameters():
+        return SamplingParams(**values)
+
+
+if __name__ == "__main__":
+    app()

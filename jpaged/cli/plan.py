@@ -1,0 +1,77 @@
+"""Has the command ``jpaged plan``: will it fit, and how fast could it be, on hardware you do not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jpaged.cli.options import BlockSize, Dtype, ExpertParallel, KVCacheDtype, Quantization, bad_parameters
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Hub id, folder, config.json, .gguf file, smollm2-135m, or a published shape: llama-3.3-70b."
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="v5e-8, v6e-8, tpu7x-8, h200-8, a100, l4, t4, cpu, ...")] = None,
+    list_names: Annotated[bool, typer.Option("--list", help="Name the shapes and devices that are known.")] = False,
+    context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence, prompt and output.")] = 8192,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    block_size: BlockSize = 16,
+    enable_expert_parallel: ExpertParallel = False,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Token budget of a step; default: 512, or --concurrency if that is more.")
+    ] = None,
+    memory_utilization: Annotated[
+        float, typer.Option(help="Share of the memory that weights, temporaries and pool may take.")
+    ] = 0.9,
+    memory_bytes: Annotated[
+        int | None, typer.Option(min=1, help="That programs may take of each device; default: the device's.")
+    ] = None,
+    compiler_env: Annotated[
+        Path | None, typer.Option(help="Virtual environment with libtpu or the CUDA plugin (scripts/aot_env.sh).")
+    ] = None,
+) -> None:
+    """Compile a model's step for a device, without weights: memory, sequences that fit, speed it allows.
+
+    Exits with 1 where the model does not fit, with 3 where the compiler failed.
+    """
+    from jpaged.planning import DEVICES, published_shapes
+    from jpaged.planning import plan as make_plan
+
+    if list_names:
+        typer.echo(f"shapes (--model): {', '.join(published_shapes())}")
+        typer.echo(f"devices (--device): {', '.join(DEVICES)}")
+        return
+    if model is None or device is None:
+        raise typer.BadParameter(f"{'--model' if model is None else '--device'} is needed; --list names those known")
+    try:
+        with bad_parameters():
+            made = make_plan(
+                model,
+                device,
+                context=context,
+                concurrency=concurrency,
+                dtype=dtype,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                block_size=block_size,
+                enable_expert_parallel=enable_expert_parallel,
+                max_num_batched_tokens=max_num_batched_tokens,
+                memory_utilization=memory_utilization,
+                memory_bytes=memory_bytes,
+                compiler_env=compiler_env,
+            )
+    except RuntimeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(3) from error
+    typer.echo(str(made))
+    if not made.fits:
+        raise typer.Exit(1)

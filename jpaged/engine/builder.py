@@ -1,0 +1,179 @@
+"""From settings to a running engine: mesh, weights, pool, scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from jpaged.config import EngineConfig
+from jpaged.distributed import Follower, Leader, join
+from jpaged.engine.compute_dtype import check_compute_dtype
+from jpaged.engine.engine import Engine
+from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
+from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
+from jpaged.engine.startup import tell_loaded, tell_pool
+from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_mesh, platform
+from jpaged.execution.gpu_share import claim_gpu_share
+from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.loading import load_model
+from jpaged.memory import MemoryManager
+from jpaged.model_api import CausalLM
+from jpaged.scheduling import Scheduler
+from jpaged.scheduling.speculation import Speculation
+from jpaged.text.input_processor import InputProcessor
+from jpaged.text.output_processor import OutputProcessor
+
+DEFAULT_SWAP_LIMIT = 4 << 30
+"""Most host memory for swapped blocks without being asked for."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine, what makes its requests and outputs, and what was learnt of its model on the way."""
+
+    engine: Engine
+    input_processor: InputProcessor
+    output_processor: OutputProcessor
+    model_config: Any
+    tokenizer: Any
+    dtype: Any
+    model: CausalLM
+    sampling: Mapping[str, Any]
+
+
+class _Shapes(TypedDict):
+    """Bounds of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def build_engine(config: EngineConfig) -> Built:
+    """Load the model, size the pool and put the engine together.
+
+    In a run of several processes this returns in process 0; the others do what it says until it ends.
+
+    Raises:
+        ValueError: see `jpaged.LLM`.
+        SystemExit: process 0 ended.
+        ProcessLost: a process is gone.
+    """
+    enable_compilation_cache()
+    claim_gpu_share()
+    part = join(config)
+    if part is None:
+        return _build(config, None)
+    try:
+        return _build(config, part)
+    except Exception as error:
+        part.fail(error)
+        raise
+
+
+def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
+    mesh = make_mesh(config.tensor_parallel_size, config.data_parallel_size)
+    check_compute_dtype(config.dtype, platform(mesh))
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        mesh=mesh,
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel=config.enable_expert_parallel,
+        tokenizer=config.tokenizer,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        generation_config=config.generation_config,
+    )
+    if config.speculative is not None:
+        check_speculation(config.speculative, loaded.model, part is not None)
+    drafting = draft_source(config, loaded)
+    vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
+    shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}
+    spec = plan_memory(
+        config,
+        loaded.model,
+        loaded.graphdef,
+        loaded.params,
+        mesh,
+        max_model_len=max_model_len,
+        dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh, config.block_size),
+        draft_groups=drafting.groups,
+    ).spec
+    if part is not None:
+        spec = spec.resized(part.smallest(spec.device_bytes))
+    runner = Runner(
+        loaded.graphdef,
+        loaded.params,
+        spec,
+        mesh,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        can_swap=config.preemption_mode != "recompute",
+        deterministic=config.deterministic,
+        verifies=config.speculative is not None,
+        draft=drafting.program,
+        **shapes,
+    )
+    if isinstance(part, Follower):
+        part.follow(runner)
+    if isinstance(part, Leader):
+        part.lead(runner)
+    speculation = None
+    if config.speculative is not None:
+        speculation = make_speculation(config.speculative, platform(mesh), drafting.share)
+    schedulers = [_scheduler(config, spec, max_model_len, speculation) for _ in range(config.data_parallel_size)]
+    engine = Engine(schedulers, runner, max_model_len=max_model_len)
+    inputs = InputProcessor(
+        loaded.tokenizer,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        eos_token_ids=loaded.eos_token_ids,
+        max_logprobs=config.max_logprobs,
+        data_parallel_size=config.data_parallel_size,
+        seed=config.seed,
+    )
+    engine.stats_log.enabled = not config.disable_log_stats
+    tell_loaded(loaded, config)
+    tell_pool(engine.memory, spec, config, max_model_len)
+    return Built(
+        engine=engine,
+        input_processor=inputs,
+        output_processor=OutputProcessor(loaded.tokenizer),
+        model_config=loaded.config,
+        tokenizer=loaded.tokenizer,
+        dtype=loaded.dtype,
+        model=loaded.model,
+        sampling=loaded.sampling,
+    )
+
+
+def _scheduler(config: EngineConfig, spec: PoolSpec, max_model_len: int, speculation: Speculation | None) -> Scheduler:
+    """Return a replica's scheduler, with the memory of its pool."""
+    memory = MemoryManager(
+        spec.layout,
+        watermark=config.watermark,
+        prefix_caching=config.enable_prefix_caching,
+        prefix_eviction=config.prefix_eviction,
+        max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
+        swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
+    )
+    return Scheduler(
+        memory,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        policy=config.scheduling_policy,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        preemption_mode=config.preemption_mode,
+        speculation=speculation,
+    )
+
+
+def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
+    if config.preemption_mode == "recompute":
+        return 0
+    if config.swap_space_bytes is not None:
+        return config.swap_space_bytes
+    return min(pool_bytes, DEFAULT_SWAP_LIMIT if config.swap_space is None else int(config.swap_space * (1 << 30)))

@@ -1,0 +1,305 @@
+"""The engine's loop: schedule, dispatch, read back, one step ahead of the host."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from jpaged.engine.interrupts import signals_held
+from jpaged.engine.pinned_prefixes import PinnedPrefixes
+from jpaged.engine.process import check_process
+from jpaged.engine.replica import Replica
+from jpaged.engine.snapshot import take_snapshot
+from jpaged.engine.stats import Counters, EngineStats
+from jpaged.engine.stats_log import StatsLog, watched
+from jpaged.execution import Runner
+from jpaged.memory import MemoryManager
+from jpaged.scheduling import Request, Scheduler, Status
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Takes requests and runs them to their ends. It knows tokens only: `jpaged.text` makes requests and reads them.
+
+    An exception, Ctrl-C included, may leave any method at any moment, and the engine goes on afterwards: signals wait
+    while its state is half changed, and where another exception comes between, or the device fails, the requests that
+    are left are computed again from their tokens, over an empty pool. Prefixes that were pinned are computed and pinned
+    again then before anything else is returned.
+
+    Args:
+        schedulers: one a replica; each request goes to the one with the fewest unfinished sequences.
+        max_model_len: most tokens of a sequence, prompt and output.
+    """
+
+    def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
+        self.replicas = [Replica(scheduler, max_model_len) for scheduler in schedulers]
+        self.runner = runner
+        self.max_model_len = max_model_len
+        self.stats = Counters()
+        self.stats_log = StatsLog()
+        self._homes: dict[int, Replica] = {}
+        self._requests: dict[int, Request] = {}
+        self._finished: list[Request] = []  # to be returned by `step`
+        self._changing = False
+        self._host_is_whole = self._device_is_whole = True
+        self._closed = False
+        self._late_aborts: list[Request] = []
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._prefixes = PinnedPrefixes(self.replicas, self._change, self._compute)
+
+    @property
+    def turn(self) -> threading.RLock:
+        """Return the lock that whoever uses the engine has to hold: one thread at a time.
+
+        Raises:
+            RuntimeError: this process is a fork of the one that made the engine.
+        """
+        check_process(self._process)
+        return self._lock
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Return the first replica's scheduler, mostly the only one."""
+        return self.replicas[0].scheduler
+
+    @property
+    def memory(self) -> MemoryManager:
+        """Return the first replica's memory, mostly that of the only one."""
+        return self.replicas[0].memory
+
+    def add(self, request: Request) -> None:
+        """Queue a request, and those for its later outputs.
+
+        Raises:
+            ValueError: it could never fit the pool.
+        """
+        try:
+            for part in request.parts:
+                self._add_to(min(self.replicas, key=lambda replica: replica.load), part)
+        except BaseException:
+            self.abort(request)
+            raise
+
+    def _add_to(self, replica: Replica, request: Request) -> None:
+        with self._change(refusal=ValueError):
+            replica.add(request)
+            self._homes[request.request_id] = replica
+            self._requests[request.request_id] = request
+
+    @property
+    def has_work(self) -> bool:
+        if self._late_aborts and not self._changing:
+            self.abort()
+        return any(replica.has_work for replica in self.replicas)
+
+    def snapshot(self) -> EngineStats:
+        """Return counters and gauges as they are now; any thread may ask."""
+        return take_snapshot(self.replicas, self.runner.worker.compilations, self.stats)
+
+    def step(self) -> list[Request]:
+        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished."""
+        self._prefixes.pin_again()
+        self._advance()
+        if not self.has_work:
+            self.give_back_memory()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def give_back_memory(self) -> None:
+        """Return pages that hold nothing, used or cached, to the system; they take memory again when written."""
+        with self._change():
+            if self._device_is_whole and not self._closed:
+                self.runner.give_back([replica.memory.take_vacated_pages() for replica in self.replicas])
+
+    @watched
+    def _advance(self) -> None:
+        for replica in self.replicas:
+            while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
+                self._read_back(replica)
+        with self._change():
+            if not self._device_is_whole:
+                self._restart_device()
+            scheduled = [replica.scheduler.schedule() for replica in self.replicas]
+            dispatched = self.runner.dispatch_all(scheduled)
+            for replica, step, in_flight in zip(self.replicas, scheduled, dispatched, strict=True):
+                replica.watch_memory(step)
+                replica.scheduler.dispatched(step)
+                if in_flight is not None:
+                    replica.in_flight.append(in_flight)
+            self.stats.num_steps += any(step.chunks for step in scheduled)
+            self.stats.num_tokens += sum(step.num_tokens for step in scheduled)
+        for replica, newest in zip(self.replicas, dispatched, strict=True):
+            while replica.in_flight and replica.in_flight[0] is not newest:
+                self._read_back(replica)
+
+    def close(self) -> None:
+        """Abort all requests and free the devices' memory; after that the engine has no work and takes none.
+
+        A process that was forked off leaves the devices to the one that made the engine.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            try:
+                self.abort(*self._requests.values())
+                for replica in self.replicas:
+                    replica.in_flight.clear()
+                    replica.memory.swap_space.take_dropped()
+                self._device_is_whole = True
+            finally:
+                self._closed = True
+                self.runner.worker.close()
+
+    def reset_peak(self) -> None:
+        """Forget the busiest step of each replica."""
+        for replica in self.replicas:
+            replica.reset_peak()
+
+    def _read_back(self, replica: Replica) -> None:
+        """Wait for the oldest step in flight and take it in. It stays in flight when the wait is interrupted."""
+        in_flight = replica.in_flight[0]
+        try:
+            scores = [] if in_flight.scores is None else in_flight.scores.wait()
+            results = in_flight.wait()
+        except Exception:  # the device failed, and what was dispatched since goes on from this step
+            with signals_held:
+                self._mend()
+            raise
+        with self._change():
+            if not replica.in_flight or replica.in_flight[0] is not in_flight:
+                return  # a stream was closed meanwhile, and nobody waits for the step any more
+            replica.in_flight.popleft()
+            for (request, position), logprob, ranking in scores:
+                request.prompt_logprobs[position] = logprob, ranking
+            self.stats.read(in_flight.step)
+            speculation = replica.scheduler.speculation
+            accepted = 0 if speculation is None else speculation.num_accepted
+            finished = replica.scheduler.update(in_flight.step, *results)
+            if speculation is not None:
+                self.stats.num_output_tokens += speculation.num_accepted - accepted
+            for request in finished:
+                self._let_go(request)
+            self._finished += finished
+            if not replica.has_work:
+                replica.in_flight.clear()
+
+    def _let_go(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._homes.pop(request.request_id).let_go(request)
+
+    def drop(self, requests: list[Request]) -> None:
+        """Abort requests without waiting for a turn: where another thread has it, at the end of what that is doing.
+
+        The garbage collector closes streams in any thread, also in one that the thread with the turn waits for.
+        """
+        if os.getpid() != self._process:
+            return
+        if not self._lock.acquire(blocking=False):
+            self._late_aborts += [part for request in requests for part in request.parts]
+            return
+        try:
+            self.abort(*requests)
+        finally:
+            self._lock.release()
+
+    def abort(self, *requests: Request) -> None:
+        """Drop requests, those for their later outputs too; their blocks are free at once. Those that are finished, or
+        were never added, are left alone.
+
+        Where the engine is being changed already, as when the garbage collector closes a stream in the middle of a
+        step, they are dropped at the end of that.
+        """
+        if self._changing:
+            self._late_aborts += [part for request in requests for part in request.parts]
+            return
+        with self._change():
+            for request in requests:
+                for part in request.parts:
+                    self._abort(part)
+
+    def _abort(self, request: Request) -> None:
+        self._requests.pop(request.request_id, None)
+        home = self._homes.pop(request.request_id, None)
+        if home is not None:
+            home.scheduler.abort(request)
+            home.let_go(request)
+            if not home.has_work:
+                home.in_flight.clear()
+
+    # ------------------------------------------------------------------ when something goes wrong
+
+    @contextmanager
+    def _change(self, refusal: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """Do what stands within as a whole: after an exception in it the engine is mended.
+
+        Args:
+            refusal: exception that is raised only before anything has changed.
+        """
+        with signals_held:
+            if not self._host_is_whole:
+                self._mend()
+            self._changing, self._host_is_whole = True, False
+            try:
+                yield
+                while self._late_aborts:
+                    self._abort(self._late_aborts.pop())
+                self._host_is_whole = True
+            except refusal:
+                self._host_is_whole = True
+                raise
+            except BaseException:
+                self._mend()
+                raise
+            finally:
+                self._changing = False
+
+    def _mend(self) -> None:
+        """Go on from the requests' tokens: everything that was computed, or may have been, is forgotten."""
+        self._host_is_whole = self._device_is_whole = False
+        for replica in self.replicas:
+            replica.restart()
+        for request in list(self._requests.values()):
+            if request.status is Status.FINISHED:
+                self._let_go(request)
+                self._finished.append(request)
+        for replica in self.replicas:
+            mine = (request for key, request in self._requests.items() if self._homes[key] is replica)
+            replica.load = sum(len(request.sequences) for request in mine)
+        self._host_is_whole = True
+        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", len(self._requests))
+        try:
+            self._restart_device()
+        except Exception:
+            logger.exception("the device cannot begin anew; the next step tries again")
+
+    def _restart_device(self) -> None:
+        self.runner.worker.restart()
+        self._device_is_whole = True
+
+    def pin_prefix(self, seq_id: int, requests: list[Request]) -> int:
+        """Keep the KV of a prefix in each replica's pool until `unpin`; see `PinnedPrefixes.pin`.
+
+        Raises:
+            RuntimeError: requests are running, which were promised the memory.
+        """
+        if self.has_work:
+            raise RuntimeError("pin_prefix() is refused while requests run, which were promised the memory")
+        return self._prefixes.pin(seq_id, requests)
+
+    def unpin(self, seq_id: int) -> None:
+        """Let a prefix be evicted again, in every replica; see `PinnedPrefixes.unpin`."""
+        self._prefixes.unpin(seq_id)
+
+    def _compute(self, replica: Replica, request: Request) -> None:
+        """Run a request to its end in a replica; others go on beside it."""
+        try:
+            self._add_to(replica, request)
+            while request.status is not Status.FINISHED:
+                self._advance()
+        finally:
+            self.abort(request)

@@ -1,0 +1,184 @@
+"""What an engine takes of each device: weights, temporaries, pool. `jpaged.LLM` and `jpaged plan` both ask here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.config import EngineConfig
+from jpaged.execution import PoolSpec
+from jpaged.execution.caches.base import BlockFormat, group_specs
+from jpaged.execution.caches.registry import layer_caches
+from jpaged.execution.device_memory import (
+    DeviceMemory,
+    ProgramSize,
+    device_bytes,
+    device_memory,
+    pool_bytes,
+    program_size,
+)
+from jpaged.execution.kv_dtype import rows_tile
+from jpaged.execution.lowering import StepPrograms
+from jpaged.memory import GroupSpec
+from jpaged.model_api import CausalLM, LayerGroup
+from pallas_kernels.platform import Impl
+
+DEFAULT_MAX_MODEL_LEN = 2048
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One device's share of an engine.
+
+    Attributes:
+        spec: the pool.
+        weight_bytes: size of the parameters.
+        useful_bytes: size of a pool in which max_num_seqs sequences of max_model_len tokens never wait for memory.
+        memory: the memory that the device has.
+        programs: programs that were compiled to learn how much to leave for temporaries; none on CPU or where the
+            pool's size was given.
+    """
+
+    spec: PoolSpec
+    weight_bytes: int
+    useful_bytes: int
+    memory: DeviceMemory
+    programs: tuple[ProgramSize, ...]
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Return the bytes that are left for the largest program."""
+        return max((program.temporary_bytes for program in self.programs), default=0)
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: CausalLM,
+    graphdef: nnx.GraphDef,
+    params: Any,
+    mesh: Mesh,
+    *,
+    max_model_len: int,
+    dtype: Any,
+    draft_groups: Sequence[LayerGroup] = (),
+    memory: DeviceMemory | None = None,
+    kernel_impl: Impl | None = None,
+    measure: Callable[[StepPrograms], tuple[ProgramSize, ...]] | None = None,
+) -> MemoryPlan:
+    """Size the pool; where temporaries count, the largest step and sampler are compiled.
+
+    Args:
+        model: the model, with shapes for arrays.
+        params: arrays on `mesh`, or shapes with shardings.
+        max_model_len: most tokens of a sequence, see `resolve_max_model_len`.
+        dtype: dtype of the KV.
+        draft_groups: layer groups of a draft model, which lie in the same pool.
+        memory: a device's memory; by default what the mesh's first device has now.
+        kernel_impl: version of the kernels, see `StepPrograms`.
+        measure: finds what programs need; by default `compile_largest`.
+
+    Raises:
+        ValueError: weights and temporaries leave no room, or not for one large page; or the settings do not fit
+            the model.
+    """
+    memory = device_memory(mesh, params) if memory is None else memory
+    form = BlockFormat(
+        config.block_size,
+        jnp.dtype(dtype),
+        config.tensor_parallel_size,
+        rows_tile(mesh),
+        config.state_interval,
+    )
+    caches = layer_caches([*config.layer_groups(model.layer_groups), *draft_groups], form)
+    useful, of_one = (
+        _useful_bytes(group_specs(caches), sequences, max_model_len, config.watermark)
+        for sequences in (config.max_num_seqs, 1)
+    )
+
+    def size(temporary_bytes: int) -> int:
+        return pool_bytes(
+            memory,
+            requested=config.kv_cache_memory_bytes,
+            memory_utilization=config.memory_utilization,
+            temporary_bytes=temporary_bytes,
+            useful_bytes=useful,
+            sequence_bytes=of_one,
+        )
+
+    sizes: tuple[ProgramSize, ...] = ()
+    if not memory.is_host and config.kv_cache_memory_bytes is None:
+        # Temporaries do not depend on the pool's size: a pool of half the room leaves them the other half.
+        programs = step_programs(
+            config,
+            model,
+            graphdef,
+            params,
+            PoolSpec.plan(caches, size(0) // 2),
+            mesh,
+            max_model_len=max_model_len,
+            kernel_impl=kernel_impl,
+        )
+        sizes = (measure or compile_largest)(programs)
+    temporary = max((program.temporary_bytes for program in sizes), default=0)
+    spec = PoolSpec.plan(caches, size(temporary))
+    return MemoryPlan(spec, device_bytes(params), useful, memory, sizes)
+
+
+def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
+    """Compile the programs that need most beside weights and pool, and return what they need."""
+    return program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler())
+
+
+def step_programs(
+    config: EngineConfig,
+    model: CausalLM,
+    graphdef: nnx.GraphDef,
+    params: Any,
+    spec: PoolSpec,
+    mesh: Mesh,
+    *,
+    max_model_len: int,
+    kernel_impl: Impl | None = None,
+) -> StepPrograms:
+    """Return the programs of an engine with these settings and this pool."""
+    return StepPrograms(
+        graphdef=graphdef,
+        params=params,
+        spec=spec,
+        mesh=mesh,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        vocab_size=model.vocab_size,
+        kernel_impl=kernel_impl,
+    )
+
+
+def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
+    """Return the most tokens of a sequence: what was asked for, or a default within what the model was trained for.
+
+    Raises:
+        ValueError: more is asked for than the model was trained for.
+    """
+    limit = getattr(model_config, "max_position_embeddings", None)
+    if asked is None:
+        return min(DEFAULT_MAX_MODEL_LEN, limit or DEFAULT_MAX_MODEL_LEN)
+    if limit is not None and asked > limit:
+        raise ValueError(f"max_model_len={asked} is above the model's max_position_embeddings={limit}")
+    return asked
+
+
+def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int, watermark: float) -> int:
+    """Return the bytes with which max_num_seqs sequences of max_model_len tokens never wait for memory."""
+    one = 0
+    for spec in specs:
+        policy, size = spec.policy, spec.block_size
+        entries = max(math.ceil(max_model_len / size), policy.num_blocks(max_model_len, size))
+        one += len(policy.placed(range(entries), size)) * spec.real_bytes
+    return math.ceil(one * max_num_seqs / (1 - watermark) * 1.02)

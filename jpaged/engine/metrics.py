@@ -1,0 +1,96 @@
+"""An engine's statistics as a list of named metrics, in the shape that vLLM's `get_metrics` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jpaged.engine.stats import STEP_BOUNDS, EngineStats
+
+PREFIX = "jpaged:"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What all metrics have.
+
+    Attributes:
+        name: begins with `PREFIX`; vLLM's name follows where vLLM has the metric.
+        labels: tell metrics of one name apart.
+    """
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Counter(Metric):
+    """A number that only grows."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Gauge(Metric):
+    """A number as it is now."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Histogram(Metric):
+    """How often values came, by size.
+
+    Attributes:
+        count: number of values.
+        sum: sum of all values.
+        buckets: number of values that were at most each bound; the bounds are texts, the last is "+Inf".
+    """
+
+    count: int
+    sum: float
+    buckets: Mapping[str, int]
+
+
+def metrics_of(stats: EngineStats) -> list[Metric]:
+    """Name every number of a snapshot."""
+    gauges = {
+        "num_requests_running": stats.num_running,
+        "num_requests_waiting": stats.num_waiting,
+        "num_requests_swapped": stats.num_swapped,
+        "kv_cache_usage_perc": stats.kv_cache_usage,
+    }
+    counters = {
+        "prompt_tokens": stats.num_prompt_tokens,
+        "generation_tokens": stats.num_output_tokens,
+        "computed_tokens": stats.num_computed_tokens,
+        "prefix_cache_queries": stats.prefix_queries,
+        "prefix_cache_hits": stats.prefix_hits,
+        "spec_decode_num_drafts": stats.num_drafts,
+        "spec_decode_num_draft_tokens": stats.num_draft_tokens,
+        "spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
+        "num_preemptions": stats.num_preemptions,
+        "compiled_shapes": stats.num_compiled,
+        "compile_seconds": stats.compile_seconds,
+        "recompiled_shapes": stats.num_recompiles,
+    }
+    metrics: list[Metric] = [Gauge(PREFIX + name, value) for name, value in gauges.items()]
+    for blocks in stats.blocks:
+        for state in ("used", "evictable", "empty"):
+            labels = {"group": blocks.name, "state": state}
+            metrics.append(Gauge(f"{PREFIX}kv_blocks", getattr(blocks, state), labels=labels))
+    metrics += [Counter(PREFIX + name, value) for name, value in counters.items()]
+    for way, count in (("recompute", stats.num_recomputes), ("swap", stats.num_swaps)):
+        metrics.append(Counter(f"{PREFIX}preemptions_by_way", count, labels={"way": way}))
+    for reason, count in stats.finished.items():
+        metrics.append(Counter(f"{PREFIX}request_success", count, labels={"finished_reason": reason}))
+    metrics.append(_steps(stats))
+    return metrics
+
+
+def _steps(stats: EngineStats) -> Histogram:
+    times, total, buckets = stats.step_times, 0, {}
+    for bound, count in zip([*map(str, STEP_BOUNDS), "+Inf"], times.buckets, strict=True):
+        total += count
+        buckets[bound] = total
+    return Histogram(f"{PREFIX}step_time_seconds", times.count, times.total, buckets)

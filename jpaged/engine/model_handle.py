@@ -1,0 +1,195 @@
+"""What `jpaged.LLM` holds of a model: its engine, weights, tokenizer and defaults, cached prefixes and memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from jpaged.config import EngineConfig
+from jpaged.engine.handle import EngineHandle
+from jpaged.engine.progress import warmup_progress
+from jpaged.memory import MemoryReport
+from jpaged.outputs import PinnedPrefix
+from jpaged.sampling_params import SamplingParams
+from jpaged.text.input_processor import PREFILL_ONLY
+from jpaged.text.prompt import Prompt
+from jpaged.validation import boolean
+
+if TYPE_CHECKING:
+    from jpaged.engine.builder import Built
+
+logger = logging.getLogger(__name__)
+
+
+class ModelHandle(EngineHandle):
+    """Holds an engine and what was learnt of its model; it does everything that `jpaged.LLM` does beside generating.
+
+    Attributes:
+        config: the engine's settings.
+        model_config: what the checkpoint says of the model.
+        tokenizer: a transformers tokenizer; None where the model has none.
+    """
+
+    def __init__(self, config: EngineConfig, built: Built) -> None:
+        self.config = config
+        self.model_config = built.model_config
+        self.tokenizer = built.tokenizer
+        self.input_processor = built.input_processor
+        self.output_processor = built.output_processor
+        self._dtype = built.dtype
+        self._model = built.model
+        self._sampling = built.sampling
+        super().__init__(built.engine)
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer, which is transformers'.
+
+        Raises:
+            ValueError: the model has none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.config.model} has no tokenizer; tokenizer= takes another model's")
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what requests without SamplingParams get: what generation_config.json advises, and else vLLM's
+        defaults."""
+        return SamplingParams(**self._sampling)
+
+    # ------------------------------------------------------------------ the engine's state
+
+    def warmup(self, *, use_tqdm: bool = True) -> int:
+        """Compile every shape the engine can meet and return how many there are. Later compilations count as
+        recompiles.
+
+        With ``enforce_eager=True`` nothing is compiled ahead.
+        """
+        with self._engine.turn:
+            if self._engine.has_work:
+                raise RuntimeError("warmup() is refused while requests run")
+            runner, start = self._engine.runner, time.monotonic()
+            if self.config.enforce_eager:
+                return runner.worker.num_compiled
+            with warmup_progress(runner.num_warmup, use_tqdm) as advance:
+                for name in runner.warmup():
+                    advance(name)
+            logger.info("compiled %d shapes in %.1f s", runner.worker.num_compiled, time.monotonic() - start)
+            return runner.worker.num_compiled
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the most tokens of a sequence, prompt and output."""
+        return self._engine.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids; every id is below it."""
+        return self.input_processor.vocab_size
+
+    @property
+    def dtype(self) -> Any:
+        """Return the dtype of activations and of weights that are not quantised."""
+        return self._dtype
+
+    @property
+    def num_recompiles(self) -> int:
+        """Return how many shapes were compiled after `warmup`."""
+        return self._engine.runner.worker.num_recompiles
+
+    @property
+    def params(self) -> Any:
+        """Return the weights: a pytree of sharded arrays."""
+        with self._engine.turn:
+            return self._engine.runner.worker.model.params
+
+    def update_params(self, new: Any, *, cast: bool = False) -> None:
+        """Replace the weights in place, as an RL loop does after each optimiser step.
+
+        Args:
+            new: a pytree with the structure, shapes and dtypes of `params`, which is placed on the engine's devices as
+                they are. Or a state dict: all tensors of the model by the names of its Hugging Face checkpoint, in
+                arrays of NumPy, JAX, PyTorch or any library that NumPy understands. The devices hold the old weights
+                too until it is read.
+            cast: whether other floating dtypes are changed to the engine's, and a state dict is quantised as the
+                engine's weights are.
+
+        Raises:
+            ValueError: a leaf or tensor differs, the first of which is named; the old weights stay.
+            RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights; or the
+                weights lie on several hosts, of which only this one has the new.
+        """
+        from jpaged.loading import state_dict  # imports jax, which takes a second
+
+        boolean("cast", cast)
+        with self._engine.turn:
+            if self._engine.has_work or any(replica.pins.seq_ids for replica in self._engine.replicas):
+                raise RuntimeError(
+                    "update_params() is refused while requests run or prefixes are pinned, whose KV belongs to the old "
+                    "weights"
+                )
+            model, mesh = self._engine.runner.worker.model, self._engine.runner.mesh
+            if state_dict.is_state_dict(new):
+                layout = {"dtype": self._dtype, "quantization": self.config.quantization, "cast": cast}
+                new = state_dict.params_of(new, self._model, model.params, mesh, **layout)
+            elif cast:
+                new = state_dict.cast_like(new, model.params)
+            self._engine.runner.worker.update_params(new)
+            self.reset_prefix_cache()  # cached KV belongs to the old weights
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV; return False, with nothing done, while requests run or prefixes are pinned."""
+        with self._engine.turn:
+            if self._engine.has_work:
+                return False
+            forgotten = all(replica.memory.reset_prefix_cache() for replica in self._engine.replicas)
+            self._engine.give_back_memory()
+            return forgotten
+
+    def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
+        """Keep the KV of a prompt's whole blocks in the pool until `unpin`, computing it if need be, for prompts that
+        begin with it and go on (the shared prefix a provider registers; PagedAttention, section 4.4). Of several
+        replicas, each keeps it.
+
+        Args:
+            cache_salt: salt that prompts must have to share the prefix; it may stand in the prompt's mapping instead.
+
+        Raises:
+            ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
+                for a sequence of max_model_len tokens.
+            RuntimeError: requests are running.
+        """
+        inputs = self.input_processor
+        prefix = inputs.prefix(prompt, cache_salt)
+        seq_id = inputs.new_seq_id()
+        with self._engine.turn:
+            requests = [inputs.request(prefix, PREFILL_ONLY) for _ in self._engine.replicas]
+            return PinnedPrefix(seq_id, self._engine.pin_prefix(seq_id, requests))
+
+    def unpin(self, pinned: PinnedPrefix) -> None:
+        """Let a pinned prefix be evicted again; ValueError when it is not pinned any more."""
+        if not isinstance(pinned, PinnedPrefix):
+            raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
+        with self._engine.turn:
+            self._engine.unpin(pinned.seq_id)
+
+    def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
+        """Return who holds the pool's blocks; `str()` of it is a table.
+
+        Args:
+            peak: whether to show the busiest step so far (to within 5 % of its blocks) instead of now.
+            replica: number of the replica whose pool is shown, below data_parallel_size.
+
+        Raises:
+            ValueError: there is no such replica.
+        """
+        with self._engine.turn:
+            if not 0 <= replica < len(self._engine.replicas):
+                raise ValueError(f"replica={replica} is not one of the {len(self._engine.replicas)} replicas")
+            one = self._engine.replicas[replica]
+            return (one.peak_report if peak else None) or one.memory.report()
+
+    def reset_peak(self) -> None:
+        """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""
+        with self._engine.turn:
+            self._engine.reset_peak()

@@ -1,0 +1,128 @@
+"""Driving an engine from the caller's thread: a batch to its end, or a stream of what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Literal
+
+from jpaged.engine.engine import Engine
+from jpaged.engine.progress import GenerationProgress
+from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.scheduling import Request
+from jpaged.text.input_processor import InputProcessor
+from jpaged.text.output_processor import OutputProcessor, refused
+from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization
+from jpaged.text.token_reader import TokenReader
+from jpaged.validation import boolean
+
+OnError = Literal["raise", "return"]
+
+
+def answer(
+    engine: Engine,
+    inputs: InputProcessor,
+    outputs: OutputProcessor,
+    batch: Sequence[Prompt | Conversation],
+    params: Sequence[SamplingParams | BeamSearchParams],
+    ranks: Sequence[int | None],
+    use_tqdm: bool,
+    on_error: OnError,
+    tokenization: Tokenization = DEFAULT,
+) -> list[RequestOutput]:
+    """Run a batch to its end and return one output a prompt, see `LLM.generate`."""
+    boolean("use_tqdm", use_tqdm)
+    if on_error not in ("raise", "return"):
+        raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
+    entries: list[Request | RequestOutput] = []
+
+    def refuse(number: int, error: ValueError) -> RequestOutput:
+        if on_error == "raise":
+            raise ValueError(f"prompt {number}: {error}") from error
+        return refused(batch[number], str(error))
+
+    for i, (prompt, param, rank) in enumerate(zip(batch, params, ranks, strict=True)):
+        try:
+            entries.append(inputs.process(prompt, param, rank, tokenization=tokenization))
+        except ValueError as error:
+            entries.append(refuse(i, error))
+    requests = [entry for entry in entries if isinstance(entry, Request)]
+    with engine.turn:
+        try:
+            for i, entry in enumerate(entries):
+                if isinstance(entry, Request):
+                    try:
+                        engine.add(entry)
+                    except ValueError as error:
+                        entries[i] = refuse(i, error)
+            _run(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
+        finally:
+            engine.abort(*requests)  # leaves nothing behind when a prompt was refused or the user interrupted
+    return [outputs.whole(entry) if isinstance(entry, Request) else entry for entry in entries]
+
+
+def stream(
+    engine: Engine,
+    inputs: InputProcessor,
+    outputs: OutputProcessor,
+    batch: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    ranks: Sequence[int | None],
+) -> Generator[StreamDelta, None, None]:
+    """Check a batch, then give what is new as it comes, see `LLM.stream`."""
+    requests = []
+    for i, (prompt, param, rank) in enumerate(zip(batch, params, ranks, strict=True)):
+        try:
+            requests.append(inputs.process(prompt, param, rank, streamed=True))
+        except ValueError as error:
+            raise ValueError(f"prompt {i}: {error}") from error
+        if param.prompt_logprobs is not None:
+            raise ValueError(f"prompt {i}: prompt_logprobs={param.prompt_logprobs}: deltas have no place for them")
+    return _deltas(engine, outputs, requests)
+
+
+def _deltas(engine: Engine, outputs: OutputProcessor, requests: list[Request]) -> Generator[StreamDelta, None, None]:
+    """Yield what is new of the requests; closing the generator aborts what still runs. Each step is a turn of its
+    own."""
+    try:
+        with engine.turn:
+            for request in requests:
+                engine.add(request)
+        readers = [TokenReader(request) for request in requests]
+        builders = [outputs.builder(request) for request in requests]
+        while not all(reader.done for reader in readers):
+            with engine.turn:
+                engine.step()
+                news = [reader.read() for reader in readers]
+            for i, (progress, builder) in enumerate(zip(news, builders, strict=True)):
+                if progress is not None:
+                    builder.add(progress)
+                    yield from (_stream_delta(i, output) for output in builder.delta().outputs)
+    finally:
+        engine.drop(requests)
+
+
+def _stream_delta(prompt_index: int, output: CompletionOutput) -> StreamDelta:
+    return StreamDelta(
+        prompt_index=prompt_index,
+        index=output.index,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        logprobs=output.logprobs,
+    )
+
+
+def _run(engine: Engine, requests: list[Request], show: bool) -> None:
+    unfinished = {part.request_id: request for request in requests for part in request.parts}
+    missing = {request.request_id: len(request.parts) for request in requests}
+    compilations = engine.runner.worker.compilations
+    with GenerationProgress(len(requests), show, compiling=lambda: compilations.running) as progress:
+        while unfinished:
+            ended = []
+            for part in engine.step():
+                if (request := unfinished.pop(part.request_id, None)) is not None:
+                    missing[request.request_id] -= 1
+                    ended += [] if missing[request.request_id] else [request]
+            progress.update(ended, engine.stats)

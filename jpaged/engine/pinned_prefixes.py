@@ -1,0 +1,102 @@
+"""Prefixes that an engine keeps in every pool, and computes again when a pool has lost them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from jpaged.engine.replica import Replica
+from jpaged.scheduling import Request
+from jpaged.scheduling.restart import renewed
+
+logger = logging.getLogger(__name__)
+
+
+class Change(Protocol):
+    """`Engine._change`: what is done within it is done as a whole."""
+
+    def __call__(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]: ...
+
+
+class PinnedPrefixes:
+    """The prefixes that are pinned in every replica, with the requests that compute them.
+
+    Args:
+        replicas: the engine's; each has `Pins` of its own.
+        change: guards whatever changes a pool.
+        compute: runs a request to its end in a replica.
+    """
+
+    def __init__(
+        self, replicas: Sequence[Replica], change: Change, compute: Callable[[Replica, Request], None]
+    ) -> None:
+        self._replicas = replicas
+        self._change = change
+        self._compute = compute
+        self._requests: dict[int, list[Request]] = {}  # what computed each prefix, by the pin's sequence id
+
+    def pin(self, seq_id: int, requests: list[Request]) -> int:
+        """Pin a prefix in each replica and return how many tokens are kept.
+
+        Args:
+            seq_id: a new sequence id, for the pin.
+            requests: one for each replica, with the prefix as prompt; they are run where it has to be computed.
+
+        Raises:
+            ValueError: for the reasons of `Pins.pin`; then nothing is pinned.
+        """
+        length = self._replicas[0].pins.length(len(requests[0].prompt_token_ids))
+        self._requests[seq_id] = requests
+        for request in requests:
+            request.kept_tokens = length
+        try:
+            for replica, request in zip(self._replicas, requests, strict=True):
+                if not self._pin_in(replica, seq_id, request):
+                    self._compute(replica, request)
+                    if not self._pin_in(replica, seq_id, request):
+                        raise ValueError(
+                            f"the prompt's {length} tokens are more than the pool can cache at once: raise "
+                            "kv_cache_memory_bytes or memory_utilization"
+                        )
+        except BaseException:
+            self._unpin_everywhere(seq_id)
+            raise
+        return length
+
+    def pin_again(self) -> None:
+        """Compute and pin the prefixes that were lost when the engine was mended."""
+        for number, replica in enumerate(self._replicas):
+            for seq_id in sorted(replica.pins.lost):
+                request = renewed(self._requests[seq_id][number])
+                try:
+                    self._compute(replica, request)
+                    held = self._pin_in(replica, seq_id, request)
+                except ValueError:
+                    held = False
+                if not held:
+                    logger.warning("pinned prefix %d was lost, finds no room and is not pinned any more", seq_id)
+                    with self._change():
+                        replica.pins.unpin(seq_id)
+
+    def unpin(self, seq_id: int) -> None:
+        """Let a prefix be evicted again, in every replica.
+
+        Raises:
+            ValueError: nothing is pinned under this id.
+        """
+        if not any(seq_id in replica.pins.seq_ids for replica in self._replicas):
+            raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
+        self._unpin_everywhere(seq_id)
+
+    def _pin_in(self, replica: Replica, seq_id: int, request: Request) -> bool:
+        with self._change(refusal=ValueError):
+            return replica.pins.pin(seq_id, request.prompt_token_ids, request.cache_salt)
+
+    def _unpin_everywhere(self, seq_id: int) -> None:
+        with self._change():
+            self._requests.pop(seq_id, None)
+            for replica in self._replicas:
+                if seq_id in replica.pins.seq_ids:
+                    replica.pins.unpin(seq_id)

@@ -1,0 +1,240 @@
+"""The thread that owns a running engine, and what other threads may ask of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from jpaged.engine.engine import Engine
+from jpaged.engine.mailbox import Mailbox
+from jpaged.engine.process import check_process
+from jpaged.errors import EngineBusy, EngineStopped
+from jpaged.scheduling import Request
+from jpaged.text.token_reader import Progress, TokenReader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A client's hold on its request. The engine's thread writes it, others read.
+
+    Attributes:
+        request: None until `EngineThread.submit` has it.
+        aborted: whether somebody asked for the request's end.
+        ended: whether the last of its progress, or an error, is in the mailbox.
+    """
+
+    request_id: str
+    mailbox: Mailbox[Progress] = field(default_factory=Mailbox)
+    request: Request | None = None
+    aborted: bool = False
+    ended: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether the request was not admitted to the batch yet."""
+        return not self.ended and (self.request is None or self.request.first_scheduled_time is None)
+
+    def end(self, content: Progress | Exception) -> None:
+        """Put the last thing the client gets."""
+        self.ended = True
+        self.mailbox.put(content)
+
+
+class EngineThread:
+    """Runs an engine's loop in a thread of its own, which alone touches the engine's state.
+
+    Other threads reach it through a queue of calls, taken between steps. When the thread ends, for whatever reason,
+    every client gets `EngineStopped` and every later call raises it.
+
+    Args:
+        max_waiting_requests: most requests that wait for admission.
+    """
+
+    def __init__(self, engine: Engine, *, max_waiting_requests: int) -> None:
+        self._engine = engine
+        self._max_waiting = max_waiting_requests
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._lock = threading.Lock()  # guards the next three
+        self._live: dict[str, Ticket] = {}
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._stopping = False  # only the engine's thread touches this one and the next
+        self._readers: dict[Ticket, TokenReader] = {}  # readers of the requests that run
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="jpaged-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the engine's loop raised; its state cannot be trusted any more then."""
+        return self._failure is not None
+
+    # ------------------------------------------------------------------ for other threads
+
+    def check(self) -> None:
+        """Do nothing while the thread runs.
+
+        Raises:
+            EngineStopped: it ended.
+            RuntimeError: this process is a fork of the one that has the thread.
+        """
+        check_process(self._process)
+        with self._lock:
+            self._check_running()
+
+    def reserve(self, request_id: str) -> Ticket:
+        """Take a place among the waiting requests; a coroutine calls it, makes the request and submits it.
+
+        Raises:
+            ValueError: a request of this name is running.
+            EngineBusy: max_waiting_requests are waiting.
+            EngineStopped: the thread ended.
+            RuntimeError: this process is a fork of the one that has the thread, as in `call`.
+        """
+        check_process(self._process)
+        with self._lock:
+            self._check_running()
+            known = self._live.get(request_id)
+            if known is not None and not known.ended:
+                raise ValueError(f"request_id={request_id!r} is running already")
+            waiting = sum(ticket.waiting for ticket in self._live.values())
+            if waiting >= self._max_waiting:
+                raise EngineBusy(f"{waiting} requests are waiting, and max_waiting_requests={self._max_waiting}")
+            ticket = self._live[request_id] = Ticket(request_id)
+        return ticket
+
+    def submit(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
+        """Queue a request; what `reader` tells of it comes into the ticket's mailbox.
+
+        A request that could never fit the pool makes the mailbox raise ValueError.
+        """
+        ticket.request = request
+        with self._lock:
+            if not (ticket.ended or self._stopped):
+                self._calls.put((lambda: self._add(ticket, request, reader), Future()))
+
+    def release(self, ticket: Ticket) -> None:
+        """Let go of a client that went away: its name is free at once, its memory before the next step."""
+        with self._lock:
+            if self._live.get(ticket.request_id) is ticket:
+                del self._live[ticket.request_id]
+            if not (ticket.ended or self._stopped):
+                self._calls.put((lambda: self._abort(ticket), Future()))
+
+    def abort(self, request_id: str) -> Future[None]:
+        """End a request with finish_reason "abort"; one that is not running is left alone."""
+        with self._lock:
+            ticket = self._live.get(request_id)
+            if ticket is not None:
+                ticket.aborted = True
+        return self.call(lambda: self._abort(ticket))
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run a function in the engine's thread, between steps. If it raises, the engine has failed.
+
+        Raises:
+            EngineStopped: the thread ended.
+        """
+        check_process(self._process)
+        with self._lock:
+            self._check_running()
+            future: Future[Any] = Future()
+            self._calls.put((function, future))
+        return future
+
+    def stop(self) -> None:
+        """Abort all requests, end the thread and wait for it; stopping again is no error."""
+        with self._lock:
+            if not self._stopped:
+                self._calls.put((self._begin_stopping, Future()))
+        self._thread.join()
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise self._error()
+
+    def _error(self) -> EngineStopped:
+        if self._failure is None:
+            return EngineStopped("the engine was shut down")
+        error = EngineStopped(f"the engine's loop failed: {self._failure!r}")
+        error.__cause__ = self._failure
+        return error
+
+    # ------------------------------------------------------------------ the engine's thread
+
+    def _run(self) -> None:
+        failure = None
+        try:
+            while not self._stopping:
+                self._take_calls()
+                if self._engine.has_work:
+                    self._engine.step()
+                    self._publish()
+            self._engine.abort(*(ticket.request for ticket in self._readers if ticket.request is not None))
+        except BaseException as error:
+            logger.exception("the engine's loop failed")
+            failure = error
+        self._close(failure)
+
+    def _take_calls(self) -> None:
+        """Run what others asked for; wait for it when there is nothing else to do."""
+        while not self._stopping and not (self._calls.empty() and self._engine.has_work):
+            function, future = self._calls.get()
+            wanted = future.set_running_or_notify_cancel()
+            try:
+                result = function()
+            except BaseException as error:
+                if wanted:
+                    future.set_exception(error)
+                raise
+            if wanted:
+                future.set_result(result)
+
+    def _publish(self) -> None:
+        """Tell the clients of requests with new tokens."""
+        for ticket, reader in list(self._readers.items()):
+            progress = reader.read()
+            if progress is not None and progress.finished:
+                del self._readers[ticket]
+                ticket.end(progress)
+            elif progress is not None:
+                ticket.mailbox.put(progress)
+
+    def _add(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
+        try:
+            self._engine.add(request)
+        except ValueError as error:
+            return ticket.end(error)
+        self._readers[ticket] = reader
+        if ticket.aborted:  # while its request was being made
+            self._abort(ticket)
+        return None
+
+    def _abort(self, ticket: Ticket | None) -> None:
+        if ticket in self._readers:
+            assert ticket is not None and ticket.request is not None
+            self._engine.abort(ticket.request)
+            self._publish()
+
+    def _begin_stopping(self) -> None:
+        self._stopping = True
+
+    def _close(self, failure: BaseException | None) -> None:
+        with self._lock:
+            self._stopped, self._failure = True, failure
+            live, self._live = self._live, {}
+        for ticket in live.values():
+            if not ticket.ended:
+                ticket.end(self._error())
+        while not self._calls.empty():
+            _, future = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._error())

@@ -1,0 +1,231 @@
+"""Computes attention over what each token's own sequence keeps: full, within a sliding window, within chunks.
+
+Layers that share the KV of others (cross-layer attention) are of the same kinds: they bring no K and V, and only read.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypedDict
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
+from jpaged.execution.replicas import over_tensor
+from jpaged.memory.layout import GroupLayout, GroupSpec
+from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow
+from jpaged.model_api import TENSOR_AXIS, AttentionGroup
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.layout import view_shape
+from pallas_kernels.paged_attention import paged_attention
+
+
+class AttentionBatch(NamedTuple):
+    """Holds a step's arrays for one group of attention layers.
+
+    Attributes:
+        table: logical block -> physical block; -1 where there is none.
+        slots: where each token's KV goes; padding tokens lie out of range and are dropped.
+    """
+
+    table: Int[HostOrDevice, "seqs pages"]
+    slots: Int[HostOrDevice, " tokens"]
+
+
+class Place(NamedTuple):
+    """Says where a layer finds the tokens of each sequence.
+
+    Attributes:
+        layer: the layer's index in the view.
+        table, slots: see `AttentionBatch`.
+        kv_lens: tokens of each sequence that lie there.
+        extra: what else `attend`'s `finish` needs.
+    """
+
+    layer: Int[Array, ""]
+    table: Int[HostOrDevice, "seqs pages"]
+    slots: Int[HostOrDevice, " tokens"]
+    kv_lens: Int[HostOrDevice, " seqs"]
+    extra: Any = ()
+
+
+class Mask(TypedDict, total=False):
+    """Says which of the tokens before it a query sees: all of them where nothing is said."""
+
+    sliding_window: int | None
+    chunk_size: int | None
+
+
+class TokenSlots(LayerCache):
+    """Serves layers that keep something of each token in a slot of its block."""
+
+    Batch: ClassVar[type[tuple[Any, ...]]] = AttentionBatch
+
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+        (table,), (plan,) = tables, plans
+        return AttentionBatch(table, write_slots(step, table, plan, step.positions))
+
+    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+        return AttentionBatch(arrays.table[seqs], arrays.slots[rows])
+
+
+@dataclass(frozen=True)
+class AttentionCache(TokenSlots):
+    """Serves layers that keep K and V of each token in its block."""
+
+    group: AttentionGroup
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """Return the policy that says which blocks the layers still need."""
+
+    @property
+    def mask(self) -> Mask:
+        """Return which tokens the layers' queries see, as arguments of the kernels."""
+        return {}
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        group, form = self.group, self.format
+        heads = group.kv_heads // form.shards
+        return view_shape(1, 1, heads, group.head_dim, form.block_size, form.dtype, form.tile)[2:]
+
+    def pool_groups(self) -> tuple[GroupSpec, ...]:
+        return (self.spec(self.group.name, len(self.group.layers), self.policy),)
+
+    def reads(self) -> Reads:
+        group = self.group
+        token_bytes = sum(spec.real_bytes / spec.block_size for spec in self.pool_groups())
+        mask = self.mask
+        return Reads(
+            token_bytes * (1 + group.readers / len(group.layers)),
+            mask.get("sliding_window") or mask.get("chunk_size"),
+            (len(group.layers) + group.readers) * group.head_dim,
+        )
+
+    def operate(
+        self,
+        call: LayerCall,
+        pool: Pool,
+        index: int | Int[Array, ""],
+        q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+        k: Float[Array, "tokens kv_heads head_dim"] | None,
+        v: Float[Array, "tokens kv_heads head_dim"] | None,
+        *,
+        scale: float,
+        soft_cap: float | None = None,
+        sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
+        place = Place(jnp.asarray(index, jnp.int32), call.arrays.table, call.arrays.slots, call.kv_lens)
+        return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
+
+
+class FullAttentionCache(AttentionCache):
+    """Serves layers whose queries see all tokens before them."""
+
+    @property
+    def policy(self) -> Policy:
+        return FullAttention()
+
+
+class SlidingWindowCache(AttentionCache):
+    """Serves layers whose queries see the last tokens, their own included; blocks behind the window are given up."""
+
+    @property
+    def policy(self) -> Policy:
+        assert self.group.sliding_window is not None
+        return SlidingWindow(self.group.sliding_window)
+
+    @property
+    def mask(self) -> Mask:
+        return {"sliding_window": self.group.sliding_window}
+
+
+class ChunkedAttentionCache(AttentionCache):
+    """Serves layers whose queries see the tokens of their own chunk; blocks of the chunks before are given up."""
+
+    @property
+    def policy(self) -> Policy:
+        assert self.group.chunk_size is not None
+        return ChunkedLocalAttention(self.group.chunk_size)
+
+    @property
+    def mask(self) -> Mask:
+        return {"chunk_size": self.group.chunk_size}
+
+
+def write_slots(
+    step: HostStep, table: np.ndarray, plan: GroupLayout, places: Int[np.ndarray, " tokens"]
+) -> Int[np.ndarray, " padded_tokens"]:
+    """Return the slots of the pool for the step's tokens; `places` are their places in their sequences' blocks.
+
+    Raises:
+        RuntimeError: a token has no block to be written to.
+    """
+    size = plan.spec.block_size
+    blocks = table[step.seq_of_token, places // size]
+    if blocks.size and blocks.min() < 0:
+        raise RuntimeError(f"a token of group {plan.spec.name} has no block to be written to")
+    slots = np.full(step.padded_tokens, plan.num_blocks * size, np.int32)
+    slots[: len(places)] = blocks * size + places % size
+    return slots
+
+
+def attend(
+    call: LayerCall,
+    pool: Pool,
+    place: Place,
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"] | None,
+    v: Float[Array, "tokens kv_heads head_dim"] | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None,
+    mask: Mask,
+    finish: Callable[..., Array] | None = None,
+) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
+    """Write a layer's K and V and attend: each shard with its own heads over its own blocks.
+
+    Args:
+        finish: ``finish(view, place, q, out, query_starts, sinks) -> view`` changes a shard's view afterwards.
+    """
+
+    def on_shard(pool, place, q, kv, sinks, query_starts):
+        view = pool.reshape(call.views[0])
+        if kv:
+            new_k, new_v = kv
+            view = kv_write(view, place.layer, new_k, new_v, place.slots, impl=call.impl)
+        out = paged_attention(
+            q,
+            view,
+            place.layer,
+            place.table,
+            query_starts,
+            place.kv_lens,
+            scale=scale,
+            soft_cap=soft_cap,
+            **mask,
+            sinks=sinks,
+            max_query_len=call.max_query_len,
+            impl=call.impl,
+        )
+        if finish is not None:
+            view = finish(view, place, q, out, query_starts, sinks)
+        return view.reshape(pool.shape), out
+
+    heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()
+    sharded = over_tensor(
+        on_shard,
+        call.mesh,
+        in_specs=(PartitionSpec(TENSOR_AXIS), whole, heads, heads, PartitionSpec(TENSOR_AXIS), whole),
+        out_specs=(PartitionSpec(TENSOR_AXIS), heads),
+    )
+    return sharded(pool, place, q, () if k is None else (k, v), sinks, call.query_starts)

@@ -1,0 +1,206 @@
+"""Is the seam between the engine and a kind of layer: it says what one layer group does with its blocks of the pool.
+
+A kind of layer is one file with one `LayerCache`, and a line in `jpaged.execution.caches.registry`. Its host half says
+how many bytes a block takes, which blocks a sequence still needs (a `Policy` of `jpaged.memory`) and which arrays a
+step brings; its device half is the operation that the model calls. Batch, step, pool, swapping, planning and engine
+know no other kind than this interface.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, Shaped
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.memory.layout import GroupLayout, GroupSpec
+from jpaged.memory.policies import Policy
+from jpaged.model_api import LayerGroup
+from jpaged.scheduling.step import Chunk
+from pallas_kernels.platform import Impl
+
+Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
+"""The one array that holds all blocks; each shard's part, ``[1, pages, rows, 128]``, is a reshape of every view."""
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """Says what the blocks of all layer groups have in common.
+
+    Attributes:
+        block_size: tokens a block.
+        dtype: dtype of the pool's elements.
+        shards: tensor shards; each holds its own share of every block.
+        tile: rows of which a block is a multiple, see `pallas_kernels.kv_codes.block_rows`.
+        state_interval: tokens between the checkpoints of recurrent layers, a multiple of `block_size`.
+    """
+
+    block_size: int
+    dtype: jnp.dtype
+    shards: int
+    tile: int = 1
+    state_interval: int = 512
+
+
+class HostStep(NamedTuple):
+    """Describes a step as the host knows it, before padding; a kind of layer makes its arrays from it.
+
+    Attributes:
+        chunks: what is computed, one chunk a sequence of the batch.
+        starts, lengths: the chunks' starts and lengths, in tokens.
+        seq_of_token: which chunk each token belongs to.
+        positions: the tokens' positions in their sequences.
+        padded_tokens, padded_seqs: numbers of tokens and sequences that arrays are padded to.
+    """
+
+    chunks: Sequence[Chunk]
+    starts: Int[np.ndarray, " seqs"]
+    lengths: Int[np.ndarray, " seqs"]
+    seq_of_token: Int[np.ndarray, " tokens"]
+    positions: Int[np.ndarray, " tokens"]
+    padded_tokens: int
+    padded_seqs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCall:
+    """Describes the step that a layer's operation belongs to, while it is traced.
+
+    Attributes:
+        mesh: the engine's devices.
+        query_starts: sequence s owns tokens ``[query_starts[s], query_starts[s + 1])``.
+        kv_lens: tokens of each sequence once this step's are computed.
+        arrays: what `LayerCache.batch` made for this step.
+        views: shapes on one device of the pool as each of the kind's pool groups sees it.
+        max_query_len: most tokens of a sequence, where that is known when the step is compiled.
+        impl: which kernels run; None = what the current platform is best at.
+    """
+
+    mesh: Mesh
+    query_starts: Int[HostOrDevice, " seqs+1"]
+    kv_lens: Int[HostOrDevice, " seqs"]
+    arrays: Any
+    views: tuple[tuple[int, ...], ...]
+    max_query_len: int | None
+    impl: Impl | None
+
+
+class Reads(NamedTuple):
+    """Says what computing one token takes of a layer group, for estimates of speed.
+
+    Attributes:
+        token_bytes: bytes of the pool that are read for each token seen, on one device, over all layers.
+        most_tokens: tokens seen at most; None = all before it.
+        lanes: numbers that each query head multiplies with each token seen, once for its score and once for its
+            value, over all layers.
+    """
+
+    token_bytes: float
+    most_tokens: int | None
+    lanes: int
+
+
+@dataclass(frozen=True)
+class LayerCache(ABC):
+    """Says what one layer group of the model does with its blocks.
+
+    It holds no state: blocks lie in the pool, whose views are pure reshapes, and which block is whose the host says.
+    A kind that keeps another dtype than the pool's bitcasts the blocks it has read, never the pool.
+
+    Attributes:
+        group: the layer group as the model declares it.
+        format: the format of the blocks.
+        Batch: named tuple of the arrays that `batch` makes.
+    """
+
+    group: LayerGroup
+    format: BlockFormat
+    Batch: ClassVar[type[tuple[Any, ...]]]
+
+    # ------------------------------------------------------------------ memory
+
+    @property
+    @abstractmethod
+    def layer_shape(self) -> tuple[int, ...]:
+        """Return the shape of what one layer takes of the pool in one block, on one device; the last axis is 128."""
+
+    @abstractmethod
+    def pool_groups(self) -> tuple[GroupSpec, ...]:
+        """Return the pool groups that the layers need, mostly one: bytes, tokens and policy of its blocks. See
+        `spec`."""
+
+    @abstractmethod
+    def reads(self) -> Reads:
+        """Return what computing one token reads."""
+
+    def spec(self, name: str, num_layers: int, policy: Policy, **options: Any) -> GroupSpec:
+        """Return the pool group of `num_layers` layers whose blocks live as `policy` says; `options` are those of
+        `GroupSpec`."""
+        layer_bytes = prod(self.layer_shape) * self.format.dtype.itemsize
+        return GroupSpec(name, layer_bytes, num_layers, self.format.block_size, policy, **options)
+
+    def view(self, plan: GroupLayout) -> tuple[int, ...]:
+        """Return the shape of the whole pool on one device as blocks of a pool group, ``[blocks, layers,
+        *layer_shape]``."""
+        return (plan.num_blocks, plan.padded_layers, *self.layer_shape)
+
+    # ------------------------------------------------------------------ a step's arrays, on the host
+
+    @abstractmethod
+    def batch(
+        self, step: HostStep, tables: Sequence[Int[np.ndarray, "padded_seqs pages"]], plans: Sequence[GroupLayout]
+    ) -> Any:
+        """Return the arrays of a step, a `Batch`, padded so that padding reads and writes no block.
+
+        Args:
+            tables: one for each of the pool groups, logical block -> physical block of the batch's sequences; -1 where
+                there is none.
+            plans: the pool groups as they lie in the pool.
+
+        Raises:
+            RuntimeError: a token has no block to be written to.
+        """
+
+    def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
+        """Return how many entries a pool group's block table has for the longest sequence."""
+        return -(-max_model_len // spec.block_size)
+
+    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+        """Return the arrays of a step of only the tokens in `rows`, each as a sequence of its own.
+
+        Args:
+            arrays: the arrays of the whole step.
+            seqs: which sequence of the whole step each of the tokens belongs to.
+
+        Raises:
+            ValueError: layers of this kind cannot be computed so.
+        """
+        raise ValueError(
+            f"deterministic=True: layer group {self.group.name!r} ({self.group.kind}) cannot be computed token by token"
+        )
+
+    # ------------------------------------------------------------------ a layer, on the devices
+
+    @abstractmethod
+    def operate(
+        self, call: LayerCall, pool: Pool, index: int | Int[Array, ""], *operands: Any, **options: Any
+    ) -> tuple[Pool, Any]:
+        """Read and write the blocks of one layer of the group; the model asks for it by calling the engine.
+
+        Args:
+            pool: the pool, which is updated in place: what comes back takes its place.
+            index: the layer's place in ``group.layers``; traced in a scan.
+            operands, options: what the kind defines, see `jpaged.model_api.Attend` for attention.
+        """
+
+
+def group_specs(caches: Iterable[LayerCache]) -> list[GroupSpec]:
+    """Return the pool groups of all layer groups, in order."""
+    return [spec for cache in caches for spec in cache.pool_groups()]

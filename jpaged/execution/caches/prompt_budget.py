@@ -1,0 +1,128 @@
+"""Computes full attention that keeps part of a prompt (PyramidKV): bands of layers have budgets of their own.
+
+The bands are one layer group to the model, whose layers one loop may run, and several to the pool. Their views have
+one shape, so that a layer's number may be traced: it picks among the bands' tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.caches.attention import FullAttentionCache, Place, attend, write_slots
+from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool
+from jpaged.execution.caches.prompt_budget_select import Selection, select_kept
+from jpaged.memory.layout import GroupLayout, GroupSpec
+from jpaged.memory.policies import PromptBudget
+from jpaged.pyramid_kv import PromptBudgetGroup
+
+
+class PromptBudgetBatch(NamedTuple):
+    """Holds a step's arrays for layers with budgets.
+
+    Attributes:
+        tables, slots: tables and slots of each band, see `AttentionBatch`.
+        dropped: tokens of each sequence's prompt that a band keeps no more; its tokens lie so many slots before their
+            positions.
+        ending: sequences of the batch whose prompt ends with this step and is longer than some band keeps; the places
+            behind them hold -1.
+    """
+
+    tables: Int[HostOrDevice, "bands seqs pages"]
+    slots: Int[HostOrDevice, "bands tokens"]
+    dropped: Int[HostOrDevice, "bands seqs"]
+    ending: Int[HostOrDevice, " seqs"]
+
+
+@dataclass(frozen=True)
+class PromptBudgetCache(FullAttentionCache):
+    """Serves layers that keep a budget of each prompt's tokens and all tokens that follow."""
+
+    group: PromptBudgetGroup
+    Batch = PromptBudgetBatch
+    one_by_one = LayerCache.one_by_one  # a prompt's last queries choose together
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Return how many of a prompt's tokens the layers of each band keep."""
+        return tuple(band.budget for band in self.group.bands(self.format.block_size))
+
+    def pool_groups(self) -> tuple[GroupSpec, ...]:
+        bands = self.group.bands(self.format.block_size)
+        return tuple(
+            self.spec(
+                band.name,
+                len(band.layers),
+                PromptBudget(band.budget, self.group.kv_budget.window),
+                least_layers=len(bands[0].layers),
+            )
+            for band in bands
+        )
+
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+        dropped, ending = cut_prompts(step, self.budgets)
+        slots = [
+            write_slots(step, table, plan, step.positions - of_band[step.seq_of_token])
+            for table, plan, of_band in zip(tables, plans, dropped, strict=True)
+        ]
+        return PromptBudgetBatch(np.stack(tables), np.stack(slots), dropped, ending)
+
+    def operate(
+        self,
+        call: LayerCall,
+        pool: Pool,
+        index: int | Int[Array, ""],
+        q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+        k: Float[Array, "tokens kv_heads head_dim"] | None,
+        v: Float[Array, "tokens kv_heads head_dim"] | None,
+        *,
+        scale: float,
+        soft_cap: float | None = None,
+        sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
+        """Attend, and where prompts end move what the layer keeps of them to their first slots."""
+        arrays, budgets = call.arrays, self.budgets
+        band, layer = jnp.divmod(jnp.asarray(index, jnp.int32), self.pool_groups()[0].num_layers)
+        place = Place(
+            layer,
+            jnp.asarray(arrays.tables)[band],
+            jnp.asarray(arrays.slots)[band],
+            call.kv_lens - jnp.asarray(arrays.dropped)[band],
+            Selection(arrays.ending, jnp.asarray(budgets, jnp.int32)[band]),
+        )
+        finish = None
+        if call.max_query_len != 1:
+            finish = partial(
+                select_kept,
+                kv_budget=self.group.kv_budget,
+                most=max(budgets),
+                scale=scale,
+                soft_cap=soft_cap,
+                impl=call.impl,
+            )
+        return attend(
+            call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask, finish=finish
+        )
+
+
+def cut_prompts(
+    step: HostStep, budgets: tuple[int, ...]
+) -> tuple[Int[np.ndarray, "bands seqs"], Int[np.ndarray, " seqs"]]:
+    """Return how far each sequence's tokens have moved up in each band, and which prompts the step cuts; see
+    `PromptBudgetBatch`."""
+    dropped = np.zeros((len(budgets), step.padded_seqs), np.int32)
+    prompts = np.array([chunk.seq.num_prompt for chunk in step.chunks], np.int32)
+    too_long = np.maximum(0, prompts - np.array(budgets, np.int32)[:, None])
+    dropped[:, : len(prompts)] = np.where(step.starts >= prompts, too_long, 0)
+    ending = np.full(step.padded_seqs, -1, np.int32)
+    stops = step.starts + step.lengths
+    (rows,) = np.nonzero((step.starts < prompts) & (stops == prompts) & (prompts > min(budgets)))
+    ending[: len(rows)] = rows
+    return dropped, ending

@@ -1,0 +1,149 @@
+"""Cuts a step into units of one sequence each, which say from which block a state comes and in which it is left."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.caches.base import HostStep
+from jpaged.memory.layout import GroupLayout
+from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT
+
+
+class StateBatch(NamedTuple):
+    """Holds a step's units, see `pallas_kernels.recurrent.layout.Units`."""
+
+    start: Int[HostOrDevice, " units"]
+    length: Int[HostOrDevice, " units"]
+    read: Int[HostOrDevice, " units"]
+    write: Int[HostOrDevice, " units"]
+    num_decodes: Int[HostOrDevice, ""]
+    num_units: Int[HostOrDevice, ""]
+
+
+class TokenByToken(NamedTuple):
+    """Holds units of one token each that are computed one after the other, for a deterministic step."""
+
+    units: StateBatch
+
+
+def state_batch(step: HostStep, table: Int[np.ndarray, "seqs pages"], plan: GroupLayout) -> StateBatch:
+    """Return the units of a step.
+
+    The table's entry ``j`` holds the state after token ``(j + 1) * block_size`` once that is computed, and before then
+    the running state of the tokens up to there; entries without a block are passed over.
+
+    Raises:
+        RuntimeError: a state has no block.
+    """
+    num_decodes = int(np.searchsorted(step.lengths, 1, side="right"))  # chunks of one token come first
+    units = [_decodes(step, table, plan, num_decodes)]
+    at = num_decodes
+    for number in range(num_decodes, len(step.lengths)):
+        start, length = int(step.starts[number]), int(step.lengths[number])
+        units.append(_pieces(table[number], plan, start, start + length, at))
+        at += length
+    return _padded(np.concatenate(units), num_decodes, most_units(step.padded_tokens, step.padded_seqs, plan))
+
+
+def most_units(tokens: int, seqs: int, plan: GroupLayout) -> int:
+    """Return the most units that so many tokens of so many sequences are cut into.
+
+    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of its own.
+    """
+    apart = plan.spec.policy.entries_apart(plan.spec.block_size) * plan.spec.block_size
+    between = tokens // UNIT + (0 if apart % UNIT == 0 else tokens // apart + seqs)
+    return min(tokens, between + 4 * seqs)
+
+
+def token_by_token(whole: StateBatch, rows: slice) -> TokenByToken:
+    """Return the tokens `rows` of a step, each as a unit of its own; these are its launches' tokens, in order.
+
+    A state that the next launch starts from is left in the block that its unit, or one that follows it, ends in.
+    """
+    count = int(whole.num_units)
+    start, length, read, write = (np.asarray(array[:count]) for array in whole[:4])
+    ends_in = write.copy()  # the block of the first write from each unit on
+    for unit in reversed(range(count - 1)):
+        if ends_in[unit] < 0:
+            ends_in[unit] = ends_in[unit + 1]
+    last = min(rows.stop, int(start[-1] + length[-1]) if count else 0)
+    units = np.zeros((max(0, last - rows.start), 4), np.int32)
+    for place, token in enumerate(range(rows.start, last)):
+        unit = int(np.searchsorted(start, token, side="right")) - 1
+        follows = token > start[unit] or read[unit] == CARRY
+        ends = token == start[unit] + length[unit] - 1
+        carries = _left_in(ends_in, write, unit, token == start[unit]) if place == 0 else CARRY
+        reads = carries if follows else read[unit]
+        stays = token == rows.stop - 1 and not (ends and write[unit] >= 0) and _goes_on(read, unit, ends)
+        units[place] = place, 1, reads, ends_in[unit] if stays else write[unit] if ends else -1
+    return TokenByToken(_padded(units, 0, rows.stop - rows.start))
+
+
+def _left_in(ends_in: np.ndarray, write: np.ndarray, unit: int, begins: bool) -> int:
+    """Return the block in which the launch before left the state that a token of `unit`, its first one or not, carries
+    on from."""
+    return write[unit - 1] if begins and write[unit - 1] >= 0 else ends_in[unit]
+
+
+def _goes_on(read: np.ndarray, unit: int, ends: bool) -> bool:
+    """Tell whether a token of `unit`, its last one or not, has one that carries on from it."""
+    return not ends or (unit + 1 < len(read) and read[unit + 1] == CARRY)
+
+
+def _decodes(step: HostStep, table: np.ndarray, plan: GroupLayout, count: int) -> Int[np.ndarray, "units 4"]:
+    starts = step.starts[:count]
+    units = np.empty((count, 4), np.int32)
+    units[:, 0], units[:, 1] = np.arange(count), 1
+    units[:, 2] = np.where(starts > 0, _holders(table[:count], plan, starts), NEW)
+    units[:, 3] = _holders(table[:count], plan, starts + 1)
+    _check(plan, units[starts > 0, 2], units[:, 3])
+    return units
+
+
+def _pieces(row: np.ndarray, plan: GroupLayout, start: int, stop: int, at: int) -> Int[np.ndarray, "units 4"]:
+    """Cut the tokens of one sequence from position `start` to `stop`, which begin at token `at` of the step."""
+    size = plan.spec.block_size
+    entries = np.arange(start // size, -(-stop // size))
+    checkpoints = (entries[row[entries] >= 0] + 1) * size
+    regular = np.arange(start // UNIT + 1, -(-stop // UNIT)) * UNIT
+    ends = np.union1d(np.append(checkpoints[checkpoints < stop], stop), regular).astype(np.int64)
+    starts = np.concatenate([[start], ends[:-1]])
+    units = np.empty((len(ends), 4), np.int32)
+    units[:, 0], units[:, 1], units[:, 2] = starts - start + at, ends - starts, CARRY
+    units[0, 2] = _holders(row[None], plan, np.asarray([start]))[0] if start else NEW
+    units[:, 3] = np.where(np.isin(ends, checkpoints), row[ends // size - 1], -1)
+    units[-1, 3] = _holders(row[None], plan, np.asarray([stop]))[0]
+    _check(plan, units[:1, 2] if start else units[:0, 2], units[-1:, 3])
+    return units
+
+
+def _holders(table: np.ndarray, plan: GroupLayout, lengths: np.ndarray) -> Int[np.ndarray, " seqs"]:
+    """Return the block of the state after so many tokens of each sequence: that of its first entry that ends there or
+    later; -1 = none."""
+    size = plan.spec.block_size
+    first = np.maximum(-(-lengths // size) - 1, 0)
+    near = first[:, None] + np.arange(min(table.shape[1], plan.spec.policy.entries_apart(size)))
+    blocks = np.where(
+        near < table.shape[1], np.take_along_axis(table, np.minimum(near, table.shape[1] - 1), axis=1), -1
+    )
+    return np.take_along_axis(blocks, np.argmax(blocks >= 0, axis=1)[:, None], axis=1)[:, 0]
+
+
+def _check(plan: GroupLayout, *blocks: np.ndarray) -> None:
+    if any((array < 0).any() for array in blocks):
+        raise RuntimeError(f"a state of group {plan.spec.name} has no block")
+
+
+def _padded(units: Int[np.ndarray, "units 4"], num_decodes: int, size: int) -> StateBatch:
+    if len(units) > size:
+        raise RuntimeError(f"{len(units)} units are more than the {size} of the batch")
+    arrays = np.full((4, size), -1, np.int32)
+    arrays[:2] = 0
+    arrays[:, : len(units)] = units.T
+    start, length, read, write = arrays
+    counts = np.asarray(num_decodes, np.int32), np.asarray(len(units), np.int32)
+    return StateBatch(start, length, read, write, *counts)

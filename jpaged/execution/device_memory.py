@@ -1,0 +1,146 @@
+"""Decides how many bytes of each device the pool gets."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jpaged.execution.mesh import platform
+
+logger = logging.getLogger(__name__)
+
+CPU_POOL_LIMIT = 4 << 30
+"""Most bytes of host memory that a pool may come to take on CPU without being asked for."""
+CPU_POOL_PART = 8
+"""On CPU a pool that nobody sized is this part of the free memory, as other programs live there too."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Describes the memory of one device.
+
+    Attributes:
+        limit: bytes that programs may take; on a host, the bytes that are free now.
+        used: bytes of `limit` that are taken already.
+        is_host: the device is the CPU: what it computes beside the pool needs no room of its own.
+    """
+
+    limit: int
+    used: int = 0
+    is_host: bool = False
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """Holds what compiling a program said of its memory.
+
+    Attributes:
+        temporary_bytes: bytes on each device beside weights and pool.
+        argument_bytes: bytes on each device of weights and pool as the compiler lays them out, and of the batch.
+        compile_seconds: seconds that the compiler took.
+    """
+
+    name: str
+    temporary_bytes: int
+    argument_bytes: int
+    compile_seconds: float
+
+
+def pool_bytes(
+    memory: DeviceMemory,
+    *,
+    requested: int | None,
+    memory_utilization: float,
+    temporary_bytes: int,
+    useful_bytes: int,
+    sequence_bytes: int = 0,
+) -> int:
+    """Return how many bytes the pool gets on each device.
+
+    Args:
+        requested: kv_cache_memory_bytes; taken as it is if it is free.
+        memory_utilization: share of the device's memory that weights, temporaries and pool may take together.
+            On CPU: most of the memory free now that the pool may come to take, within `CPU_POOL_LIMIT`.
+        temporary_bytes: what the largest step needs beside weights and pool.
+        useful_bytes: what max_num_seqs sequences of max_model_len tokens need; more is never taken.
+        sequence_bytes: what one of them needs: on CPU the pool holds it even where that is more than one part in
+            `CPU_POOL_PART` of the free memory.
+
+    Raises:
+        ValueError: weights and temporaries leave nothing, or not what was requested.
+    """
+    if requested is not None:
+        free = memory.limit - memory.used
+        if requested > free:
+            raise ValueError(f"kv_cache_memory_bytes={requested:,} does not fit a device with {free:,} bytes free")
+        return requested
+    budget = int(memory.limit * memory_utilization)
+    if memory.is_host:
+        budget = min(budget, CPU_POOL_LIMIT, max(memory.limit // CPU_POOL_PART, sequence_bytes))
+    else:
+        budget -= memory.used + temporary_bytes
+    if budget <= 0:
+        raise ValueError(
+            f"no memory is left for the pool: memory_utilization={memory_utilization} of {memory.limit:,} bytes, "
+            f"{memory.used:,} in use by weights, {temporary_bytes:,} for temporaries"
+        )
+    return min(budget, useful_bytes)
+
+
+def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
+    """Return the memory of the mesh's first device in this process as it is now, with the weights in it."""
+    if platform(mesh) == "cpu":
+        return DeviceMemory(host_memory_available(), is_host=True)
+    stats = mesh.local_devices[0].memory_stats()
+    return DeviceMemory(stats["bytes_limit"], max(stats["bytes_in_use"], device_bytes(params)))
+
+
+def device_bytes(params: Any) -> int:
+    """Return how many bytes one device holds of a tree of sharded arrays, or of their shapes."""
+    leaves = jax.tree.leaves(params)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def host_memory_available() -> int:
+    """Return how many bytes of host memory programs can still take without swapping.
+
+    Pages of files that this process has mapped, weights perhaps, count as taken, though Linux could drop them.
+    """
+    try:
+        return _kilobytes("/proc/meminfo", "MemAvailable:") - _kilobytes("/proc/self/status", "RssFile:")
+    except OSError:
+        logger.debug("no /proc/meminfo: assuming 8 GiB of free host memory")
+    return 8 << 30
+
+
+def _kilobytes(file: str, name: str) -> int:
+    """Return the bytes that a line such as ``RssFile:   123 kB`` of the file tells; 0 if there is no such line."""
+    with open(file) as lines:
+        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
+    return sum(found)
+
+
+def program_size(name: str, lowered: jax.stages.Lowered) -> ProgramSize:
+    """Compile a program to learn what it needs; nothing is run.
+
+    Raises:
+        ValueError: the program needs more memory than the device has, which a TPU's compiler says with its numbers.
+        RuntimeError: the compiler does not say what a program needs.
+    """
+    start = time.perf_counter()
+    try:
+        memory = lowered.compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ValueError(f"the {name} does not fit the device: {str(error).splitlines()[0]}") from error
+    if memory is None:
+        raise RuntimeError("this backend does not say what a step needs: set kv_cache_memory_bytes")
+    seconds = time.perf_counter() - start
+    return ProgramSize(name, memory.temp_size_in_bytes, memory.argument_size_in_bytes, seconds)

@@ -1,0 +1,90 @@
+"""Draws drafts on the device: a smaller program runs ahead of the step that verifies what it drew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.buckets import Bucket
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.sampling_batch import RANKED, all_plain, sampling_arrays
+from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
+
+DraftOnce = Callable[[StepBatch, Bucket, SamplingArrays, int], list[int]]
+"""Runs the drafting program on a batch and draws after each of its tokens; blocks until the tokens are there."""
+
+
+@dataclass(frozen=True)
+class DraftProgram:
+    """Names the model that drafts.
+
+    Attributes:
+        graphdef: the model without its weights.
+        params: its weights, on the engine's mesh; None = those of the engine's model, of whose first layers it is made.
+        prefix: what the names of its layer groups begin with in the pool; "" = they are those of the engine's model,
+            whose KV it shares.
+    """
+
+    graphdef: nnx.GraphDef
+    params: Any = None
+    prefix: str = ""
+
+
+class Drafter:
+    """Makes the drafts that a step has none of yet.
+
+    Every draft is drawn as the model would draw it: with the sequence's own clocks at its position (the same race, run
+    on other logits, has the same winner as often as not) and with all edits of the logits, as the host knows the tokens
+    before it. A pass draws one token of every sequence; the KV it writes is overwritten by the step.
+
+    Args:
+        build: see `BatchBuilder.build`.
+        bucket: finds the bucket of a number of sequences with one token each.
+        rows: finds how many rows the sampler runs for, for a number of samples.
+        most: sequences that one pass can hold.
+        draft: runs a pass.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[ScheduledStep, Bucket], StepBatch],
+        bucket: Callable[[int], Bucket],
+        rows: Callable[[int], int],
+        vocab_size: int,
+        most: int,
+        draft: DraftOnce,
+    ) -> None:
+        self._build = build
+        self._bucket = bucket
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._most = most
+        self._draft = draft
+
+    def fill(self, step: ScheduledStep) -> ScheduledStep:
+        """Return the step with all its drafts; its block copies have been made."""
+        requests = {sample.seq.seq_id: sample.request for sample in step.samples}
+        found: dict[int, tuple[int, ...]] = {chunk.seq.seq_id: () for chunk in step.undrafted}
+        while waiting := [c for c in step.undrafted if len(found[c.seq.seq_id]) < len(c.drafts)]:
+            waiting = waiting[: self._most]
+            passed = ScheduledStep()
+            for chunk in waiting:
+                drafts = found[chunk.seq.seq_id]
+                position = chunk.start + len(drafts)
+                passed.chunks.append(Chunk(chunk.seq, position, 1, -1, chunk.tables, drafts[-1:]))
+                so_far = Chunk(chunk.seq, chunk.start, 1 + len(drafts), -1, None, drafts)
+                passed.samples.append(Sample(requests[chunk.seq.seq_id], chunk.seq, so_far))
+            for chunk, token in zip(waiting, self._pass(passed), strict=True):
+                found[chunk.seq.seq_id] += (token,)
+        return step.drafted(found)
+
+    def _pass(self, step: ScheduledStep) -> list[int]:
+        bucket = self._bucket(len(step.chunks))
+        args = sampling_arrays(step.samples, self._rows(len(step.samples)), self._vocab_size)
+        args.ranked[:] = False
+        tokens = self._draft(self._build(step, bucket), bucket, args, 0 if all_plain(args) else RANKED)
+        return tokens[: len(step.chunks)]

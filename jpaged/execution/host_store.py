@@ -1,0 +1,197 @@
+"""Moves whole blocks to host memory and back (PagedAttention, section 4.5). Each shard moves its own share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Int, Shaped
+
+from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.mesh import sharding
+from jpaged.execution.program import Program
+from jpaged.memory.copies import HostBlock, SwapCopy
+from jpaged.model_api import TENSOR_AXIS
+
+Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
+Batch: TypeAlias = Shaped[Array | np.ndarray, "shards blocks ..."]
+
+SIZES = (64, 16, 4, 1)
+"""Blocks of one launch. A number of blocks is split into these, so that host memory holds no padding."""
+
+LAUNCH_BYTES = 512 << 20
+"""Most bytes of a launch of several blocks, which the device holds beside its pool: a block of states can be large."""
+
+PINNED = "pinned_host"
+
+
+class HostStore:
+    """Keeps the content of swapped blocks, in pinned memory where the devices can address it.
+
+    A launch's blocks stay together in one array, which is freed when none of them is needed any more.
+
+    Args:
+        on_compile, on_compiled: told of every shape that is compiled, see `Program`.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        mesh: Mesh,
+        on_compile: Callable[[Hashable], None],
+        on_compiled: Callable[[Hashable, float], None] = lambda shape, seconds: None,
+    ) -> None:
+        self._spec = spec
+        self._on_device = sharding(mesh, TENSOR_AXIS)
+        kinds = {memory.kind for memory in mesh.local_devices[0].addressable_memories()}
+        self._pinned = self._on_device.with_memory_kind(PINNED) if PINNED in kinds else None
+
+        def programs(make: Callable[..., jax.stages.Wrapped], name: str) -> list[Program]:
+            def one(group: int) -> Program:
+                return Program(
+                    make(spec, mesh, group),
+                    lambda size: on_compile((name, group, size)),
+                    lambda size, seconds: on_compiled((name, group, size), seconds),
+                )
+
+            return [one(group) for group in range(len(spec.views))]
+
+        self._gather = programs(make_gather, "swap out")
+        self._scatter = programs(make_scatter, "swap in")
+        self._sizes = [launch_sizes(plan.block_bytes) for plan in spec.layout.groups]
+        self._place: dict[HostBlock, tuple[Batch, int]] = {}
+
+    def __len__(self) -> int:
+        """Return how many blocks are held."""
+        return len(self._place)
+
+    def forget(self, dropped: Iterable[HostBlock]) -> None:
+        """Let go of blocks that nobody will ask for."""
+        for block in dropped:
+            del self._place[block]
+
+    def close(self) -> None:
+        """Let go of all blocks and of all that was compiled."""
+        self.forget_all()
+        for program in (*self._gather, *self._scatter):
+            program.forget()
+
+    def forget_all(self) -> None:
+        """Let go of everything."""
+        self._place.clear()
+
+    def swap_out(self, pool: Pool, moves: Sequence[SwapCopy]) -> None:
+        """Start copying blocks to the host.
+
+        Raises:
+            RuntimeError: a device block is out of range (JAX would clamp it silently).
+        """
+        for group, mine in _by_group(moves).items():
+            for some in _launches(mine, self._sizes[group]):
+                batch = self._read(pool, group, self._ids(group, some))
+                for row, move in enumerate(some):
+                    self._place[HostBlock(group, move.host_block)] = batch, row
+
+    def swap_in(self, pool: Pool, moves: Sequence[SwapCopy]) -> Pool:
+        """Copy blocks back into the pool, which is donated, and return it; the host gives the blocks up.
+
+        Raises:
+            RuntimeError: a device block is out of range (JAX would drop it silently).
+        """
+        for group, mine in _by_group(moves).items():
+            self._ids(group, mine)
+            batches: dict[int, Batch] = {}
+            targets: dict[int, dict[int, int]] = defaultdict(dict)
+            for move in mine:
+                batch, row = self._place.pop(HostBlock(group, move.host_block))
+                batches[id(batch)] = batch
+                targets[id(batch)][row] = move.device_block
+            nowhere = self._spec.views[group][0]
+            for key, batch in batches.items():
+                rows = [targets[key].get(row, nowhere) for row in range(batch.shape[1])]
+                pool = self._write(pool, group, batch, np.array(rows, np.int32))
+        return pool
+
+    def shapes(self, pool: jax.ShapeDtypeStruct) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield every shape of a launch: its name and its traced program's compilation."""
+        for group, plan in enumerate(self._spec.layout.groups):
+            for size in self._sizes[group]:
+                name, ids = f"x{size}, {plan.spec.name}", np.zeros(size, np.int32)
+                yield f"swap out {name}", self._gather[group].prepare(size, pool, ids)
+                batch = self._gather[group].out_info
+                batch = jax.ShapeDtypeStruct(batch.shape, batch.dtype, sharding=self._on_device)
+                yield f"swap in {name}", self._scatter[group].prepare(size, pool, batch, ids)
+
+    @property
+    def num_shapes(self) -> int:
+        """Return how many shapes `shapes` yields."""
+        return 2 * sum(map(len, self._sizes))
+
+    def _read(self, pool: Pool, group: int, ids: np.ndarray) -> Batch:
+        batch = self._gather[group](len(ids), pool, ids)
+        return jax.device_get(batch) if self._pinned is None else jax.device_put(batch, self._pinned)
+
+    def _write(self, pool: Pool, group: int, batch: Batch, ids: np.ndarray) -> Pool:
+        return self._scatter[group](len(ids), pool, jax.device_put(batch, self._on_device), ids)
+
+    def _ids(self, group: int, moves: Sequence[SwapCopy]) -> np.ndarray:
+        limit = self._spec.views[group][0]
+        for move in moves:
+            if not 0 <= move.device_block < limit:
+                raise RuntimeError(f"device_block={move.device_block} of {move} is outside [0, {limit})")
+        return np.array([move.device_block for move in moves], np.int32)
+
+
+def _by_group(moves: Sequence[SwapCopy]) -> dict[int, list[SwapCopy]]:
+    groups: dict[int, list[SwapCopy]] = defaultdict(list)
+    for move in moves:
+        groups[move.group].append(move)
+    return groups
+
+
+def launch_sizes(block_bytes: int) -> tuple[int, ...]:
+    """Return the numbers of blocks that launches have for blocks of so many bytes, the largest first."""
+    return tuple(size for size in SIZES if size == 1 or size * block_bytes <= LAUNCH_BYTES)
+
+
+def _launches(moves: list[SwapCopy], sizes: Sequence[int]) -> Iterator[list[SwapCopy]]:
+    """Yield runs of `moves` of the launches' `sizes`, the largest first."""
+    start = 0
+    for size in sizes:
+        while len(moves) - start >= size:
+            yield moves[start : start + size]
+            start += size
+
+
+def make_gather(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
+    """Return ``gather(pool, ids) -> batch``, which copies some blocks of a group."""
+
+    def on_shard(pool: Pool, ids: Int[Array, " blocks"]) -> Batch:
+        return pool.reshape(spec.views[group])[ids][None]
+
+    return jax.jit(_sharded(on_shard, mesh, (PartitionSpec(TENSOR_AXIS), PartitionSpec())))
+
+
+def make_scatter(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
+    """Return ``scatter(pool, batch, ids) -> pool``; the pool is donated. Out-of-range ids are dropped, but for a single
+    one."""
+
+    def on_shard(pool: Pool, batch: Batch, ids: Int[Array, " blocks"]) -> Pool:
+        blocks = pool.reshape(spec.views[group])
+        if batch.shape[1] == 1:  # XLA:CPU would turn a scatter of one block into a select over the pool
+            written = lax.dynamic_update_slice_in_dim(blocks, batch[0], ids[0], axis=0)
+        else:
+            written = blocks.at[ids].set(batch[0], mode="drop")
+        return written.reshape(pool.shape)
+
+    tensor = PartitionSpec(TENSOR_AXIS)
+    return jax.jit(_sharded(on_shard, mesh, (tensor, tensor, PartitionSpec())), donate_argnums=0)
+
+
+def _sharded(on_shard: Callable[..., Any], mesh: Mesh, in_specs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+    return jax.shard_map(on_shard, mesh=mesh, in_specs=in_specs, out_specs=PartitionSpec(TENSOR_AXIS), check_vma=False)

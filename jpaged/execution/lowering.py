@@ -1,0 +1,78 @@
+"""Lowers an engine's largest programs from shapes alone: nothing is loaded, placed or run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.execution.batch import empty_batch
+from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.replicas import num_replicas, own_sharding, stack
+from jpaged.execution.sampling.sample_step import make_sample_step
+from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
+from jpaged.execution.step import make_step
+from pallas_kernels.platform import Impl
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPrograms:
+    """Lowers the largest programs for some devices, which may be a compiler's targets that this machine lacks.
+
+    Attributes:
+        params: arrays, or shapes with shardings.
+        kernel_impl: which kernels run; None = what this process's platform is best at.
+    """
+
+    graphdef: nnx.GraphDef
+    params: Any
+    spec: PoolSpec
+    mesh: Mesh
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    kernel_impl: Impl | None = None
+
+    def decode(self) -> jax.stages.Lowered:
+        """Lower the step in which max_num_seqs sequences have one token each."""
+        return self._step(self._buckets.decode[-1])
+
+    def mixed(self) -> jax.stages.Lowered:
+        """Lower the step of max_num_batched_tokens tokens, prompts among them."""
+        return self._step(self._buckets.mixed[-1])
+
+    def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
+        """Lower logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
+        _, hidden, _ = self.mixed().out_info
+        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
+        rows = self._of_all(greedy_rows(self.max_num_seqs, self.vocab_size))
+        draw = make_sample_step(self.graphdef, self.mesh)
+        return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
+
+    @property
+    def _buckets(self) -> Buckets:
+        return Buckets(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
+
+    @property
+    def _last_tokens(self) -> jax.ShapeDtypeStruct:
+        zeros = self._of_all(np.zeros(self.max_num_seqs, np.int32))
+        return jax.ShapeDtypeStruct(zeros.shape, zeros.dtype, sharding=own_sharding(self.mesh))
+
+    def _of_all(self, of_one: T) -> T:
+        return stack(self.mesh, [of_one] * num_replicas(self.mesh))
+
+    def _step(self, bucket: Bucket) -> jax.stages.Lowered:
+        spec = self.spec
+        pool = abstract_pool(spec, self.mesh)
+        batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
+        batch = self._of_all(batch)
+        step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl)
+        return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)

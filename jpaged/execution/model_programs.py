@@ -1,0 +1,143 @@
+"""Holds the programs of one model: its step, its sampler and the scores of its prompts, with the weights they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, Shaped
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.buckets import Bucket
+from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.mesh import is_local
+from jpaged.execution.params import check_like, plain_dict
+from jpaged.execution.program import Program
+from jpaged.execution.replicas import own_sharding
+from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
+from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.step import make_step
+
+Pool = Shaped[Array, "shards pages rows 128"]
+Compile = Callable[[], None]
+"""Compiles what was traced; may be called in any thread."""
+
+
+class ModelPrograms:
+    """Holds the programs and weights of one model, and nothing that a step changes: pool and tokens come in and go out,
+    so a worker may hold several models over one pool.
+
+    Args:
+        graphdef: the model without its weights.
+        params: the weights, on `mesh`.
+        spec: the pool that holds what the model's layers keep.
+        prefix: what the names of the model's layer groups begin with in `spec`.
+        on_compile, on_compiled: told every shape that is compiled, see `Program`.
+    """
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        params: Any,
+        spec: PoolSpec,
+        mesh: Mesh,
+        on_compile: Callable[[Hashable], None],
+        on_compiled: Callable[[Hashable, float], None] = lambda shape, seconds: None,
+        *,
+        prefix: str = "",
+    ) -> None:
+        self._spec = spec
+        self._mesh = mesh
+        told, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
+        self._step = Program(make_step(graphdef, spec, mesh, prefix=prefix), *told, ("step", *step_of))
+        self._sample = Program(make_sample_step(graphdef, mesh), *told, ("sample", *rest_of))
+        self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
+        self._set_params(params)
+
+    @property
+    def params(self) -> Any:
+        """Return the weights."""
+        return self._params
+
+    def _set_params(self, params: Any) -> None:
+        self._params = params
+        self._weights = plain_dict(params)
+
+    def update_params(self, new: Any) -> None:
+        """Swap the weights for others of the same structure, shapes and dtypes, placed where the old ones are.
+
+        Raises:
+            ValueError: `new` does not fit; the message names the first leaf that differs, and the old weights stay.
+            RuntimeError: the mesh spans several processes, of which only this one has the new ones.
+        """
+        if not is_local(self._mesh):
+            raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
+        check_like(new, self.params)
+        self._set_params(jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params)))
+
+    def share_params(self, other: ModelPrograms) -> None:
+        """Take over the weights of programs that take the same."""
+        self._params, self._weights = other._params, other._weights
+
+    def close(self) -> None:
+        """Let go of the weights and of all that was compiled."""
+        self._params, self._weights = None, {}
+        for program in (self._step, self._sample, self._score):
+            program.forget()
+
+    # ------------------------------------------------------------------ running
+
+    def step(
+        self, pool: Pool, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket
+    ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
+        """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
+        return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
+
+    def sample(
+        self,
+        hidden: Float[Array, "max_seqs embed"],
+        args: SamplingArrays,
+        last_tokens: Int[HostOrDevice, " max_seqs"],
+        top: int,
+    ) -> StepOutput:
+        """Draw the tokens that follow a step's sampled rows; see `make_sample_step`."""
+        return self._sample(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+
+    def score(
+        self,
+        hidden: Float[Array, "tokens embed"],
+        rows: Int[HostOrDevice, " rows"],
+        targets: Int[HostOrDevice, " rows"],
+        top: int,
+    ) -> ScoreOutput:
+        """Return the log-probabilities of `targets` after a step's tokens `rows`; see `make_score`."""
+        return self._score(("score", hidden.shape[0], top), self._weights, hidden, rows, targets, top=top)
+
+    # ------------------------------------------------------------------ compiling ahead
+
+    def prepare_step(self, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket) -> Compile:
+        """Trace `step` for these shapes; what is returned compiles it."""
+        return self._step.prepare(
+            ("step", bucket),
+            self._weights,
+            abstract_pool(self._spec, self._mesh),
+            batch,
+            last_tokens,
+            decode_only=bucket.decode_only,
+        )
+
+    def prepare_sample(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, " max_seqs"], top: int) -> Compile:
+        """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""
+        _, hidden, _ = self._step.out_info
+        hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
+        return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+
+
+def _sample_key(args: SamplingArrays, top: int) -> Hashable:
+    sizes = args.temperature, args.edits.token_row, args.edits.ban_row
+    return "sample", *(array.shape[-1] for array in sizes), top

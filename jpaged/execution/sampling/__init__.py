@@ -1,0 +1,1 @@
+"""Turns hidden states into tokens: logits, edits, the draw, and the scores of prompt tokens."""

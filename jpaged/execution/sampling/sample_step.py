@@ -1,0 +1,73 @@
+"""Draws after the step, from the logits of the rows that are sampled. Jitted once a number of rows and variant.
+
+Kept apart from the step for two reasons: the head is computed for as many rows as are sampled, whatever bucket the
+step ran in, and a batch of plain greedy rows, the commonest, gets a program without branches (XLA:CPU fuses the
+reductions over the vocabulary badly around them).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.replicas import Kind, each_replica, own_sharding
+from jpaged.execution.sampling.ranking import rank
+from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, sample
+
+
+class StepOutput(NamedTuple):
+    """Holds what a step gives back, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
+
+    Attributes:
+        tokens: sampled ids.
+        logprobs: their log-probabilities.
+        ranks: their places among all tokens by probability, from 1.
+        top_tokens, top_logprobs: the most likely tokens, best first. They and `ranks` mean something only where a
+            row asked for them; no columns in the plain variant.
+    """
+
+    tokens: Int[Array, " max_seqs"]
+    logprobs: Float[Array, " max_seqs"]
+    ranks: Int[Array, " max_seqs"]
+    top_tokens: Int[Array, "max_seqs top"]
+    top_logprobs: Float[Array, "max_seqs top"]
+
+
+def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
+    """Return the function ``sample_step(params, hidden, args, last_tokens, top=...) -> StepOutput``.
+
+    `hidden`, ``[max_num_seqs, embed]``, comes from the step; as many of its rows are sampled as `args` has.
+    `last_tokens` were sampled in the step before. `top` is how many of the most likely tokens a row can ask for.
+    With ``top=0``, the plain variant, every row takes its most likely token and only the number of rows in `args`
+    counts.
+    """
+
+    def sample_step(
+        params: Any,
+        hidden: Float[Array, "max_seqs embed"],
+        args: SamplingArrays,
+        last_tokens: Int[Array, " max_seqs"],
+        top: int,
+    ) -> StepOutput:
+        rows = args.temperature.shape[0]
+        logits = nnx.merge(graphdef, params).logits(hidden[:rows], (args.position > 0).sum())
+        tokens, logprobs = sample(logits, args, last_tokens) if top else most_likely(logits)
+        asked = jnp.any(args.ranked) if top else False
+        ranked = rank(logits, tokens, top, asked)
+        return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))
+
+    def sample_steps(params: Any, hidden: Array, args: SamplingArrays, last_tokens: Array, *, top: int) -> StepOutput:
+        takes: tuple[Kind, ...] = ("shared", "own", "own", "own")
+        return each_replica(partial(sample_step, top=top), mesh, takes, "own")(params, hidden, args, last_tokens)
+
+    return jax.jit(sample_steps, static_argnames=("top",), out_shardings=own_sharding(mesh))
+
+
+def _pad_rows(rows: int, x: Array) -> Array:
+    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0) for _ in x.shape[1:])))

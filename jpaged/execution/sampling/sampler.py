@@ -1,0 +1,129 @@
+"""Samples on the device: truncation is exact without a sort, and no neighbour can change a draw.
+
+A sequence's random numbers come from ``fold_in(key(seed), position)``, one for each token of the vocabulary, so a
+draw depends on the sequence's own logits, seed and position only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.sampling.logit_edits import LogitEdits, edit_logits
+
+
+class SamplingArrays(NamedTuple):
+    """Holds the settings of each sampled row; padding rows are greedy.
+
+    Attributes:
+        temperature: 0 = greedy.
+        top_k: vocabulary size = all.
+        top_p: 1 = all.
+        min_p: 0 = all.
+        seed: the sequence's seed, as two 32-bit words.
+        position: position of the token that is drawn; 0 for padding.
+        ranked: whether somebody asked for the most likely tokens.
+        edits: edits of the logits.
+    """
+
+    temperature: Float[HostOrDevice, " seqs"]
+    top_k: Int[HostOrDevice, " seqs"]
+    top_p: Float[HostOrDevice, " seqs"]
+    min_p: Float[HostOrDevice, " seqs"]
+    seed: UInt32[HostOrDevice, "seqs 2"]
+    position: Int[HostOrDevice, " seqs"]
+    ranked: Bool[HostOrDevice, " seqs"]
+    edits: LogitEdits
+
+
+def sample(
+    logits: Float[Array, "seqs vocab"], args: SamplingArrays, last_tokens: Int[Array, " max_seqs"]
+) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
+    """Draw one token a row; returns (tokens, their log-probabilities under the unedited softmax).
+
+    `last_tokens` were sampled in the step before; see `LogitEdits.pending`.
+    """
+    edited = edit_logits(logits, args.edits, last_tokens)
+    greedy = _argmax(edited)
+    tokens = lax.cond(jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy)
+    return tokens, _logprobs(logits, tokens)
+
+
+def most_likely(logits: Float[Array, "seqs vocab"]) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
+    """Return what `sample` gives for rows of temperature 0 without edits."""
+    tokens = _argmax(logits)
+    return tokens, _logprobs(logits, tokens)
+
+
+def _logprobs(logits: Float[Array, "seqs vocab"], tokens: Int[Array, " seqs"]) -> Float[Array, " seqs"]:
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=1)
+
+
+def _argmax(x: Float[Array, "seqs vocab"]) -> Int[Array, " seqs"]:
+    """Return the first index of the maximum, by two plain reductions (XLA:CPU runs a variadic one several times
+    slower)."""
+    ids = jnp.arange(x.shape[1], dtype=jnp.int32)
+    top = x.max(axis=1, keepdims=True)
+    return jnp.where(x == top, ids, x.shape[1] - 1).min(axis=1)
+
+
+def _draw(logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[Array, " seqs"]) -> Int[Array, " seqs"]:
+    temperature = jnp.where(args.temperature > 0, args.temperature, 1.0)[:, None]
+    scaled = (logits - logits.max(axis=1, keepdims=True)) / temperature
+    weights = jnp.exp(scaled)  # the most likely token weighs 1
+    weights = jnp.where(weights >= args.min_p[:, None], weights, 0.0)
+    truncated = (args.top_k < logits.shape[1]) | (args.top_p < 1.0)
+    weights = lax.cond(jnp.any(truncated), lambda: _truncate(weights, args), lambda: weights)
+    drawn = _argmax(-_arrivals(weights, args))
+    return jnp.where(args.temperature > 0, drawn, greedy)
+
+
+def _truncate(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
+    """Cut to the top-k tokens, then to the top-p of those: the k-th weight and the nucleus' smallest are found by
+    bisection."""
+    k = jnp.clip(args.top_k, 1, weights.shape[1])
+    kth = _largest_threshold(weights, lambda kept: kept.sum(axis=1) >= k)
+    weights = jnp.where(weights >= kth[:, None], weights, 0.0)
+    mass = args.top_p * weights.sum(axis=1)
+    least = _largest_threshold(weights, lambda kept: jnp.where(kept, weights, 0.0).sum(axis=1) >= mass)
+    keep = (weights >= least[:, None]) | (args.top_p >= 1.0)[:, None]
+    return jnp.where(keep, weights, 0.0)
+
+
+def _largest_threshold(weights: Float[Array, "seqs vocab"], enough) -> Float[Array, " seqs"]:
+    """Return the largest t for which the tokens with weight >= t are `enough`, which falls with t.
+
+    Exact: non-negative floats order like their bit patterns, so 31 halvings of the integers find the very value.
+    """
+    bits = lax.bitcast_convert_type(weights, jnp.int32)
+
+    def halve(i: Int[Array, ""], low: Int[Array, " seqs"]) -> Int[Array, " seqs"]:
+        candidate = low | (1 << (30 - i))
+        kept: Bool[Array, "seqs vocab"] = bits >= candidate[:, None]
+        return jnp.where(enough(kept), candidate, low)
+
+    low = lax.fori_loop(0, 31, halve, jnp.zeros(weights.shape[0], jnp.int32))
+    return lax.bitcast_convert_type(low, jnp.float32)
+
+
+def _arrivals(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
+    """Return when each token arrives in a race of exponential clocks of rate `weights`; the first is a draw.
+
+    Every token has a random number of its own, from (seed, position, token). Rounding of the weights then changes a
+    draw only where two tokens arrive together; a cumulative sum would shift the borders of all rare tokens.
+    """
+
+    def bits(seed: UInt32[Array, " 2"], position: Int[Array, ""]) -> UInt32[Array, " vocab"]:
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        return jax.random.bits(jax.random.fold_in(key, position), weights.shape[1:], jnp.uint32)
+
+    drawn = jax.vmap(bits)(jnp.asarray(args.seed), jnp.asarray(args.position))
+    # Early arrivals decide: in steps of 2^-32 they are far apart, which 24 bits of a usual uniform number are not.
+    uniform = jnp.minimum((drawn.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return jnp.where(weights > 0, -jnp.log1p(-uniform) / weights, jnp.inf)

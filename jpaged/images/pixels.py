@@ -1,0 +1,112 @@
+"""Decodes an image to upright RGB pixels, within a limit that is checked before anything is decoded."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from jpaged.images.extra import pillow
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Pillow's names of the formats that are read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A decoded image.
+
+    Attributes:
+        pixels: upright, RGB, read-only.
+        digest: 32 bytes that are equal for equal pixels, in any process.
+    """
+
+    pixels: UInt8[np.ndarray, "height width 3"]
+    digest: bytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return (height, width)."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+
+def is_pil(value: Any) -> bool:
+    """Return whether `value` is a PIL image, without importing Pillow to find that it is not."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(value, module.Image)
+
+
+def decoded(data: bytes, name: str, max_pixels: int) -> Picture:
+    """Return the picture that the bytes encode; see `picture_of`."""
+    image_module = pillow()
+    try:
+        image = image_module.open(io.BytesIO(data), formats=FORMATS)
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
+        raise ValueError(f"{name} is refused by Pillow, the limit is max_pixels={max_pixels}: {error}") from error
+    except image_module.UnidentifiedImageError as error:
+        raise ValueError(f"{name} is not an image of {', '.join(FORMATS)}, or is corrupt") from error
+    except Exception as error:  # decoders of broken files raise many kinds
+        raise _corrupt(name, error) from error
+    with image:
+        return picture_of(image, name, max_pixels)
+
+
+def picture_of(image: Image, name: str, max_pixels: int) -> Picture:
+    """Return the image upright, as its EXIF orientation says, in RGB, its transparency laid on white.
+
+    These are transformers' conventions: it turns files upright, and its image processors lay transparency on white.
+    Other modes (palettes, grey, 16 bit, CMYK) become RGB as Pillow converts them.
+
+    Args:
+        name: how errors name the image.
+        max_pixels: the limit, compared with the size that the header states.
+
+    Raises:
+        ValueError: it has more pixels, has none, has several frames, is corrupt or truncated.
+    """
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ValueError(
+            f"{name} has {width} x {height} = {width * height} pixels, the limit is max_pixels={max_pixels}"
+        )
+    if not width or not height:
+        raise ValueError(f"{name} has no pixels: {width} x {height}")
+    try:
+        # A phone's JPEG that carries a depth map besides; its first picture counts.
+        frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+        if frames == 1:
+            upright = pillow("ImageOps").exif_transpose(image)
+            pixels = np.array(_rgb(upright), np.uint8)
+    except Exception as error:  # decoders of broken files raise many kinds
+        raise _corrupt(name, error) from error
+    if frames != 1:
+        raise ValueError(f"{name} is animated or has pages: it has {frames} frames, the limit is 1")
+    pixels.flags.writeable = False
+    return Picture(pixels, _digest(pixels))
+
+
+def _rgb(image: Image) -> Image:
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        clear = image.convert("RGBA")
+        white = pillow().new("RGBA", image.size, (255, 255, 255, 255))
+        return pillow().alpha_composite(white, clear).convert("RGB")
+    return image.convert("RGB")
+
+
+def _digest(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    state = hashlib.blake2b(digest_size=32, person=b"jpaged-pixels")
+    state.update(b"%d %d " % pixels.shape[:2])
+    state.update(np.ascontiguousarray(pixels).data)
+    return state.digest()
+
+
+def _corrupt(name: str, error: Exception) -> ValueError:
+    return ValueError(f"{name} is corrupt or truncated: {error or type(error).__name__}")

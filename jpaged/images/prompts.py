@@ -1,0 +1,99 @@
+"""Puts an image's tokens where a prompt has its placeholder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Span: TypeAlias = tuple[int, int]
+"""The first place and the number of an image's tokens in a prompt."""
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """What a prompt writes for an image, and what that becomes: `before`, the image's token repeated, `after`.
+
+    Attributes:
+        token: the id that stands for an image in a prompt of ids, and `text` in one of text.
+        image_token: the id whose places take the image's features, and `image_text` its text.
+        before: ids in front of them, and `before_text`; `after` and `after_text` behind them.
+    """
+
+    token: int
+    text: str
+    image_token: int
+    image_text: str
+    before: tuple[int, ...] = ()
+    before_text: str = ""
+    after: tuple[int, ...] = ()
+    after_text: str = ""
+
+
+def expand_ids(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> tuple[list[int], list[Span]]:
+    """Return the prompt with its placeholders replaced, in order, and the span of each image's own tokens.
+
+    Tokens at the edges are not joined with their neighbours, as a tokenizer might have done (Gemma's with newlines):
+    where there is text, use `expand_text`.
+
+    Args:
+        counts: how many tokens each image takes.
+
+    Raises:
+        ValueError: the prompt has more or fewer placeholders than there are images.
+    """
+    _check_count(list(ids).count(placeholder.token), len(counts))
+    expanded: list[int] = []
+    spans: list[Span] = []
+    coming = iter(counts)
+    for token in ids:
+        if token != placeholder.token:
+            expanded.append(token)
+            continue
+        expanded += placeholder.before
+        spans.append((len(expanded), next(coming)))
+        expanded += [placeholder.image_token] * spans[-1][1]
+        expanded += placeholder.after
+    return expanded, spans
+
+
+def expand_text(text: str, placeholder: Placeholder, counts: Sequence[int]) -> str:
+    """Return the text with its placeholders replaced, in order; see `expand_ids`, and `find_spans` for what follows.
+
+    Raises:
+        ValueError: the text has more or fewer placeholders than there are images.
+    """
+    pieces = text.split(placeholder.text)
+    _check_count(len(pieces) - 1, len(counts))
+    images = [placeholder.before_text + placeholder.image_text * count + placeholder.after_text for count in counts]
+    return "".join(piece + image for piece, image in zip(pieces, [*images, ""], strict=True))
+
+
+def find_spans(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> list[Span]:
+    """Return each image's span in a prompt that was expanded as text and then tokenised.
+
+    Images may follow each other without anything in between.
+
+    Raises:
+        ValueError: the prompt has more or fewer of the image's tokens, or other tokens in the midst of an image's.
+    """
+    places = [place for place, token in enumerate(ids) if token == placeholder.image_token]
+    if len(places) != sum(counts):
+        raise ValueError(
+            f"the prompt has {len(places)} tokens {placeholder.image_text!r}, but its {len(counts)} images take "
+            f"{sum(counts)}"
+        )
+    spans: list[Span] = []
+    taken = 0
+    for number, count in enumerate(counts, start=1):
+        mine = places[taken : taken + count]
+        if mine and mine[-1] - mine[0] + 1 != count:
+            raise ValueError(f"the {count} tokens of image {number} do not follow one another in the prompt")
+        spans.append((mine[0] if mine else len(ids), count))
+        taken += count
+    return spans
+
+
+def _check_count(placeholders: int, images: int) -> None:
+    if placeholders != images:
+        raise ValueError(f"the prompt has {placeholders} image placeholders, but {images} images were given")

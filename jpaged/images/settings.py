@@ -1,0 +1,86 @@
+"""States where images may come from and how large they may be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from jpaged.validation import integer, number, texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSources:
+    """Where images may come from and how large they may be.
+
+    PIL images and ``data:`` URLs are always taken. Local files and http(s) URLs are taken only from the folders and
+    hosts named here, so by default from nowhere.
+
+    Attributes:
+        folders: local files may lie in these folders and below; links are followed first. Kept as resolved paths.
+        hosts: http(s) URLs may name these hosts: ``"host"`` for the scheme's own port, ``"host:port"`` for another.
+            A name that leads to a private address (loopback, local network, link-local) is refused unless that
+            address is named here too.
+        max_bytes: most bytes of an encoded image.
+        max_pixels: most pixels of a decoded image, known from its header before anything is decoded.
+        max_images: most images of one request.
+        timeout: most seconds that fetching one URL may take, redirects included.
+
+    Raises:
+        ValueError: a folder does not exist, a host is none, or a limit is out of range.
+    """
+
+    folders: Sequence[str | os.PathLike[str]] = ()
+    hosts: Sequence[str] = ()
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 50_000_000
+    max_images: int = 16
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("folders", "hosts"):
+            if isinstance(getattr(self, name), str | os.PathLike):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a list")
+        folders = texts("folders", [os.fspath(folder) for folder in self.folders])
+        for folder in folders:
+            if not Path(folder).is_dir():
+                raise ValueError(f"folders={list(folders)}: {folder!r} is not a folder")
+        hosts = texts("hosts", self.hosts)
+        for host in hosts:
+            if host_and_port(host) is None:
+                raise ValueError(f"hosts={list(hosts)}: {host!r} is neither 'host' nor 'host:port'")
+        object.__setattr__(self, "folders", tuple(Path(folder).resolve() for folder in folders))
+        object.__setattr__(self, "hosts", hosts)
+        for name in ("max_bytes", "max_pixels", "max_images"):
+            object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
+        object.__setattr__(self, "timeout", number("timeout", self.timeout, low=0.0, open_low=True))
+
+    def names_host(self, host: str, port: int, scheme: str) -> bool:
+        """Return whether an http(s) URL may name this host and port."""
+        own_port = DEFAULT_PORTS[scheme]
+        return any((host, port) == (name, own_port if at is None else at) for name, at in self._named())
+
+    def names_address(self, address: str) -> bool:
+        """Return whether `address` itself is one of the hosts."""
+        return any(name == address for name, _ in self._named())
+
+    def _named(self) -> list[tuple[str, int | None]]:
+        return [found for host in self.hosts if (found := host_and_port(host)) is not None]
+
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+"""The port that a URL means without naming one."""
+
+
+def host_and_port(entry: str) -> tuple[str, int | None] | None:
+    """Return the lower-case name (or address, without brackets) and the port, or None where `entry` is no host."""
+    try:
+        parts = urlsplit(f"//{entry}")
+        name, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if not name or parts.netloc != entry or "@" in entry or any(character.isspace() for character in entry):
+        return None
+    return name, port

@@ -1,0 +1,93 @@
+"""Reads what a caller gives as an image: a PIL image, a ``data:`` URL, a local file or an http(s) URL."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from jpaged.images.files import read_file
+from jpaged.images.pixels import Picture, decoded, is_pil, picture_of
+from jpaged.images.settings import ImageSources
+from jpaged.images.web import fetch
+
+_SHOWN = 80
+"""Most characters of a URL that an error repeats."""
+
+
+def read_images(images: Any, sources: ImageSources) -> list[Picture]:
+    """Return the pictures that `images` name; nothing is read if they are too many.
+
+    Args:
+        images: a PIL image, a string, a path, or a list of these. A string is a ``data:``, ``http(s):`` or ``file:``
+            URL, or else a path.
+        sources: where they may come from and how large they may be.
+
+    Raises:
+        ValueError: there are too many, one is too large, not allowed, corrupt, truncated, animated, of a type that is
+            not read, or could not be fetched; the message names the image and the limit.
+        TypeError: one is of another Python type.
+        ImportError: Pillow is not installed.
+    """
+    given = list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+    if len(given) > sources.max_images:
+        raise ValueError(f"{len(given)} images were given, the limit is max_images={sources.max_images}")
+    return [_read(image, f"image {number} of {len(given)}", sources) for number, image in enumerate(given, start=1)]
+
+
+def _read(image: Any, place: str, sources: ImageSources) -> Picture:
+    if isinstance(image, os.PathLike):
+        path = os.fspath(image)
+        image = os.fsdecode(path) if isinstance(path, bytes) else path
+    if isinstance(image, str):
+        name = f"{place}, {_shown(image)}"
+        return decoded(_bytes_of(image, name, sources), name, sources.max_pixels)
+    if is_pil(image):
+        return picture_of(image, f"{place}, a PIL image", sources.max_pixels)
+    raise TypeError(f"{place} is a {type(image).__name__}; it must be a PIL image, a URL or a path")
+
+
+def _bytes_of(text: str, name: str, sources: ImageSources) -> bytes:
+    try:
+        scheme = urlsplit(text[:4096]).scheme
+    except ValueError:
+        scheme = ""
+    if scheme == "data":
+        return _data_url(text, name, sources.max_bytes)
+    if scheme in ("http", "https"):
+        return fetch(text, name, sources)
+    if scheme == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(f"{name} is a file of the host {parts.netloc!r}; only local files are read")
+        return read_file(Path(unquote(parts.path)), name, sources)
+    if scheme and text[len(scheme) :].startswith("://"):
+        raise ValueError(f"{name} has the scheme {scheme!r}, which is not one of data, http, https, file")
+    return read_file(Path(text), name, sources)
+
+
+def _data_url(url: str, name: str, max_bytes: int) -> bytes:
+    """Return the bytes of ``data:image/...;base64,...``."""
+    header, comma, body = url.partition(",")
+    media, *parameters = header.removeprefix("data:").split(";")
+    if not comma or "base64" not in [parameter.strip().lower() for parameter in parameters]:
+        raise ValueError(f"{name} is not of the form data:image/...;base64,...")
+    if not media.strip().lower().startswith("image/"):
+        raise ValueError(f"{name} has the media type {media!r}, not image/...")
+    if len(body) * 3 // 4 > max_bytes + 2:
+        raise ValueError(f"{name} has about {len(body) * 3 // 4} bytes, the limit is max_bytes={max_bytes}")
+    try:
+        data = base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{name} is not valid base64: {error}") from error
+    if len(data) > max_bytes:
+        raise ValueError(f"{name} has {len(data)} bytes, the limit is max_bytes={max_bytes}")
+    return data
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."

@@ -1,0 +1,39 @@
+"""The forms of a prompt, under vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text.
+
+    Attributes:
+        prompt: the text.
+        cache_salt: the prompt shares cached KV only with those of the same salt.
+        multi_modal_data: None, or nothing in it: prompts are text only.
+    """
+
+    prompt: str
+    cache_salt: NotRequired[str | None]
+    multi_modal_data: NotRequired[Mapping[str, Any] | None]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids.
+
+    Attributes:
+        prompt_token_ids: the ids.
+        prompt: its text, which is only echoed in the output.
+        cache_salt, multi_modal_data: as in `TextPrompt`.
+    """
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str | None]
+    cache_salt: NotRequired[str | None]
+    multi_modal_data: NotRequired[Mapping[str, Any] | None]
+
+
+PromptType = str | TextPrompt | TokensPrompt | Mapping[str, Any] | Sequence[int]
+"""What `LLM.generate` takes for a prompt."""

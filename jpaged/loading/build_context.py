@@ -1,0 +1,58 @@
+"""Tells a model what it has to know of the devices that it will run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jpaged.execution.mesh import alone_on_cpu, platform
+from jpaged.model_api import TENSOR_AXIS, BuildContext
+from pallas_kernels.platform import Impl, resolve_impl
+
+
+def build_context(
+    mesh: Mesh,
+    dtype: Any,
+    *,
+    expert_parallel: bool = False,
+    stacked: bool | None = None,
+    kernel_impl: Impl | None = None,
+) -> BuildContext:
+    """Return the context that suits a mesh's devices; it has no `rngs`.
+
+    Args:
+        mesh: a mesh with the axis `TENSOR_AXIS`.
+        stacked: whether layers are stacked for a scan; None = as `layers_are_stacked` says.
+        kernel_impl: which kernels run; None = what the current machine is best at. Needed when compiling ahead of time
+            for another platform.
+    """
+    kind = platform(mesh)
+    return BuildContext(
+        dtype=np.dtype(dtype),
+        tensor_parallel=mesh.shape[TENSOR_AXIS],
+        expert_parallel=expert_parallel,
+        stacked=layers_are_stacked(kind, kernel_impl) if stacked is None else stacked,
+        unrolled=kind == "gpu",
+        product_impl=_product_impl(mesh, kernel_impl),
+    )
+
+
+def _product_impl(mesh: Mesh, kernel_impl: Impl | None) -> Impl:
+    """Return which products run; a CPU's own are custom calls, which would gather sharded operands."""
+    impl = resolve_impl(kernel_impl)
+    return "xla" if impl == "cpu" and not alone_on_cpu(mesh) else impl
+
+
+def layers_are_stacked(platform: str, kernels: Impl | None = None) -> bool:
+    """Tell whether a model's layers are stacked for a scan: on TPUs, and on GPUs that run XLA's attention.
+
+    CPUs and GPUs copy a layer's weights out of a stack. But unrolled (see `BuildContext`), XLA's attention takes long
+    to compile and more memory than those copies; Triton's does not.
+
+    Args:
+        platform: ``cpu``, ``tpu``, ``gpu`` or, as ahead of time, ``cuda``.
+        kernels: the kernels that will run; None = what the current machine is best at.
+    """
+    return platform == "tpu" or (platform in ("gpu", "cuda") and resolve_impl(kernels) != "gpu")

@@ -1,0 +1,85 @@
+"""Reads generation_config.json: the tokens that end a generation, and the sampling that a model's makers advise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.json_file import read_json
+from jpaged.loading.source import Source
+from jpaged.loading.tokenizer import eos_token_ids
+from jpaged.sampling_params import SamplingParams
+
+GENERATION_CONFIG = "generation_config.json"
+_NAMES = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+"""The fields that are read, by the names that `SamplingParams` gives them; vLLM reads the same."""
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Says how a model's generations end, and how they are sampled where a request does not say.
+
+    Attributes:
+        eos_token_ids: those that the file names, or else config.json, and the tokenizer's own.
+        sampling: arguments of `SamplingParams`; empty where nothing is advised.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    sampling: Mapping[str, Any]
+
+
+def read_generation_config(
+    chosen: str, source: Source, gguf: GGUFFile | None = None, tokenizer: Any = None
+) -> GenerationConfig:
+    """Read the generation config of a model, or the one that was chosen instead.
+
+    Args:
+        chosen: "auto", "vllm" or a folder, see `EngineConfig`.
+        source: the model.
+        gguf: saves opening the model's file again.
+        tokenizer: its end-of-sequence token ends generations too; None = the model has no tokenizer.
+
+    Raises:
+        ValueError: the folder has no such file, or a file advises what cannot be; names file and value.
+    """
+    ends = eos_token_ids(source, gguf)
+    if chosen not in ("auto", "vllm"):
+        file = Path(chosen).expanduser() / GENERATION_CONFIG
+        if not file.exists():
+            raise ValueError(
+                f"generation_config={chosen!r} is not 'auto', 'vllm' or a folder with a {GENERATION_CONFIG}"
+            )
+        own = read_json(file).get("eos_token_id")
+        ends = ends if own is None else tuple(own) if isinstance(own, list) else (own,)
+    else:
+        file = source.path / GENERATION_CONFIG
+    nobodys = chosen == "vllm" or (chosen == "auto" and source.kind == "gguf")
+    advised = {} if nobodys else _sampling(file)
+    end = getattr(tokenizer, "eos_token_id", None)
+    return GenerationConfig(tuple(dict.fromkeys(ends if end is None else (*ends, end))), advised)
+
+
+def file_fields(eos_token_ids: tuple[int, ...], sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a generation_config.json that says the same."""
+    advised = {theirs: sampling[ours] for theirs, ours in _NAMES.items() if ours in sampling}
+    return {"eos_token_id": list(eos_token_ids), **advised}
+
+
+def _sampling(file: Path) -> dict[str, Any]:
+    fields = read_json(file)
+    advised = {ours: fields[theirs] for theirs, ours in _NAMES.items() if fields.get(theirs) is not None}
+    try:
+        SamplingParams(**advised)
+    except ValueError as error:
+        raise ValueError(f"{file} advises what cannot be: {error}; generation_config='vllm' ignores it") from error
+    return advised

@@ -1,0 +1,100 @@
+"""Splits GGUF blocks into codes with scales and minimums: the same values, to the last bit, without dequantising.
+
+Layouts of the blocks: ggml's `block_q4_0` and so on (llama.cpp, ggml-common.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Says how an encoding becomes codes.
+
+    Attributes:
+        group: values that share a scale.
+        scales: the dtype in which scales and minimums are exact.
+        four_bits: codes are 0..15, with minimums unless they are `e2m1`; else int8, without.
+        split: blocks, uint8 [blocks, bytes], -> codes [blocks, values], scales and minimums [blocks, groups].
+        e2m1: codes are 4-bit floats and scales exponents, without minimums (MXFP4).
+    """
+
+    group: int
+    scales: np.dtype
+    four_bits: bool
+    split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+    e2m1: bool = False
+
+
+def split_rows(rows: np.ndarray, encoding: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Split quantised rows, uint8 [..., bytes of a row], into codes [..., values], scales and minimums [...,
+    groups]."""
+    _, block_bytes = GGML_QUANT_SIZES[encoding]
+    codes, scales, minimums = CODED[encoding].split(rows.reshape(-1, block_bytes))
+    shape = (*rows.shape[:-1], -1)
+    return codes.reshape(shape), scales.reshape(shape), None if minimums is None else minimums.reshape(shape)
+
+
+def _halves(blocks: np.ndarray, at: int) -> np.ndarray:
+    """Return the float16 number at byte `at` of every block, as a column."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """Unpack [..., bytes] to [..., 2 * bytes], low nibbles first."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    return blocks[:, 2:].view(np.int8), _halves(blocks, 0), None
+
+
+def _q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    scales = _halves(blocks, 0)
+    return _nibbles(blocks[:, 2:]), scales, -8 * scales
+
+
+def _q4_1(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _q4_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split blocks of eight groups of 32: 6-bit scales and minimums in units of two float16 numbers, codes in four runs
+    of 64."""
+    packed = blocks[:, 4:16].reshape(-1, 3, 4)
+    first, second, rest = packed[:, 0], packed[:, 1], packed[:, 2]
+    scales = np.concatenate([first & 63, (rest & 15) | (first >> 2) & 48], axis=1).astype(np.float32)
+    minimums = np.concatenate([second & 63, (rest >> 4) | (second >> 2) & 48], axis=1).astype(np.float32)
+    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
+    return codes, scales * _halves(blocks, 0), -minimums * _halves(blocks, 2)
+
+
+def _q6_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    """Split blocks of sixteen groups of 16: int8 scales in units of a float16 number, codes of 4 low and 2 high bits,
+    less 32."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 1, 64)).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    codes = (low | high << 4).astype(np.int8) - np.int8(32)
+    return codes, blocks[:, 192:208].view(np.int8).astype(np.float32) * _halves(blocks, 208), None
+
+
+def _mxfp4(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    return _nibbles(blocks[:, 1:]), blocks[:, :1], None
+
+
+_HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
+
+CODED: dict[GGMLQuantizationType, Coded] = {
+    GGMLQuantizationType.Q8_0: Coded(32, _HALF, False, _q8_0),
+    GGMLQuantizationType.Q4_0: Coded(32, _HALF, True, _q4_0),
+    GGMLQuantizationType.Q4_1: Coded(32, _HALF, True, _q4_1),
+    GGMLQuantizationType.Q4_K: Coded(32, _SINGLE, True, _q4_k),
+    GGMLQuantizationType.Q6_K: Coded(16, _SINGLE, False, _q6_k),
+    GGMLQuantizationType.MXFP4: Coded(32, np.dtype(np.uint8), True, _mxfp4, e2m1=True),
+}
+"""The encodings that are kept as they are."""

@@ -1,0 +1,257 @@
+"""Says of which tensors of a GGUF file each tensor of a Hugging Face checkpoint is made.
+
+llama.cpp's converter renames tensors, stacks the matrices of experts, cuts those that hold gate and up in two, and
+changes some values; what it changed is undone by `Stored.undo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jpaged.loading.gguf.reader import GGUFFile
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Says what makes one tensor of a checkpoint.
+
+    Attributes:
+        names: the file's tensors; several are parts of one, such as gate and up, whose outputs are the last axis.
+        undo: gives the checkpoint's values of the stored ones; None = they are alike.
+        expert: which expert's matrix is meant, of a tensor that holds those of all.
+        fused: the checkpoint has all experts in one tensor, [experts, inputs, outputs] or, of biases, [experts,
+            outputs]; the file has [experts, outputs, inputs].
+        alternating: the columns of several parts take turns, instead of following one another.
+    """
+
+    names: tuple[str, ...]
+    undo: Callable[[np.ndarray], np.ndarray] | None = None
+    expert: int | None = None
+    fused: bool = False
+    alternating: bool = False
+
+
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Holds an architecture's names: a stem of the file (or stem and kind) -> the checkpoint's.
+
+    Attributes:
+        outer: names of what belongs to no layer.
+        layer: names within a layer.
+        prefix: what a layer's names begin with in the checkpoint.
+        experts: stems of experts' tensors -> one expert's name, with its number as ``{}``.
+        fused: what experts' tensors of the checkpoint begin with, where they are fused.
+        alternating: see `Stored`.
+        undo: stem and kind -> see `Stored`.
+    """
+
+    layer: Mapping[str, str]
+    outer: Mapping[str, str] = field(default_factory=lambda: _OUTER)
+    prefix: str = "model.layers"
+    experts: Mapping[str, str] = field(default_factory=dict)
+    fused: str | None = None
+    alternating: bool = False
+    undo: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+
+
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+
+
+def _mlp(block: str, suffix: str = "") -> dict[str, str]:
+    return {f"ffn_{part}{suffix}": f"{block}.{part}_proj" for part in ("gate", "up", "down")}
+
+
+def _one_expert(block: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
+    return {f"ffn_{part}_exps": f"{block}.{{}}.{name}" for part, name in zip(_PARTS, (gate, up, down), strict=True)}
+
+
+_PARTS = ("gate", "up", "down")
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    **_ATTENTION,
+    "ffn_norm": "post_attention_layernorm",
+    **_mlp("mlp"),
+}
+
+_GEMMA_LAYER = _LAYER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+_MAMBA = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_dt": "dt_proj",
+    "ssm_x": "x_proj",
+    "ssm_a": "A_log",
+    "ssm_d": "D",
+    "ssm_out": "out_proj",
+}
+
+
+def _within(block: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {stem: f"{block}.{name}" for stem, name in names.items()}
+
+
+def _with_channel_axis(taps: np.ndarray) -> np.ndarray:
+    """Turn a depthwise convolution's [channels, taps] into PyTorch's [channels, 1, taps]."""
+    return taps[:, None, :]
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    return values.reshape(-1)
+
+
+def _log_of_decay(decay: np.ndarray) -> np.ndarray:
+    """Return what a checkpoint holds of the decay ``-exp(A_log)``."""
+    return np.log(-decay)
+
+
+def _minus_one(weight: np.ndarray) -> np.ndarray:
+    return weight - 1
+
+
+_NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "output_norm")
+_GEMMA = _Names(_GEMMA_LAYER, undo={f"{norm}.weight": _minus_one for norm in _NORMS})
+
+_BY_ARCHITECTURE: dict[str, _Names] = {
+    "llama": _Names(
+        _LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"},
+        experts=_one_expert("block_sparse_moe.experts", "w1", "w3", "w2"),
+    ),
+    "qwen3moe": _Names(_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_one_expert("mlp.experts")),
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "llama4": _Names(
+        _LAYER
+        | _mlp("feed_forward")
+        | _mlp("feed_forward.shared_expert", "_shexp")
+        | {"ffn_gate_inp": "feed_forward.router"},
+        fused="feed_forward.experts",
+    ),
+    "gpt-oss": _Names(
+        _LAYER
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+            "attn_sinks.weight": "self_attn.sinks",
+        },
+        fused="mlp.experts",
+        alternating=True,
+    ),
+    "mamba2": _Names(
+        {"attn_norm": "norm", **_within("mixer", _MAMBA), "ssm_dt.bias": "mixer.dt_bias", "ssm_norm": "mixer.norm"},
+        {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+        "backbone.layers",
+        undo={
+            "ssm_conv1d.weight": _with_channel_axis,
+            "ssm_a": lambda decay: _log_of_decay(_flat(decay)),
+            "ssm_d": _flat,
+            "ssm_norm.weight": _flat,
+        },
+    ),
+    "jamba": _Names(
+        {
+            **_LAYER,
+            "ffn_norm": "pre_ff_layernorm",
+            **_mlp("feed_forward"),
+            "ffn_gate_inp": "feed_forward.router",
+            **_within("mamba", _MAMBA),
+            **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+        },
+        _OUTER | {"output_norm": "model.final_layernorm"},
+        experts=_one_expert("feed_forward.experts"),
+        undo={"ssm_conv1d.weight": _with_channel_axis, "ssm_a": _log_of_decay, "ssm_d": _flat},
+    ),
+    "lfm2": _Names(
+        {
+            **_ATTENTION,
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        },
+        {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+        undo={"shortconv.conv.weight": _with_channel_axis},
+    ),
+}
+_OTHERS = _Names(_LAYER)
+
+_COMPUTED = ("rope_freqs.weight",)
+"""Tensors that repeat what the config says."""
+
+
+def stored_tensors(file: GGUFFile) -> dict[str, Stored]:
+    """Return the checkpoint's tensors, by name and in the order of the file.
+
+    Tensors with no known name keep their own: the loader then reports them as not read.
+    """
+    names = _BY_ARCHITECTURE.get(file.metadata["general.architecture"], _OTHERS)
+    found: dict[str, Stored] = {}
+    for name in file.tensors:
+        if name not in _COMPUTED:
+            found |= _made_of(name, names, file)
+    return found
+
+
+def _made_of(name: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
+    """Return the tensors that begin with this one of the file; none where another holds their first part."""
+    block, stem, kind = _split(name)
+    ending, whole = (f".{kind}", f"{stem}.{kind}") if kind else ("", stem)
+    if block is None:
+        known = names.outer.get(stem)
+        return {f"{known}{ending}" if known else name: Stored((name,), names.undo.get(whole))}
+    prefix = f"{names.prefix}.{block}"
+    if stem.endswith("_exps") and names.fused is not None:
+        return _fused(name, prefix, stem, kind, names, file)
+    if stem in names.experts:
+        return {
+            f"{prefix}.{names.experts[stem].format(expert)}{ending}": Stored((name,), expert=expert)
+            for expert in range(file.tensors[name].shape[0])
+        }
+    known = names.layer.get(whole) or (f"{names.layer[stem]}{ending}" if stem in names.layer else None)
+    return {f"{prefix}.{known}" if known else name: Stored((name,), names.undo.get(whole))}
+
+
+def _fused(name: str, prefix: str, stem: str, kind: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
+    ending = "_bias" if kind == "bias" else ""
+    if stem == "ffn_down_exps":
+        return {f"{prefix}.{names.fused}.down_proj{ending}": Stored((name,), fused=True)}
+    pair = tuple(name.replace(stem, f"ffn_{part}_exps") for part in ("gate", "up"))
+    if not all(part in file.tensors for part in pair):
+        return {name: Stored((name,))}
+    if name != pair[0]:
+        return {}
+    gate_up = f"{prefix}.{names.fused}.gate_up_proj{ending}"
+    return {gate_up: Stored(pair, fused=True, alternating=names.alternating)}
+
+
+def _split(name: str) -> tuple[str | None, str, str]:
+    """Return a tensor's block, None of what belongs to no layer, its stem, and its kind: weight, bias or nothing."""
+    block, rest = None, name
+    if name.startswith("blk."):
+        _, block, rest = name.split(".", 2)
+    stem, _, kind = rest.rpartition(".")
+    return (block, stem, kind) if kind in ("weight", "bias") and stem else (block, rest, "")

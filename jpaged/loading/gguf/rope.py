@@ -1,0 +1,64 @@
+"""Finds the rope parameters of a GGUF file, whose tensors may hold the frequencies in place of what made them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jpaged.loading.gguf.reader import GGUFFile
+
+
+def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Return ``rope_parameters`` as configs have them, for rotation by ``theta ** (-2 i / head_dim)``.
+
+    Raises:
+        ValueError: a scaling that is not supported, or that the file does not describe as a whole; names it.
+    """
+    if "rope_freqs.weight" in file.tensors:
+        return {"rope_theta": theta, **_llama3(file, theta, head_dim)}
+    arch = file.metadata["general.architecture"]
+    kind = file.metadata.get(f"{arch}.rope.scaling.type", "none")
+    if kind == "none":
+        return {"rope_theta": theta, "rope_type": "default"}
+    known = _SCALINGS | _SCALINGS_OF.get(arch, {})
+    if kind not in known:
+        names = " and ".join(["none", *known])
+        raise ValueError(f"{file.path}: rope.scaling.type={kind!r} is not supported; {names} are")
+    rope: dict[str, Any] = {"rope_theta": theta, "rope_type": kind}
+    for name, key in known[kind].items():
+        if f"{arch}.rope.scaling.{key}" not in file.metadata:
+            raise ValueError(f"{file.path}: GGUF metadata has no {arch}.rope.scaling.{key}")
+        rope[name] = file.metadata[f"{arch}.rope.scaling.{key}"]
+    # YaRN's borders are not rounded in GPT-OSS, the one family whose files say "yarn" and nothing else.
+    return rope | {"truncate": False} if kind == "yarn" else rope
+
+
+_SCALINGS: dict[str, dict[str, str]] = {"linear": {"factor": "factor"}}
+_SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = {
+    "gpt-oss": {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}},
+}
+"""Name of a scaling -> its parameters and their keys under ``rope.scaling``; for all architectures, and by one."""
+
+_LLAMA3_FACTORS = ((1.0, 4.0), (1.0, 1.0))
+"""Llama 3's and Llama 4's ``low_freq_factor`` and ``high_freq_factor``."""
+
+
+def _llama3(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Find the parameters of Llama 3.1's scaling: files hold only the divisors of the frequencies that result from
+    it."""
+    divisors = np.asarray(file.stored_rows("rope_freqs.weight"), np.float32)
+    factor = float(divisors.max())
+    turns = 8192 / (2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim))
+    for low, high in _LLAMA3_FACTORS:
+        smooth = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns >= low).astype(float)
+        expected = 1 / ((1 - smooth) / factor + smooth)
+        if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-3):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": 8192,
+            }
+    raise ValueError(f"{file.path}: rope_freqs.weight is not Llama 3's rope scaling; not supported")

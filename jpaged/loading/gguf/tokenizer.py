@@ -1,0 +1,167 @@
+"""Builds a transformers tokenizer from GGUF metadata: byte-level BPE or SentencePiece, by ``tokenizer.ggml.model``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.sentencepiece import sentencepiece_bpe
+from jpaged.loading.hugging_face import transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Values of ``tokenizer.ggml.token_type`` that mark tokens matched whole rather than merged."""
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The cuts of OpenAI's o200k_base, within words too where small letters are followed by capital ones."""
+
+
+def _by_regex(pattern: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _gpt2,
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
+    "llama-bpe": lambda: _by_regex(_WORDS % r"\p{N}{1,3}"),
+    "qwen2": lambda: _by_regex(_WORDS % r"\p{N}"),
+    "gpt-4o": lambda: _by_regex(_CASED_WORDS),
+    "llama4": lambda: _by_regex(_CASED_WORDS),
+    "lfm2": lambda: _by_regex(_WORDS % r"\p{N}{1,3}"),
+    "mpt": _gpt2,
+}
+"""How text is cut before merging, by ``tokenizer.ggml.pre``: the same cuts as llama.cpp's tables."""
+
+_KEEP_WHOLE = ("llama-bpe", "gpt-4o", "llama4", "lfm2")
+"""Where words that are tokens stay whole even where merges would not lead to them, as in tiktoken."""
+
+_NORMALISED = ("qwen2", "mpt")
+"""Where text is composed (Unicode's NFC) before it is cut."""
+
+
+def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
+    """Build the tokenizer that the file's metadata describes, with its special tokens and chat template.
+
+    Raises:
+        ValueError: for a tokenizer model or pre-tokenizer that is not known; names it.
+    """
+    metadata = file.metadata
+    tokens: list[str] = _required(file, "tokens")
+    specials = {
+        role: tokens[metadata[key]]
+        for role, key in {
+            "bos_token": "tokenizer.ggml.bos_token_id",
+            "eos_token": "tokenizer.ggml.eos_token_id",
+            "unk_token": "tokenizer.ggml.unknown_token_id",
+            "pad_token": "tokenizer.ggml.padding_token_id",
+        }.items()
+        if key in metadata
+    }
+    kind = _required(file, "model")
+    if kind not in _MODELS:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; known: {', '.join(map(repr, _MODELS))}"
+        )
+    tokenizer = _MODELS[kind](file, tokens)
+    # Gemma's runs of spaces are tokens too, as spaces look once they are normalised; a prefix would be added to them.
+    in_normalised = kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True)
+    _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
+    tokenizer.post_processor = _around(metadata, tokens, bos_by_default=kind == "llama")
+    fast = transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],
+        **specials,
+    )
+    fast.chat_template = metadata.get("tokenizer.chat_template")
+    return fast
+
+
+def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
+    """Return the ids that end a generation: end of sequence, of turn and of message, as far as the file has them."""
+    names = ("eos", "eot", "eom")
+    found = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return tuple(dict.fromkeys(id for id in found if id is not None))
+
+
+def _required(file: GGUFFile, key: str) -> Any:
+    full = f"tokenizer.ggml.{key}"
+    if full not in file.metadata:
+        raise ValueError(f"{file.path}: GGUF metadata has no {full}, so there is no tokenizer to build")
+    return file.metadata[full]
+
+
+def _around(metadata: dict[str, Any], tokens: list[str], *, bos_by_default: bool) -> processors.PostProcessor:
+    """Return what puts the tokens of beginning and end where the file says, or as llama.cpp does where it does not."""
+    wanted = {
+        "bos": metadata.get("tokenizer.ggml.add_bos_token", bos_by_default),
+        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
+    }
+    ids = {role: metadata[f"tokenizer.ggml.{role}_token_id"] for role, is_wanted in wanted.items() if is_wanted}
+    if not ids:
+        return processors.ByteLevel(trim_offsets=False)
+    first, last = ([tokens[ids[role]]] if role in ids else [] for role in ("bos", "eos"))
+    return processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", "$B", *last],
+        special_tokens=[(tokens[number], number) for number in dict.fromkeys(ids.values())],
+    )
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    return sentencepiece_bpe(
+        tokens,
+        _required(file, "scores"),
+        _required(file, "token_type"),
+        unknown=None if unknown is None else tokens[unknown],
+        prefix_space=file.metadata.get("tokenizer.ggml.add_space_prefix", True),
+    )
+
+
+def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    pre = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if pre not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported; known: {', '.join(_PRE_TOKENIZERS)}"
+        )
+    pairs = [tuple(merge.split(" ", 1)) for merge in _required(file, "merges")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _KEEP_WHOLE)
+    tokenizer = Tokenizer(bpe)
+    if pre in _NORMALISED:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], in_normalised: bool) -> None:
+    """Take the special tokens, and those a user defined, out of the text before anything is merged."""
+    whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, _ in whole])
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=in_normalised) for t in defined])
+
+
+_MODELS: dict[str, Callable[[GGUFFile, list[str]], Tokenizer]] = {"gpt2": _bpe, "llama": _sentencepiece}

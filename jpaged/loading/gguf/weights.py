@@ -1,0 +1,132 @@
+"""Reads the tensors of a GGUF file under their Hugging Face names and in Hugging Face's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from jpaged.loading.code_format import Format
+from jpaged.loading.gguf.codes import CODED, split_rows
+from jpaged.loading.gguf.names import Stored, stored_tensors
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows
+from jpaged.loading.stored_blocks import SpreadCodes, in_form
+from jpaged.model_api import HostArray
+
+
+class GGUFWeights:
+    """Reads a GGUF file as a `BlockReader`; see there for the methods' contract.
+
+    What llama.cpp's converter changes is undone: see `names`, and for architecture ``llama`` the rows of the query and
+    key projections are put back in order, which it reorders for interleaved rotation.
+    """
+
+    def __init__(self, file: GGUFFile):
+        self._file = file
+        self._arch = file.metadata["general.architecture"]
+        self.location = str(file.path)
+        self.quantised = any(map(file.is_quantised, file.tensors))
+        self._stored = stored_tensors(file)
+        self.stored_dtype = np.dtype(np.float32)
+        if not self.quantised:
+            largest = max(file.tensors.values(), key=lambda info: np.prod(info.shape)).encoding
+            plain = {GGMLQuantizationType.F16: np.float16, GGMLQuantizationType.BF16: ml_dtypes.bfloat16}
+            self.stored_dtype = np.dtype(plain.get(largest, np.float32))
+
+    def names(self) -> Iterable[str]:
+        return self._stored.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        stored = self._stored[name]
+        shape = self._file.tensors[stored.names[0]].shape
+        if stored.undo is not None:
+            return self.read(name).shape
+        if stored.expert is not None:
+            return shape[1:]
+        if stored.fused:
+            experts, outputs, *inputs = shape
+            return (experts, *inputs, outputs * len(stored.names))
+        return shape
+
+    def encodings(self, name: str) -> Sequence[GGMLQuantizationType]:
+        return [self._file.tensors[source].encoding for source in self._stored[name].names]
+
+    def spread_codes(self, name: str, form: Format) -> SpreadCodes:
+        stored = self._stored[name]
+        parts = [self._codes(source, stored, form) for source in stored.names]
+        if not stored.fused:
+            return parts[0]
+
+        def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+            return _side_by_side([array.swapaxes(1, 2) for array in arrays], stored.alternating)
+
+        codes, scales, minimums = zip(*parts, strict=True)
+        return SpreadCodes(join(codes), join(scales), None if minimums[0] is None else join(minimums))
+
+    def read(self, name: str) -> np.ndarray | HostArray:
+        stored = self._stored[name]
+        first = stored.names[0]
+        if stored.undo is not None:
+            return stored.undo(self._whole(first))
+        if stored.expert is not None:
+            return self._matrix(first, self._file.stored_rows(first)[stored.expert])
+        if stored.fused:
+            return self._all_experts(stored)
+        if len(self._file.tensors[first].shape) == 1:
+            order = self._order(first)
+            return self._whole(first) if order is None else self._whole(first)[order]
+        return self._matrix(first, self._file.stored_rows(first))
+
+    def _whole(self, source: str) -> np.ndarray:
+        return self._file.decode(source, self._file.stored_rows(source))
+
+    def _matrix(self, source: str, stored: np.ndarray) -> GGUFRows:
+        """Return a view of a matrix that lies in the file as `stored`, [rows, items]."""
+        quantised, order = self._file.is_quantised(source), self._order(source)
+        info = self._file.tensors[source]
+        unit, items = GGML_QUANT_SIZES[info.encoding] if quantised else (1, 1)
+        return GGUFRows(
+            stored,
+            partial(self._file.decode, source),
+            unit,
+            items,
+            np.dtype(np.float32) if quantised else stored.dtype,
+            range(len(stored)) if order is None else order,
+            range(info.shape[-1]),
+        )
+
+    def _all_experts(self, stored: Stored) -> np.ndarray | GGUFExperts:
+        if len(self._file.tensors[stored.names[0]].shape) == 2:
+            return _side_by_side([self._whole(source) for source in stored.names], stored.alternating)
+        parts = [[self._matrix(source, matrix) for matrix in self._file.stored_rows(source)] for source in stored.names]
+        return GGUFExperts.of(parts, alternating=stored.alternating)
+
+    def _codes(self, source: str, stored: Stored, form: Format) -> SpreadCodes:
+        """Return a tensor's codes [..., rows, values], in the checkpoint's order of rows."""
+        rows, order = self._file.stored_rows(source), self._order(source)
+        if stored.expert is not None:
+            rows = rows[stored.expert]
+        rows = rows if order is None else rows[order]
+        encoding = self._file.tensors[source].encoding
+        return in_form(split_rows(rows, encoding), form, e2m1=CODED[encoding].e2m1)
+
+    def _order(self, source: str) -> np.ndarray | None:
+        """Return which stored row comes where in Hugging Face's tensor; None = as they are."""
+        if self._arch != "llama" or not (".attn_q." in source or ".attn_k." in source):
+            return None
+        heads = self._file.metadata["llama.attention.head_count"]
+        if ".attn_k." in source:
+            heads = self._file.metadata.get("llama.attention.head_count_kv", heads)
+        pairs = np.arange(self._file.tensors[source].shape[0]).reshape(heads, -1, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)
+
+
+def _side_by_side(parts: Sequence[np.ndarray], alternating: bool) -> np.ndarray:
+    """Join parts along the last axis, one after another or taking turns."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.stack(parts, -1).reshape(*parts[0].shape[:-1], -1) if alternating else np.concatenate(parts, -1)

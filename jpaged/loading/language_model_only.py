@@ -1,0 +1,52 @@
+"""Reads the text model inside a multimodal checkpoint (Gemma 3, Llama 4, Mistral Small 3.1), without eyes and ears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jpaged.loading.tensor_reader import TensorReader
+from jpaged.model_api import HostArray
+
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+"""The beginning of a tensor's name in a multimodal checkpoint, old or new, -> that in a checkpoint of text only."""
+
+
+class LanguageModelReader:
+    """Reads the text model's tensors as a `TensorReader`, under the names they have where it stands alone.
+
+    Raises:
+        ValueError: the checkpoint has no such tensors.
+    """
+
+    def __init__(self, whole: TensorReader):
+        self._whole = whole
+        self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
+        self._names = {
+            plain + name.removeprefix(prefix): name
+            for name in whole.names()
+            for prefix, plain in _PREFIXES.items()
+            if name.startswith(prefix)
+        }
+        if not self._names:
+            raise ValueError(f"{self.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
+
+    @property
+    def has_head(self) -> bool:
+        """Tell whether the vocabulary's head is stored apart from the embedding, whatever the configs say."""
+        return "lm_head.weight" in self._names
+
+    def names(self) -> Iterable[str]:
+        return self._names.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._whole.shape(self._names[name])
+
+    def read(self, name: str) -> np.ndarray | HostArray:
+        return self._whole.read(self._names[name])

@@ -1,0 +1,55 @@
+"""Holds what loading a model gives and saving one takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.model_api import TENSOR_AXIS, CausalLM
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Holds a model in memory, ready to run.
+
+    Attributes:
+        graphdef: ``nnx.merge(graphdef, params)`` is the model; `params` are on the mesh.
+        tokenizer: None when the folder brings none; the model then takes and gives token ids only.
+        model: the same model with shapes for arrays: layer groups, vocabulary size.
+        eos_token_ids: ids that end a generation; may be empty.
+        sampling: what the model's makers advise, in the names of `SamplingParams`.
+        location: the file or folder it was loaded from.
+        name: what the user called the model.
+        mesh: the devices; a mesh with the axis `TENSOR_AXIS`.
+        stacked: whether layers are stacked for a scan.
+        expert_parallel: whether each device holds whole experts.
+        tensor_shapes: shapes of the checkpoint's tensors that the parameters were made from, by Hugging Face name.
+    """
+
+    graphdef: nnx.GraphDef
+    params: nnx.State
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_token_ids: tuple[int, ...]
+    name: str
+    model: CausalLM
+    dtype: np.dtype
+    mesh: Mesh
+    stacked: bool
+    tensor_shapes: Mapping[str, tuple[int, ...]]
+    expert_parallel: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    location: str = ""
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Return the number of shards of the heads, MLP and vocabulary."""
+        return self.mesh.shape[TENSOR_AXIS]

@@ -1,0 +1,128 @@
+"""Opens a model's files: tells what it is, and gives a reader of its tensors, before anything is put on a device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jpaged.loading.gguf.config import config_from_gguf
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.hugging_face import transformers
+from jpaged.loading.language_model_only import LanguageModelReader
+from jpaged.loading.mxfp4 import MXFP4Weights
+from jpaged.loading.orbax.checkpoint import OrbaxWeights
+from jpaged.loading.registry import model_class, model_types
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.source import Source, resolve_source
+from jpaged.loading.tensor_reader import TensorReader
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """Holds a source with its config, its family's class and its tensors; `gguf` is the file when it is one."""
+
+    source: Source
+    config: PretrainedConfig
+    family: type[Any]
+    reader: TensorReader
+    gguf: GGUFFile | None = None
+
+
+def open_model(name: str | Path, *, revision: str | None = None, download_dir: str | Path | None = None) -> OpenedModel:
+    """Find a model, download it if need be, and read its description.
+
+    Args:
+        revision, download_dir: see `resolve_source`.
+
+    Raises:
+        ValueError: nothing of that name, a family that is not installed, or damaged files.
+    """
+    source = resolve_source(name, revision=revision, download_dir=download_dir)
+    if source.kind == "gguf":
+        gguf = GGUFFile(source.path)
+        config = config_from_gguf(gguf)
+        return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
+    config, family = described(source.path)
+    if source.kind == "orbax":
+        return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
+    weights = SafetensorsWeights(source.path)
+    if is_quantised(config):
+        return OpenedModel(source, config, family, MXFP4Weights(weights))
+    if not _is_multimodal(_fields(source.path, source.path / "config.json")):
+        return OpenedModel(source, config, family, weights)
+    text = LanguageModelReader(weights)
+    config.tie_word_embeddings = not text.has_head
+    return OpenedModel(source, config, family, text)
+
+
+def described(folder: Path, file: Path | None = None) -> tuple[PretrainedConfig, type[Any]]:
+    """Return a folder's config and family; the family is looked up first, for a clearer error than transformers'.
+
+    A multimodal model gives those of its text model.
+
+    Args:
+        file: what errors call the config, when it was copied to the folder.
+
+    Raises:
+        ValueError: the config is no JSON object, of no family that is installed, or refused by transformers.
+    """
+    file = file or folder / "config.json"
+    fields = _fields(folder, file)
+    _check_quantisation(fields, file)
+    if _is_multimodal(fields):
+        config = _config(folder, file).get_text_config()
+        return config, model_class(config.model_type)
+    family = model_class(fields["model_type"])
+    return _config(folder, file), family
+
+
+def is_quantised(config: PretrainedConfig) -> bool:
+    """Tell whether a config that `described` returned says that its weights are quantised: in MXFP4, as others are
+    refused."""
+    return getattr(config, "quantization_config", None) is not None
+
+
+def _check_quantisation(fields: dict[str, Any], file: Path) -> None:
+    """Raise ValueError when the weights that a config describes are quantised in a way that is not read."""
+    for described in (fields, fields.get("text_config") or {}):
+        said = described.get("quantization_config")
+        if said is None:
+            continue
+        method = said.get("quant_method") if isinstance(said, dict) else said
+        if (method, described.get("model_type")) != ("mxfp4", "gpt_oss"):
+            raise ValueError(
+                f"{file}: weights of {described.get('model_type')} that quantization_config.quant_method={method!r} "
+                "quantised are not read; of those only GPT-OSS's in mxfp4 are. quantization= quantises plain weights"
+            )
+
+
+def _config(folder: Path, file: Path) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return transformers().AutoConfig.from_pretrained(folder)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{file} is refused by transformers: {type(error).__name__}: {reason}") from error
+
+
+def _fields(folder: Path, file: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} holds {type(fields).__name__}, not a JSON object")
+    if "model_type" not in fields:
+        raise ValueError(f"{file} names no model_type")
+    return fields
+
+
+def _is_multimodal(fields: dict[str, Any]) -> bool:
+    return fields["model_type"] not in model_types() and "text_config" in fields

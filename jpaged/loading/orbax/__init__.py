@@ -1,0 +1,1 @@
+"""Saves and reads checkpoints of our own: uncompressed Orbax arrays, mapped from the disk instead of read."""

@@ -1,0 +1,240 @@
+"""Saves and loads checkpoints in Orbax format: parameters as the model holds them, so loading converts nothing.
+
+A checkpoint is a folder: `params` (Orbax, one array a layer whether or not the model stacked them), config.json,
+the tokenizer's files, generation_config.json, and jpaged.json, written last, which says what the others hold.
+Each device's part of an array is a raw file, which is read without Orbax (`ZarrArray`): a CPU device takes the pages
+of the file as its memory, so nothing is copied.
+Parameters are laid out for one number of tensor shards; a mesh of the same number loads them straight into
+their shards, any other through `OrbaxWeights`, which undoes the layout on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jpaged.loading.code_format import PACKED, Format, Forms
+from jpaged.loading.generation_config import GENERATION_CONFIG, file_fields
+from jpaged.loading.hugging_face import without_lines
+from jpaged.loading.orbax.relayout import unconvert
+from jpaged.loading.orbax.zarr_array import ZarrArray
+from jpaged.loading.parameters.streaming import HostValue, place_all
+from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat_values, in_forms, targets_of
+from jpaged.loading.parameters.weights import warn_of_unused
+from jpaged.loading.source import CHECKPOINT_MARKER
+from jpaged.model_api import BuildContext, CausalLM
+from pallas_kernels.quantised import QuantisedMatrix
+
+if TYPE_CHECKING:
+    from jpaged.loading.loaded_model import LoadedModel
+
+FORMAT = 5
+QUANTISED_FORMAT = 6
+"""A checkpoint of which some parameters are in parts: codes, scales and minimums."""
+_FORMATS_BEFORE_LINEAR = (3, 4)
+"""`FORMAT` and `QUANTISED_FORMAT` when a matrix and its bias were named as two parameters of their layer."""
+
+
+def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
+    """Write a model as an Orbax checkpoint; ``dataclasses.replace(loaded, params=...)`` saves trained parameters.
+
+    With several processes, all must call this, with the same path on a shared file system.
+
+    Raises:
+        FileExistsError: when the path exists.
+    """
+    import orbax.checkpoint as ocp
+
+    path = Path(path).absolute()
+    if path.exists():
+        raise FileExistsError(f"path={str(path)!r} exists; a checkpoint is written to a new folder")
+    values = flat_values(loaded.params)
+    params: dict[str, Any] = {}
+    forms = {}
+    for target in targets_of(loaded.model):
+        value = values[target.path]
+        if isinstance(value, QuantisedMatrix):
+            forms[".".join(target.source.path)] = Format.of(value).as_json()
+        params |= _parts(target, jax.tree.map(partial(_single, index=target.index), value))
+    # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
+    # It warns that there is nothing to merge, as without OCDBT there never is.
+    with without_lines("absl", "Skipping merge of OCDBT"), ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
+    if jax.process_index() == 0:
+        loaded.config.save_pretrained(path)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save_pretrained(path)
+        generation = file_fields(loaded.eos_token_ids, loaded.sampling)
+        (path / GENERATION_CONFIG).write_text(json.dumps(generation))
+        about = {
+            "format": QUANTISED_FORMAT if forms else FORMAT,
+            "forms": forms,
+            "dtype": str(loaded.dtype),
+            "tensor_parallel": loaded.tensor_parallel_size,
+            "expert_parallel": loaded.expert_parallel,
+            "tensor_shapes": loaded.tensor_shapes,
+        }
+        (path / CHECKPOINT_MARKER).write_text(json.dumps(about))
+
+
+class OrbaxWeights:
+    """Reads a checkpoint as a `TensorReader` of the Hugging Face tensors that its parameters were made from.
+
+    Args:
+        model_cls: the family that `config` belongs to.
+
+    Raises:
+        ValueError: the checkpoint was written by a version of jpaged with another format.
+    """
+
+    quantised = False
+
+    def __init__(self, folder: Path, model_cls: type[Any], config: Any):
+        about = json.loads((folder / CHECKPOINT_MARKER).read_text())
+        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT)
+        if about["format"] not in known:
+            raise ValueError(
+                f"{folder} has checkpoint format {about['format']}; this version reads {', '.join(map(str, known))}"
+            )
+        self._old = about["format"] in _FORMATS_BEFORE_LINEAR
+        last = ("weight",) if self._old else ()
+        self.forms: Forms = {
+            (*path.split("."), *last): Format.from_json(said) for path, said in about.get("forms", {}).items()
+        }
+        self.location = str(folder)
+        self.tensor_parallel: int = about["tensor_parallel"]
+        self.expert_parallel: bool = about.get("expert_parallel", False)
+        self.stored_dtype = np.dtype(jnp.dtype(about["dtype"]))
+        self._shapes = {name: tuple(shape) for name, shape in about["tensor_shapes"].items()}
+        self._model_cls, self._config = model_cls, config
+        self._makers: dict[str, Target] | None = None
+        self._last: tuple[Target, dict[str, np.ndarray]] | None = None
+        self._lock = threading.Lock()
+
+    def fits(self, tensor_parallel: int, expert_parallel: bool) -> bool:
+        """Tell whether the parameters are laid out for that many shards; on one shard whole experts are no other
+        layout."""
+        alike = tensor_parallel == 1 or expert_parallel == self.expert_parallel
+        return alike and tensor_parallel == self.tensor_parallel
+
+    def names(self) -> Iterable[str]:
+        return self._shapes.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> np.ndarray:
+        shape = self._shapes[name]
+        with self._lock:
+            target = self._maker_of(name)
+            if self._last is None or self._last[0] is not target:
+                sources = target.source.sources
+                array = self.parameter(target)
+                assert not isinstance(array, QuantisedMatrix)
+                tensors = unconvert(target.source.convert, [self._shapes[s] for s in sources], np.asarray(array))
+                self._last = target, dict(zip(sources, tensors, strict=True))
+            tensor = self._last[1][name]
+        assert tensor.shape == shape
+        return tensor
+
+    def parameter(self, target: Target) -> HostValue:
+        """Return the saved value of a target, which is read when it is sliced.
+
+        Raises:
+            ValueError: the saved value has another shape, or is missing.
+        """
+
+        key = _old_key(target) if self._old else _key(target)
+
+        def saved(part: str = "") -> Any:
+            return ZarrArray(Path(self.location) / "params" / f"{key}{part}")
+
+        form, axis = target.form, target.source.contracted
+        if form is None:
+            found = saved()
+        else:
+            assert axis is not None
+            minimums = saved(".minimums") if form.minimums else None
+            packed = form.codes == PACKED
+            found = QuantisedMatrix(saved(".codes"), saved(".scales"), minimums, axis, packed, form.e2m1)
+        if found.shape != target.shape:
+            raise ValueError(f"parameter {target.name} has shape {target.shape}, but {self.location} has {found.shape}")
+        return found
+
+    def _maker_of(self, name: str) -> Target:
+        """Return the saved parameter that holds a tensor's values."""
+        if self._makers is None:
+            build = BuildContext(
+                dtype=self.stored_dtype,
+                tensor_parallel=self.tensor_parallel,
+                expert_parallel=self.expert_parallel,
+            )
+            saved = abstract_model(self._model_cls, self._config, build)
+            self._makers = {source: target for target in targets_of(saved) for source in target.source.sources}
+        return self._makers[name]
+
+
+def restore_params(
+    model_cls: type[Any],
+    config: Any,
+    reader: OrbaxWeights,
+    build: BuildContext,
+    *,
+    mesh: jax.sharding.Mesh,
+) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
+    """Load parameters from a checkpoint of the same number of shards, as `load_params` does: each device reads its own
+    part.
+
+    Raises:
+        ValueError: the checkpoint is laid out otherwise, see `OrbaxWeights.fits`.
+    """
+    if not reader.fits(build.tensor_parallel, build.expert_parallel):
+        raise ValueError(
+            f"{reader.location} is laid out for tensor_parallel={reader.tensor_parallel}, expert_parallel="
+            f"{reader.expert_parallel}, not {build.tensor_parallel}, {build.expert_parallel}"
+        )
+    model = abstract_model(model_cls, config, build)
+    graphdef, abstract = nnx.split(model)
+    targets = in_forms(targets_of(model), reader.forms)
+    values = place_all(targets, reader.parameter, mesh)
+    warn_of_unused(reader, targets)
+    return model, graphdef, fill(abstract, values)
+
+
+def _single(value: jax.Array, index: int | None) -> jax.Array | np.ndarray:
+    """Return a parameter, or one layer of a stack: on the host if possible, as devices may not have room for both."""
+    if index is None:
+        return value
+    return np.asarray(value[index]) if value.is_fully_addressable else value[index]
+
+
+def _key(target: Target) -> str:
+    """Return a target's name in a checkpoint: by layer number, so that it is the same stacked or not."""
+    layer = target.source.layer
+    return ".".join(target.source.path if layer is None else ("layers", str(layer), *target.source.path))
+
+
+def _parts(target: Target, value: Any) -> dict[str, Any]:
+    """Return a target's arrays by their names in a checkpoint."""
+    if not isinstance(value, QuantisedMatrix):
+        return {_key(target): value}
+    parts = {"codes": value.codes, "scales": value.scales, "minimums": value.minimums}
+    return {f"{_key(target)}.{name}": part for name, part in parts.items() if part is not None}
+
+
+def _old_key(target: Target) -> str:
+    """Return a target's name in a checkpoint of one of `_FORMATS_BEFORE_LINEAR`: only norms had parts."""
+    owner, _, name = _key(target).rpartition(".")
+    if name == "weight":
+        return owner
+    return f"{owner}_bias" if name == "bias" and not owner.endswith("norm") else f"{owner}.{name}"

@@ -1,0 +1,81 @@
+"""Puts host arrays into their place on the mesh, whole parameters or one layer's slice of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, Shaped
+
+from jpaged.loading.parameters.host_memory import ALIGNMENT
+from jpaged.model_api import HostArray
+
+
+def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool = False) -> NamedSharding:
+    """Return the sharding of a parameter, or of a stack of them: never split over layers, for the scan walks them."""
+    return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
+
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Holds what this process's devices need of a host array of `shape`: ``parts[index]`` is cast and aligned."""
+
+    shape: tuple[int, ...]
+    parts: Mapping[tuple[tuple[int | None, int | None], ...], np.ndarray]
+
+    def __getitem__(self, index: Index) -> np.ndarray:
+        return self.parts[_bounds(index)]
+
+
+def own_parts(
+    array: HostArray, dtype: np.dtype, sharding: NamedSharding, empty: Callable[..., np.ndarray] = np.empty
+) -> Parts:
+    """Cut what this process's devices hold out of a host array; of a file view no more is read.
+
+    Parts are copies, unless they lie in `array` just as a CPU device would hold them: then it takes that memory.
+
+    Args:
+        empty: makes the copies' memory from a shape and a dtype.
+    """
+    indices = sharding.addressable_devices_indices_map(array.shape).values()
+    wanted = {_bounds(index): index for index in indices if index is not None}
+    return Parts(array.shape, {at: _as_held(np.asarray(array[index]), dtype, empty) for at, index in wanted.items()})
+
+
+def _as_held(part: np.ndarray, dtype: np.dtype, empty: Callable[..., np.ndarray]) -> np.ndarray:
+    if part.dtype == dtype and part.flags.c_contiguous and part.ctypes.data % ALIGNMENT == 0:
+        return part
+    copy = empty(part.shape, dtype)
+    np.copyto(copy, part, casting="unsafe")
+    return copy
+
+
+def place(parts: Parts, sharding: NamedSharding) -> Shaped[Array, "*shape"]:
+    """Put the parts of this process's devices, cut for this sharding, on these devices."""
+    return jax.make_array_from_callback(parts.shape, sharding, lambda index: parts[index or ()])
+
+
+def _bounds(index: Index) -> tuple[tuple[int | None, int | None], ...]:
+    """Return hashable bounds of slices, which cannot be keys before Python 3.12."""
+    return tuple((part.start, part.stop) for part in index)
+
+
+def empty_stack(shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> Shaped[Array, "layers ..."]:
+    """Return a zeroed stack of parameters, each device allocating its own shard only."""
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
+
+
+@partial(jax.jit, donate_argnums=0)
+def set_layer(
+    stack: Shaped[Array, "layers ..."], value: Shaped[Array, "*shape"], index: int | Int[Array, ""] | None
+) -> Shaped[Array, "layers ..."]:
+    """Return `stack` with layer `index` set to `value`, in place: the stack is donated."""
+    return jax.lax.dynamic_update_index_in_dim(stack, value, index, 0)

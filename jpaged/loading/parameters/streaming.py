@@ -1,0 +1,85 @@
+"""Puts parameters onto their devices one after another, while worker threads read the next few."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from jpaged.loading.parameters.host_memory import HostMemory
+from jpaged.loading.parameters.placement import Parts, empty_stack, own_parts, place, set_layer
+from jpaged.loading.parameters.targets import StatePath, Target, Value, abstract_value
+from jpaged.model_api import HostArray
+from pallas_kernels.quantised import QuantisedMatrix
+
+_READERS = 2
+_IN_FLIGHT = 4
+"""Parameters that may wait on the host, the one being placed included."""
+
+HostValue = HostArray | QuantisedMatrix
+"""A parameter on the host, or a view of it; a quantised one has an array for each part."""
+Held = Parts | QuantisedMatrix
+"""What this process's devices hold of a parameter, or of each array of a quantised one."""
+
+
+def place_all(
+    targets: Iterable[Target], read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh
+) -> dict[StatePath, Value]:
+    """Put a model's parameters on their devices and return them by path; layers are stacked where the targets say so.
+
+    The host holds a few at a time, never the model.
+
+    Args:
+        read: returns what goes to a target; called by worker threads. Errors it raises are raised here.
+    """
+    values: dict[StatePath, Value] = {}
+    for target, parts in _read_ahead(targets, read, mesh):
+        likes = abstract_value(target, mesh, stacked=False)
+        _store(values, target, jax.tree.map(lambda own, like: place(own, like.sharding), parts, likes), mesh)
+    return values
+
+
+def _store(values: dict[StatePath, Value], target: Target, value: Value, mesh: jax.sharding.Mesh) -> None:
+    """Enter a value into `values`: as it is, or in place into its stack, which the first layer allocates."""
+    if target.layers is None:
+        values[target.path] = value
+        return
+    if target.path not in values:
+        likes = abstract_value(target, mesh)
+        values[target.path] = jax.tree.map(lambda like: empty_stack(like.shape, like.dtype, like.sharding), likes)
+    values[target.path] = jax.tree.map(
+        lambda stack, part: set_layer(stack, part, target.index), values[target.path], value
+    )
+
+
+def _read_ahead(
+    targets: Iterable[Target], read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh
+) -> Iterator[tuple[Target, Held]]:
+    """Yield the targets, in order, with what this process's devices hold of each."""
+    memory = HostMemory()
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="jpaged-weights") as pool:
+        waiting: deque[Any] = deque()
+        for target in targets:
+            waiting.append((target, pool.submit(_own_parts, target, read, mesh, memory)))
+            if len(waiting) == _IN_FLIGHT:
+                yield _wait(*waiting.popleft())
+        while waiting:
+            yield _wait(*waiting.popleft())
+
+
+def _wait(target: Target, future: Future[Held]) -> tuple[Target, Held]:
+    """Return a read's target and result; a function of its own, so that nothing holds on to the future, which holds on
+    to the array."""
+    return target, future.result()
+
+
+def _own_parts(
+    target: Target, read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh, memory: HostMemory
+) -> Held:
+    likes = abstract_value(target, mesh, stacked=False)
+    return jax.tree.map(
+        lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), read(target), likes
+    )

@@ -1,0 +1,114 @@
+"""Says where a checkpoint's tensors go: the targets in an abstract model, their shapes and shardings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jpaged.loading.code_format import Format, Forms, partition_of
+from jpaged.loading.parameters.placement import sharding_of
+from jpaged.model_api import BuildContext, CausalLM, WeightSource
+from pallas_kernels.quantised import QuantisedMatrix
+
+StatePath = tuple[str | int, ...]
+Value = jax.Array | jax.ShapeDtypeStruct | QuantisedMatrix
+"""A parameter's array or shape; the parts of a quantised one are arrays or shapes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Says where one weight source goes: a parameter, or layer `index` of a stack of `layers`.
+
+    `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
+    values when the parameter is quantised.
+    """
+
+    source: WeightSource
+    path: StatePath
+    index: int | None
+    layers: int | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    form: Format | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the parameter's name for messages, e.g. ``layers.attention.qkv.weight[3]``."""
+        return ".".join(map(str, self.path)) + ("" if self.index is None else f"[{self.index}]")
+
+
+def abstract_model(model_cls: type[Any], config: Any, build: BuildContext) -> CausalLM:
+    """Return the model with shapes instead of arrays.
+
+    Raises:
+        ValueError: the config or the context asks for what the model's constructor does not implement.
+    """
+    return nnx.eval_shape(lambda: model_cls(config, replace(build, rngs=nnx.Rngs(0))))
+
+
+def targets_of(model: CausalLM) -> list[Target]:
+    """Return the targets of all weight sources of an abstract model, which are all of its parameters.
+
+    Raises:
+        ValueError: a source names no parameter, two have the same target, or a parameter has no source.
+    """
+    shapes = flat_values(nnx.state(model))
+    found: dict[tuple[StatePath, int | None], Target] = {}
+    for source in model.weights():
+        path, index = model.locate(source)
+        if path not in shapes:
+            raise ValueError(f"{source.path} of layer {source.layer} has the target {path}, which is no parameter")
+        shape, dtype = shapes[path].shape, np.dtype(shapes[path].dtype)
+        if index is None:
+            target = Target(source, path, None, None, shape, dtype)
+        else:
+            target = Target(source, path, index, shape[0], shape[1:], dtype)
+        if (path, index) in found:
+            raise ValueError(f"parameter {target.name} has two sources")
+        found[path, index] = target
+    for path, shape in shapes.items():
+        wanted = range(shape.shape[0]) if any(p == path and i is not None for p, i in found) else [None]
+        missing = [index for index in wanted if (path, index) not in found]
+        if missing:
+            raise ValueError(f"parameter {'.'.join(map(str, path))} has no source (layers {missing})")
+    return list(found.values())
+
+
+def in_forms(targets: Sequence[Target], forms: Forms) -> list[Target]:
+    """Return the targets with the formats that `forms` names for them."""
+    return [replace(target, form=forms.get(target.source.path)) for target in targets]
+
+
+def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = True) -> Value:
+    """Return shapes and shardings of what is held at a target's path, or, without `stacked`, of the target alone."""
+    stack = (target.layers,) if stacked and target.layers is not None else ()
+
+    def struct(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
+        sharding = sharding_of(mesh, partition_of(target.source, shape), stacked=bool(stack))
+        return jax.ShapeDtypeStruct((*stack, *shape), dtype, sharding=sharding)
+
+    if target.form is None:
+        return struct(target.shape, target.dtype)
+    assert target.source.contracted is not None
+    return target.form.parts(target.source.contracted, target.shape, struct)
+
+
+def flat_values(state: nnx.State) -> dict[StatePath, Any]:
+    """Return a state's arrays, or their shapes, by path."""
+    return {_path(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+
+
+def fill(abstract: nnx.State, values: Mapping[StatePath, Value]) -> nnx.State:
+    """Return the abstract state with each parameter's value put in."""
+    flat = nnx.to_flat_state(abstract)
+    return nnx.from_flat_state([(path, leaf.replace(values[_path(path)])) for path, leaf in flat])
+
+
+def _path(path: Any) -> StatePath:
+    """Return a path with the keys that are in it; Flax types them more widely."""
+    return path

@@ -1,0 +1,124 @@
+"""Fills a model's parameters from a checkpoint, tensor by tensor, each straight into its sharded target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.mxfp4 import MXFP4Weights
+from jpaged.loading.parameters.forms import forms_of, read_blocks
+from jpaged.loading.parameters.quantise import quantise
+from jpaged.loading.parameters.streaming import HostValue, place_all
+from jpaged.loading.parameters.targets import Target, abstract_model, abstract_value, fill, in_forms, targets_of
+from jpaged.loading.stored_blocks import StoredBlocks
+from jpaged.loading.tensor_reader import TensorReader
+from jpaged.model_api import TENSOR_AXIS, BuildContext, CausalLM, HostArray
+
+logger = logging.getLogger(__name__)
+
+
+def abstract_params(
+    model: CausalLM,
+    mesh: jax.sharding.Mesh,
+    *,
+    quantization: str | None = None,
+    reader: TensorReader | StoredBlocks | None = None,
+) -> nnx.State:
+    """Return the shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile
+    without them.
+
+    Args:
+        quantization: see `EngineConfig`.
+        reader: see `forms_of`; only its header is read.
+
+    Raises:
+        ValueError: see `targets_of` and `forms_of`.
+    """
+    targets = targets_of(model)
+    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader))
+    return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
+
+
+def load_params(
+    model_cls: type[Any],
+    config: Any,
+    reader: TensorReader,
+    build: BuildContext,
+    *,
+    mesh: jax.sharding.Mesh,
+    quantization: str | None = None,
+) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
+    """Build a model's parameters from a checkpoint: (abstract model, its graph definition, its parameters).
+
+    The host holds a few converted tensors at a time, never the model.
+
+    Args:
+        build: the context that the model is built with, see `build_context`.
+        mesh: a mesh with the axis `TENSOR_AXIS`, of size ``build.tensor_parallel``.
+        quantization: see `EngineConfig`: matrices become `QuantisedMatrix`; None = none.
+
+    Raises:
+        ValueError: a tensor is missing or of the wrong shape (names parameter, tensor and both shapes), or
+            the config asks for what the model does not implement, or the source has no such quantisation.
+    """
+    model = abstract_model(model_cls, config, build)
+    graphdef, abstract = nnx.split(model)
+    return model, graphdef, read_params(model, abstract, reader, mesh, quantization=quantization)
+
+
+def read_params(
+    model: CausalLM, abstract: nnx.State, reader: TensorReader, mesh: jax.sharding.Mesh, *, quantization: str | None
+) -> nnx.State:
+    """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`."""
+    targets = targets_of(model)
+    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader))
+    keeps_blocks = quantization in (None, "gguf")
+    values = place_all(targets, partial(_convert, reader=reader, keeps_blocks=keeps_blocks), mesh)
+    warn_of_unused(reader, targets)
+    return fill(abstract, values)
+
+
+def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> HostValue:
+    """Return the value for a target; with `keeps_blocks`, quantised parameters keep the source's codes."""
+    for name in target.source.sources:
+        try:
+            reader.shape(name)
+        except KeyError as error:
+            raise ValueError(f"{reader.location} has no tensor {name}, needed for parameter {target.name}") from error
+    if target.form is None:
+        return _read(target, reader)
+    if keeps_blocks:
+        assert isinstance(reader, GGUFWeights | MXFP4Weights)
+        return read_blocks(target.source, target.form, reader)
+    assert target.source.contracted is not None
+    return quantise(_read(target, reader), target.source.contracted, target.form)
+
+
+def _read(target: Target, reader: TensorReader) -> HostArray:
+    tensors = [reader.read(name) for name in target.source.sources]
+    described = ", ".join(f"{n} {t.shape}" for n, t in zip(target.source.sources, tensors, strict=True))
+    try:
+        array = target.source.convert(*tensors)
+    except ValueError as error:
+        raise ValueError(
+            f"parameter {target.name} of shape {target.shape} cannot be made from {described}: {error}"
+        ) from error
+    if array.shape != target.shape:
+        raise ValueError(f"parameter {target.name} has shape {target.shape}, but {described} gives {array.shape}")
+    return array
+
+
+def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
+    """Log the tensors that nobody used, except those that repeat what the config or, tied, the embedding says."""
+    used = {name for target in targets for name in target.source.sources}
+    repeated = ("rotary_emb.inv_freq", "lm_head.weight")
+    unused = [name for name in reader.names() if name not in used and not name.endswith(repeated)]
+    if unused:
+        first = ", ".join(unused[:5])
+        logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unused), first)

@@ -1,0 +1,133 @@
+"""Gives a running model new weights: tensors by their Hugging Face names, from any array library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.loading.language_model_only import LanguageModelReader
+from jpaged.loading.parameters.targets import targets_of
+from jpaged.loading.parameters.weights import read_params
+from jpaged.loading.tensor_reader import TensorReader
+from jpaged.model_api import CausalLM
+from pallas_kernels.quantised import QuantisedMatrix
+
+LOCATION = "the state dict"
+_MULTIMODAL = ("language_model.", "model.language_model.")
+
+
+class StateDictReader:
+    """Reads a mapping of arrays as a `TensorReader`; see there for the methods' contract.
+
+    Args:
+        tensors: NumPy's, JAX's or PyTorch's arrays, or whatever has `__array__`, by name.
+
+    Raises:
+        ValueError: `tensors` is empty.
+    """
+
+    location = LOCATION
+    quantised = False
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        if not tensors:
+            raise ValueError(f"{LOCATION} is empty")
+        self._tensors = tensors
+        self.stored_dtype = _dtype(next(iter(tensors.values())))
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a tensor, without copying it to the host."""
+        return _dtype(self._tensors[name])
+
+    def read(self, name: str) -> np.ndarray:
+        return _on_host(self._tensors[name])
+
+
+def is_state_dict(new: Any) -> bool:
+    """Tell whether weights come as a mapping of names to arrays rather than as the engine's own tree."""
+    if not isinstance(new, Mapping) or isinstance(new, nnx.State):
+        return False
+    return all(isinstance(name, str) and hasattr(array, "shape") for name, array in new.items())
+
+
+def params_of(
+    tensors: Mapping[str, Any],
+    model: CausalLM,
+    old: nnx.State,
+    mesh: Mesh,
+    *,
+    dtype: np.dtype,
+    quantization: str | None,
+    cast: bool,
+) -> nnx.State:
+    """Make a model's parameters of a state dict, as loading makes them of a checkpoint.
+
+    Args:
+        model: the model with shapes for arrays.
+        old: the parameters that the new ones will replace; only looked at.
+        dtype: the engine's dtype.
+        quantization: what the engine holds matrices in, see `EngineConfig`.
+        cast: change other floating dtypes to the engine's, and quantise matrices anew where it holds them quantised.
+
+    Raises:
+        ValueError: a tensor is missing, of the wrong shape or, without `cast`, of another dtype; or the engine's
+            weights are quantised in a way that only their file has.
+    """
+    whole = StateDictReader(tensors)
+    multimodal = any(name.startswith(_MULTIMODAL) for name in whole.names())
+    reader: TensorReader = LanguageModelReader(whole) if multimodal else whole
+    held = any(isinstance(leaf, QuantisedMatrix) for leaf in jax.tree.leaves(old, is_leaf=_is_quantised))
+    if held and (quantization is None or quantization == "gguf"):
+        raise ValueError(f"{LOCATION} cannot replace weights that were quantised in the file they came from")
+    if held and not cast:
+        raise ValueError(f"{LOCATION} is to be held with quantization={quantization!r}: give cast=True to quantise it")
+    if not cast:
+        used = {name for target in targets_of(model) for name in target.source.sources}
+        for name in whole.names():
+            if whole.dtype(name) != dtype and (multimodal or name in used):
+                raise ValueError(f"{name} in {LOCATION} is {whole.dtype(name)}, the engine is {dtype}: give cast=True")
+    return read_params(model, nnx.state(model), reader, mesh, quantization=quantization)
+
+
+def cast_like(new: Any, old: Any) -> Any:
+    """Change the floating arrays of a tree to the dtypes that another tree of the same structure has; the rest stays.
+
+    Trees of other structures are returned as they are.
+    """
+    structure: Any = jax.tree.structure(old)  # mypy finds no comparison in what jax calls a PyTreeDef
+    if jax.tree.structure(new) != structure:
+        return new
+    return jax.tree.map(_cast, new, old)
+
+
+def _is_quantised(leaf: Any) -> bool:
+    return isinstance(leaf, QuantisedMatrix)
+
+
+def _cast(new: Any, old: Any) -> Any:
+    floating = jax.numpy.issubdtype(new.dtype, np.floating) and jax.numpy.issubdtype(old.dtype, np.floating)
+    return new.astype(old.dtype) if floating and new.dtype != old.dtype else new
+
+
+def _dtype(array: Any) -> np.dtype:
+    return np.dtype(jax.numpy.dtype(str(array.dtype).removeprefix("torch.")))
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if hasattr(array, "detach"):  # PyTorch's
+        array = array.detach().cpu().contiguous()
+    try:
+        return np.asarray(array)
+    except TypeError:  # PyTorch gives NumPy no bfloat16
+        return np.asarray(jax.dlpack.from_dlpack(array))

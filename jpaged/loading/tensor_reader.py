@@ -1,0 +1,49 @@
+"""Says what every checkpoint format offers to the weight loader: tensors by Hugging Face name, read when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from jpaged.model_api import HostArray
+
+
+@dataclass(frozen=True)
+class StoredAs:
+    """Says what a checkpoint holds, under the names of the attributes of `TensorReader`."""
+
+    stored_dtype: np.dtype
+    quantised: bool
+
+
+class TensorReader(Protocol):
+    """Lazily reads one checkpoint. `read` is called from several threads at once."""
+
+    location: str
+    """Where the tensors come from, for messages."""
+
+    stored_dtype: np.dtype
+    """Floating type holding most of the weights; float32 when they are quantised."""
+
+    quantised: bool
+    """Whether reading dequantises."""
+
+    def names(self) -> Iterable[str]:
+        """Return the Hugging Face names of all tensors, in file order."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, without reading it. Raises KeyError like `read`."""
+        ...
+
+    def read(self, name: str) -> np.ndarray | HostArray:
+        """Return one tensor as stored, or dequantised to float32; it may be a read-only view of the file, read when it
+        is used.
+
+        Raises:
+            KeyError: when the checkpoint has no such tensor.
+        """
+        ...

@@ -1,0 +1,123 @@
+"""What a scheduler asks of the memory before it lets a request in; nothing here changes a block."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from jpaged.memory.admission import Admission, Demand, Fit
+from jpaged.memory.policies import Policy
+from jpaged.memory.relief import Relief
+from jpaged.memory.state import MemoryState
+
+
+class AdmissionQuestions(MemoryState):
+    """Answers whether requests fit, and what those that run have yet to take; `MemoryManager` makes the parts.
+
+    Attributes:
+        prefix_caching: whether the content of full blocks is kept for later requests.
+    """
+
+    prefix_caching: bool
+    _admission: Admission
+    _groups: list[tuple[Policy, int]]
+
+    def can_admit(
+        self,
+        num_tokens: int,
+        num_seqs: int = 1,
+        *,
+        cached_tokens: int = 0,
+        shared_tokens: int | None = None,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        pinned_tokens: int = 0,
+        seq_id: int | None = None,
+        reserved: Sequence[int] | None = None,
+        may_wait: bool | None = None,
+        relief: Relief | None = None,
+    ) -> Fit:
+        """Tell whether a new request's prompt of `num_tokens` fits, in large pages over all groups.
+
+        Args:
+            num_tokens: prompt length (or any longer length that must be possible).
+            num_seqs: sequences of that length; each but one has blocks of its own behind the shared full ones, at
+                least a copied tail block a group.
+            cached_tokens: tokens that `match_prefix` already attached or, without a `seq_id`, would at best.
+            shared_tokens: tokens that all of them share; None = all `num_tokens`.
+            encoder_tokens, prompt_tokens: see `add`.
+            pinned_tokens: leading tokens that lie in pinned blocks, see `pinned_prefix`.
+            seq_id: the request's first sequence, where its prefix was matched already; None = it was not.
+            reserved: blocks of each group that others have yet to take, see `outstanding`.
+            may_wait: whether LATER is an answer rather than the loss of protected blocks; None = it is while there are
+                sequences that are not pinned.
+            relief: blocks that would be freed first, see `relief`; None = none.
+
+        Returns:
+            NEVER when it could not fit a pool with nothing but pinned blocks above the watermark; OK when it fits now;
+            else LATER.
+        """
+        demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens)
+        if seq_id is not None:
+            demand = demand._replace(groups=self._sequences[seq_id].request.groups)
+        elif cached_tokens:
+            demand = demand._replace(groups=[(policy.for_prefix(0, 0), size) for policy, size in demand.groups])
+        if not self._admission.is_possible(demand, pinned_tokens=pinned_tokens, pinned_pages=self._pinned.num_pages):
+            return Fit.NEVER
+        needs = self._admission.missing(demand, cached_tokens)
+        if reserved is not None:
+            needs = [need + others for need, others in zip(needs, reserved, strict=True)]
+        may_wait = len(self._sequences) > len(self._pinned.seq_ids) if may_wait is None else may_wait
+        return Fit.OK if self._admission.has_room(needs, may_wait=may_wait, relief=relief) else Fit.LATER
+
+    def is_tight(
+        self,
+        num_tokens: int,
+        num_seqs: int = 1,
+        *,
+        shared_tokens: int | None = None,
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+    ) -> bool:
+        """Tell whether a request is sure to fit the pool alone only if its blocks are packed; arguments are those of
+        `can_admit`."""
+        demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens)
+        return self._admission.is_tight(demand, pinned_pages=self._pinned.num_pages)
+
+    def pinned_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, encoder_tokens: int = 0) -> int:
+        """Return how many leading tokens of a prompt are sure to be found, because they lie in pinned blocks."""
+        return self._pinned.prefix(token_ids, salt, encoder_tokens) if self.prefix_caching else 0
+
+    def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
+        """Return how many blocks of each group a sequence has yet to take until `num_tokens` tokens are computed. A
+        swapped one takes those beside the blocks that it needs to come back."""
+        swapped = self.swap_space.sequences.get(seq_id)
+        if swapped is not None:
+            return self._admission.outstanding(swapped, num_tokens, is_swapped=True)
+        return self._admission.outstanding(self._sequences[seq_id], num_tokens)
+
+    def outstanding_fork(self, parent_id: int, num_tokens: int, shared_tokens: int) -> list[int]:
+        """Return the same as `outstanding` for a sequence that is still to be forked from the first `shared_tokens`
+        tokens of another."""
+        parent = self.swap_space.sequences.get(parent_id) or self._sequences[parent_id]
+        return self._admission.forked(parent, num_tokens, shared_tokens)
+
+    def relief(self) -> Relief:
+        """Return a count of what freeing sequences would spare, none so far: `count_relief` adds them, `can_admit`
+        takes it."""
+        return Relief(self._allocator)
+
+    def count_relief(self, relief: Relief, seq_id: int) -> None:
+        """Add what freeing one more sequence would spare to `relief`. O(its blocks)."""
+        relief.add(self._sequences[seq_id])
+
+    def _demand(
+        self, num_tokens: int, num_seqs: int, shared_tokens: int | None, encoder_tokens: int, prompt_tokens: int | None
+    ) -> Demand:
+        self._check_encoder(encoder_tokens)
+        shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
+        groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in self._groups]
+        return Demand(num_tokens, num_seqs, shared, groups)
+
+    def _check_encoder(self, encoder_tokens: int) -> None:
+        if encoder_tokens and all(policy.names_tokens for policy, _ in self._groups):
+            raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention")

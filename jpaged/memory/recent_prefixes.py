@@ -1,0 +1,95 @@
+"""What recent requests began with: a prefix that several of them share is likely to be asked for again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from jpaged.memory.block_tables import BlockTables
+from jpaged.memory.layout import PoolLayout
+
+MOST_REQUESTS = 128
+"""Requests that count as recent."""
+
+
+@dataclass
+class Recent:
+    """What is remembered of a recent request.
+
+    Attributes:
+        digests: names of its prefixes, shortest first, one for each length that can hit.
+        num_prompt: number of digests that its prompt had; the others came with what it generated.
+        shared: number of digests that it had in common with an earlier recent request when it came.
+        num_bytes: bytes that it held at its end; 0 while it runs.
+    """
+
+    digests: list[bytes]
+    num_prompt: int
+    shared: int
+    num_bytes: int = 0
+
+
+class RecentPrefixes:
+    """Remembers the prefixes of recent requests by their names in the hash chains, salts and all.
+
+    Args:
+        layout: how the pool is cut.
+
+    Attributes:
+        entries: the recent requests by id, in order of arrival.
+    """
+
+    def __init__(self, layout: PoolLayout) -> None:
+        self.entries: OrderedDict[int, Recent] = OrderedDict()
+        self._uses: Counter[bytes] = Counter()
+        self._num_digests = 0
+        self._step = layout.prefix_step
+        self._chain = max(group.spec.block_size for group in layout.groups if group.spec.policy.names_tokens)
+        # A prefix that could fill the pool twice over since it was asked for is not recent.
+        self._most_digests = 2 * max(
+            group.num_blocks * group.spec.policy.entries_apart(group.spec.block_size) for group in layout.groups
+        )
+
+    def arrived(self, sequence: BlockTables) -> int:
+        """Note a sequence that is about to run, whose prompt is in its hash chains, and return how many leading tokens
+        it shares with an earlier recent request."""
+        request_id = sequence.request.request_id
+        self._forget(request_id)
+        digests = self._digests(sequence)
+        # Whoever has a prefix has all shorter ones: bisect for the first that nobody has.
+        shared = bisect_left(digests, True, key=lambda digest: self._uses[digest] == 0)
+        self._remember(request_id, Recent(digests, len(digests), shared))
+        return shared * self._step
+
+    def left(self, sequence: BlockTables) -> None:
+        """Note what a sequence generated, which may be the next request's prompt; it has given up its blocks."""
+        entry = self.entries.get(sequence.request.request_id)
+        if entry is None:
+            return
+        digests = self._digests(sequence)
+        if len(digests) > len(entry.digests):
+            new = digests[len(entry.digests) :]
+            self._uses.update(new)
+            self._num_digests += len(new)
+            entry.digests = digests
+
+    def _digests(self, sequence: BlockTables) -> list[bytes]:
+        every = self._step // self._chain
+        return [link.digest for link in sequence.chains[self._chain].links[every - 1 :: every]]
+
+    def _remember(self, request_id: int, entry: Recent) -> None:
+        self.entries[request_id] = entry
+        self._uses.update(entry.digests)
+        self._num_digests += len(entry.digests)
+        while len(self.entries) > MOST_REQUESTS or (self._num_digests > self._most_digests and len(self.entries) > 1):
+            self._forget(next(iter(self.entries)))
+
+    def _forget(self, request_id: int) -> None:
+        entry = self.entries.pop(request_id, None)
+        if entry is not None:
+            self._num_digests -= len(entry.digests)
+            for digest in entry.digests:
+                self._uses[digest] -= 1
+                if not self._uses[digest]:
+                    del self._uses[digest]

@@ -1,0 +1,42 @@
+"""The contract between the engine and a model family.
+
+A family is a Flax NNX module found through the entry-point group ``jpaged.models`` under its Hugging Face
+``model_type``. It tells the engine three things: which layers keep memory of which shape and life
+(`LayerGroup`), where each parameter comes from (`WeightSource`), and how tokens become hidden states with
+attention left to the engine's `Attend` callback, which owns the paged pool. The engine tells it one, when it builds
+it: a `BuildContext`.
+
+Dimension letters used everywhere:
+
+    tokens     rows of the ragged batch (T)        seqs      sequences of the batch (S)
+    kv_heads   KV heads (after head layout)        q_per_kv  query heads that share one KV head
+    head_dim   width of a head                     embed     width of the residual stream
+    vocab      padded vocabulary                   blocks    physical blocks of a layer group
+    layers     layers of a group (or a stack)      tiles     128-lane tiles of one token's K and V
+"""
+
+from jpaged.model_api.contract import Attend, AttendToLatents, BuildContext, CausalLM, Cuttable, Recur
+from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
+from jpaged.model_api.layer_groups import AttentionGroup, LatentGroup, LayerGroup, LayerRef, StateGroup, StatePart
+from jpaged.model_api.weight_source import HostArray, WeightSource
+
+__all__ = [
+    "TENSOR_AXIS",
+    "Attend",
+    "AttendToLatents",
+    "AttentionGroup",
+    "BuildContext",
+    "CausalLM",
+    "Cuttable",
+    "HeadLayout",
+    "HostArray",
+    "LatentGroup",
+    "LayerGroup",
+    "LayerRef",
+    "Recur",
+    "StateGroup",
+    "StatePart",
+    "WeightSource",
+    "head_layout",
+    "padded",
+]

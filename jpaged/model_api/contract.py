@@ -1,0 +1,178 @@
+"""States what a model family's module is built with, what it offers, and what the engine does for its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from flax import nnx
+    from jaxtyping import Array, Float, Int
+
+    from jpaged.model_api.layer_groups import LayerGroup, LayerRef
+    from jpaged.model_api.weight_source import WeightSource
+    from pallas_kernels.platform import Impl
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What a model is told, when it is built, of its parameters and of the devices it will run on.
+
+    A family's constructor takes it as its second argument and hands it on to its parts; nothing else is told it.
+
+    Attributes:
+        dtype: the dtype of parameters, unless the family fixes another for some of them.
+        tensor_parallel: number of shards of the heads, the MLP and the vocabulary.
+        expert_parallel: whether whole experts are spread over the shards, instead of each expert's columns. A family
+            without experts refuses it.
+        stacked: whether the layers of each repeating pattern are stacked and scanned over. TPUs want it: compile time
+            and the number of arguments do not grow with depth. XLA:CPU and XLA:GPU would copy each layer's weights out
+            of the stack at every step.
+        unrolled: whether layers that are not stacked follow one another, without a loop. GPUs want it, as XLA:GPU asks
+            the host which branch of a `jax.lax.switch` to take.
+        product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;
+            ``cpu`` where one CPU holds all weights only.
+        rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
+    """
+
+    dtype: np.dtype
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+    stacked: bool = False
+    unrolled: bool = False
+    product_impl: Impl = "xla"
+    rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)
+
+
+class Attend(Protocol):
+    """What the engine does for a layer of an `AttentionGroup`: it writes this step's K and V into the paged cache and
+    attends over each token's own sequence.
+
+    The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
+    For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`.
+
+    `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
+    Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
+
+    The cache is opaque to the model and must be threaded through: what comes back replaces what went in
+    (it is donated). Queries are causal by position; the group's window or chunks apply by themselves.
+    """
+
+    def __call__(
+        self,
+        cache: Any,
+        layer: LayerRef,
+        q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+        k: Float[Array, "tokens kv_heads head_dim"] | None,
+        v: Float[Array, "tokens kv_heads head_dim"] | None,
+        *,
+        scale: float,
+        soft_cap: float | None = None,
+        sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
+
+
+class AttendToLatents(Protocol):
+    """What the engine does for a layer of a `LatentGroup`: it writes this step's rows, each a latent and the rotated
+    key behind it, into the paged cache, and attends over each token's own sequence in the latents' space.
+
+    Queries are given there too, with their rotated part behind; heads are a multiple of the tensor shards, which split
+    them. A row is its token's key, its latent the value, for all heads.
+
+    The cache must be threaded through, as for `Attend`.
+    """
+
+    def __call__(
+        self,
+        cache: Any,
+        layer: LayerRef,
+        q: Float[Array, "tokens heads width"],
+        rows: Float[Array, "tokens width"],
+        *,
+        scale: float,
+    ) -> tuple[Any, Float[Array, "tokens heads rank"]]: ...
+
+
+class Recur(Protocol):
+    """What the engine does for a layer of a `StateGroup`: it runs a recurrence over each sequence's tokens of this
+    step, from the state of the steps before, and keeps the state that comes out.
+
+    `kernel` is one of `pallas_kernels.recurrent`, called on each shard as ``kernel(view, layer, place, units,
+    *operands, impl=impl, **options) -> (view, out)``; `part` names the `StatePart` that it reads and writes.
+    `axes` says of each operand which axis is split over the tensor shards, None if each shard has all of it;
+    `out_axis` says it of the result. An operand may be None.
+
+    The cache must be threaded through, as for `Attend`.
+    """
+
+    def __call__(
+        self,
+        cache: Any,
+        layer: LayerRef,
+        part: str,
+        kernel: Callable[..., tuple[Array, Array]],
+        *operands: Array | None,
+        axes: Sequence[int | None],
+        out_axis: int,
+        **options: Any,
+    ) -> tuple[Any, Array]: ...
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """What a `CausalLM` offers whose first layers can draft for it."""
+
+    def cut(self, layers: int) -> None:
+        """Call only the first `layers` layers from now on, then the final norm as before; the parameters stay.
+
+        Raises:
+            ValueError: the model has no more than these, or cannot be cut there.
+        """
+        ...
+
+
+@runtime_checkable
+class CausalLM(Protocol):
+    """What a family's NNX module offers. It is built with ``cls(config, build)``, `build` being a `BuildContext`.
+
+    The constructor raises ValueError, naming the field, when the config or the context asks for what is not
+    implemented. The engine builds models from shapes only (``nnx.eval_shape``), and fills their parameters itself.
+    A model is called under the engine's mesh (`jax.sharding.use_abstract_mesh`), so a `jax.shard_map` need not name
+    one.
+    """
+
+    layer_groups: tuple[LayerGroup, ...]
+    vocab_size: int
+    """Size of the vocabulary without padding; logits beyond it are -inf."""
+
+    def weights(self) -> Iterable[WeightSource]:
+        """Yield every parameter's source, in checkpoint order where possible (streaming reads each tensor once)."""
+        ...
+
+    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
+        """Return a source's target: (path in ``nnx.state(model)``, index on the leading stack axis or None)."""
+        ...
+
+    def __call__(
+        self,
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
+        cache: Any,
+        attend: Attend,
+        live_rows: Int[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        """Return the final-norm hidden states of every token and the updated cache.
+
+        Args:
+            live_rows: number of leading tokens that are not padding; what the model computes of the others does not
+                matter, so it may leave their products out. None = all.
+        """
+        ...
+
+    def logits(
+        self, hidden: Float[Array, "seqs embed"], live_rows: Int[Array, ""] | None = None
+    ) -> Float[Array, "seqs vocab"]:
+        """Return float32 logits over the padded vocabulary, -inf beyond ``vocab_size``; for `live_rows` see above."""
+        ...

@@ -1,0 +1,150 @@
+"""Says what layers keep in the pool: a layer group is the layers whose memory has the same shape and the same life."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int
+
+
+@dataclass(frozen=True)
+class LayerGroup(ABC):
+    """Layers whose memory has the same shape and the same life (Jenga, section 4).
+
+    A subclass says what its layers keep. The engine finds the code that keeps it by `kind`.
+
+    Attributes:
+        name: unique within the model, e.g. ``"full"`` or ``"window"``.
+        layers: numbers of the model's layers that keep something, ascending; a layer's place in this tuple is its
+            index in the group.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Return what kind of layer it is, see `jpaged.execution.caches.registry`."""
+
+
+@dataclass(frozen=True)
+class AttentionGroup(LayerGroup):
+    """Layers that keep a K and a V of each token.
+
+    Attributes:
+        kv_heads: KV heads over all tensor shards, as laid out by `head_layout` (a multiple of the shards).
+        head_dim: width of one head, unpadded.
+        sliding_window: tokens a query sees, itself included; None = all before it.
+        chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
+        readers: number of further layers that read the KV of these and keep none.
+
+    Raises:
+        ValueError: both a window and chunks are given.
+    """
+
+    kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+    readers: int = 0
+
+    @property
+    def kind(self) -> str:
+        if self.sliding_window is not None:
+            return "sliding window"
+        return "full attention" if self.chunk_size is None else "chunked attention"
+
+    def __post_init__(self) -> None:
+        if self.sliding_window is not None and self.chunk_size is not None:
+            raise ValueError(
+                f"sliding_window={self.sliding_window} and chunk_size={self.chunk_size} exclude each other"
+            )
+
+
+@dataclass(frozen=True)
+class LatentGroup(LayerGroup):
+    """Layers that keep of each token one latent, of which every head makes its own K and V, and one rotated key that
+    all heads share (multi-head latent attention; DeepSeek-V2, 2024, section 2.1).
+
+    Every tensor shard keeps all of it, as all heads read it.
+
+    Attributes:
+        rank: width of the latent.
+        rotary: width of the rotated key.
+
+    Raises:
+        ValueError: a width is not positive.
+    """
+
+    rank: int
+    rotary: int
+
+    @property
+    def kind(self) -> str:
+        return "latent attention"
+
+    @property
+    def width(self) -> int:
+        """Return how many elements a token takes in a layer, without padding."""
+        return self.rank + self.rotary
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.rotary < 1:
+            raise ValueError(f"layer group {self.name!r}: rank={self.rank} and rotary={self.rotary} must be positive")
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """One array of the state that a recurrent layer keeps of a sequence.
+
+    Attributes:
+        name: unique within the layer, e.g. ``"conv"``.
+        shape: of one sequence's, over all tensor shards, which split the first axis.
+        dtype: name of the dtype it is kept in, whatever the pool's.
+
+    Raises:
+        ValueError: the shape is empty or has a size below 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"state part {self.name!r}: shape={self.shape} needs positive sizes, at least one")
+
+
+@dataclass(frozen=True)
+class StateGroup(LayerGroup):
+    """Layers that keep a state of fixed size, which stands for all tokens so far (Mamba, DeltaNet, short convolution).
+
+    Attributes:
+        parts: the arrays of one layer's state.
+
+    Raises:
+        ValueError: there are no parts, or two of one name.
+    """
+
+    parts: tuple[StatePart, ...]
+
+    @property
+    def kind(self) -> str:
+        return "state"
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.parts]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"layer group {self.name!r}: parts need distinct names, at least one: got {names}")
+
+
+@dataclass(frozen=True)
+class LayerRef:
+    """Whose blocks a layer uses: a static group name and the layer's index in it (int, or traced in a scan)."""
+
+    group: str
+    index: int | Int[Array, ""]

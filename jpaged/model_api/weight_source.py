@@ -1,0 +1,55 @@
+"""Says where each parameter of a model comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax.sharding import PartitionSpec
+
+
+class HostArray(Protocol):
+    """An array on the host that may be read only where it is sliced; NumPy's are."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray | HostArray:
+        """Return a part, by a slice for each axis."""
+        ...
+
+    def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> np.ndarray:
+        """Return all of it, see `numpy.asarray`."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where one parameter (or one layer's slice of a stacked parameter) comes from.
+
+    Attributes:
+        path: attribute path of the parameter in the model, e.g. ``("embed_tokens", "weight")``; for a layer's
+            parameter the path inside that layer, e.g. ``("attention", "qkv", "weight")``.
+        sources: tensor names in a Hugging Face checkpoint, in the order `convert` takes them.
+        convert: host arrays (as stored) -> array of the parameter's shape, of which processes read the slices that
+            their devices hold, if it is lazy. Pure NumPy; dtype is cast afterwards.
+        partition: how the (unstacked) parameter is sharded over the mesh.
+        layer: model layer number, or None for a parameter outside the layers.
+        contracted: axis of the (unstacked) parameter that products sum over, counted from the end, if it may be
+            quantised: the engine then puts a `pallas_kernels.quantised.QuantisedMatrix` in its place.
+        unit: `convert` keeps this many neighbours along `contracted` together (a head); 0 = all of them.
+    """
+
+    path: tuple[str, ...]
+    sources: tuple[str, ...]
+    convert: Callable[..., HostArray]
+    partition: PartitionSpec
+    layer: int | None = None
+    contracted: int | None = None
+    unit: int = 0

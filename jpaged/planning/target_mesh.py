@@ -1,0 +1,86 @@
+"""Makes device meshes of hardware that this machine may not have, from descriptions."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from jpaged.model_api import TENSOR_AXIS
+from jpaged.planning.devices import Chip, Device
+
+TPU_HOST = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""What libtpu otherwise asks a TPU VM's metadata server for, and that it may compile while another process has the TPU;
+set before jax is imported."""
+
+
+def environment(device: Device, compiled: bool) -> dict[str, str]:
+    """Return the environment variables of a process that plans for a device."""
+    count = f"--xla_force_host_platform_device_count={device.count}"
+    virtual = {} if compiled else {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
+    return {"JAX_PLATFORMS": "cpu", **(TPU_HOST if device.chip.kind == "tpu" else {}), **virtual}
+
+
+def target_mesh(device: Device, compiled: bool) -> Mesh:
+    """Return the device's mesh for its compiler, or one of as many virtual CPU devices where nothing will be compiled
+    for it.
+
+    Raises:
+        RuntimeError: the compiler is missing, or refuses the topology.
+    """
+    if not compiled or device.chip.kind == "cpu":
+        devices: Any = jax.devices()[: device.count]
+    elif device.chip.kind == "tpu":
+        bounds = {} if device.chips_per_host is None else {"chips_per_host_bounds": device.chips_per_host}
+        devices = topologies.get_topology_desc(device.topology, "tpu", **bounds).devices
+    else:
+        description = topologies.get_topology_desc(
+            "gpu", "cuda", topology=f"1x1x{device.count}", target_config=gpu_target(device.chip)
+        )
+        devices = description.devices
+    return Mesh(np.array(devices), (TENSOR_AXIS,))
+
+
+def gpu_target(chip: Chip) -> str:
+    """Return the ``GpuTargetConfigProto`` that XLA's compiler takes in place of a GPU."""
+    cuda = chip.cuda
+    assert cuda is not None, "only NVIDIA devices are described to XLA's GPU compiler"
+    per_block = cuda.shared_bytes - 1024
+    if cuda.capability < (8, 0):
+        per_block = cuda.shared_bytes
+    figures = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 << 10,
+        "shared_memory_per_core": cuda.shared_bytes,
+        "shared_memory_per_block_optin": per_block,
+        "threads_per_core_limit": cuda.threads,
+        "core_count": cuda.cores,
+        "fpus_per_core": cuda.units,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "memory_bandwidth": int(chip.bandwidth),
+        "l2_cache_size": cuda.l2_bytes,
+        "clock_rate_ghz": cuda.clock_ghz,
+        "device_memory_size": chip.memory_bytes,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+    }
+    major, minor = cuda.capability
+    lines = [f"{name}: {value}" for name, value in figures.items()]
+    lines.append(f"cuda_compute_capability {{ major: {major} minor: {minor} }}")
+    return (
+        f'gpu_device_info {{ {" ".join(lines)} }} platform_name: "CUDA" '
+        f'dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "{cuda.name}"'
+    )

@@ -1,0 +1,167 @@
+"""The allocation of running sequences: blocks of the pool and a slot of the batch."""
+
+from __future__ import annotations
+
+from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
+from jpaged.scheduling.forks import plan_forks, tokens_to_fork
+from jpaged.scheduling.prompt_end import tokens_before_end
+from jpaged.scheduling.request import Request, Sequence
+from jpaged.scheduling.step import Chunk
+
+
+class Allocation:
+    """Gives sequences blocks and slots and takes them back.
+
+    Args:
+        memory: owns the blocks; every allocation goes through it.
+        max_num_seqs: number of slots.
+
+    Attributes:
+        free_slots: slots that no sequence has.
+    """
+
+    def __init__(self, memory: MemoryManager, max_num_seqs: int) -> None:
+        self.memory = memory
+        self._max_num_seqs = max_num_seqs
+        self._prompt_tail = memory.layout.prompt_tail
+        self.free_slots = self._all_slots
+
+    @property
+    def _all_slots(self) -> list[int]:
+        return list(range(self._max_num_seqs - 1, -1, -1))
+
+    def clear(self) -> None:
+        """Take back everything that sequences have, and clear the memory."""
+        self.memory.clear()
+        self.free_slots = self._all_slots
+
+    def attach(self, request: Request, seq: Sequence, most_cached: int | None) -> None:
+        """Give a sequence block tables with what the prefix cache holds of its tokens.
+
+        Args:
+            most_cached: upper bound on these tokens, None = as many as there are.
+        """
+        self.memory.add(
+            seq.seq_id,
+            request.request_id,
+            encoder_tokens=request.encoder_tokens,
+            prompt_tokens=len(request.prompt_token_ids),
+            kept_tokens=request.kept_tokens,
+        )
+        if request.packed:
+            self.memory.pack(seq.seq_id)
+        most = most_cached if request.params.prompt_logprobs is None else 0
+        seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most)
+
+    def detach(self, seq: Sequence) -> None:
+        """Take the tables back from a sequence that has no more than what `attach` gave it."""
+        self.drop(seq)
+        seq.num_computed = seq.capacity = 0
+
+    def place(
+        self, request: Request, live: list[Sequence], budget: int, max_chunk: int, most_cached: int | None
+    ) -> tuple[list[Chunk], list[BlockCopy]] | None:
+        """Return the first chunks of a request's sequences, of which the first is attached; None (and nothing held)
+        when memory is short. They take `budget` tokens at most, each of them `max_chunk`. A sequence that begins like
+        another is left to be forked from it, unless the cache holds what they share.
+
+        Args:
+            most_cached: see `attach`.
+        """
+        chunks: list[Chunk] = []
+        copies: list[BlockCopy] = []
+        plan_forks(live)
+        for number, seq in enumerate(live):
+            if seq.parent is not None and seq.parent.num_computed < seq.fork_at:
+                continue
+            seq.parent = None
+            if number:
+                self.attach(request, seq, most_cached)
+            length = min(seq.num_tokens - seq.num_computed, budget, max_chunk, tokens_to_fork(live, seq))
+            length = tokens_before_end(seq, length, self._prompt_tail)
+            made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
+            if made is None:
+                for placed in live[: number + 1]:
+                    if placed.parent is None:
+                        self.drop(placed)
+                    placed.num_computed = placed.capacity = 0
+                return None
+            if length > 0:
+                copies += made
+                chunks.append(Chunk(seq, seq.num_computed, length, -1, self.tables(seq)))
+                budget -= length
+        return chunks, copies
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let the child share every block of its parent; the next append of either looks whether it has to copy."""
+        self.memory.fork(parent.seq_id, child.seq_id)
+        child.parent = None
+        child.num_computed = parent.num_computed
+        child.capacity = parent.capacity = 0
+
+    def commit(self, seq: Sequence) -> None:
+        """Make the blocks that the sequence filled known to the cache, and give up those that it reads no more: its
+        tokens up to `num_computed` were dispatched."""
+        if self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed):
+            seq.capacity = 0  # the tables must be sent again
+
+    def allocate(self, seq: Sequence, end: int) -> list[BlockCopy] | None:
+        """Return the copies that give the sequence slots for its tokens up to `end`; None when the pool cannot give
+        them."""
+        self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+        copies = self.memory.allocate(seq.seq_id, end, first_write=seq.num_computed)
+        if copies is not None:
+            seq.capacity = self.memory.capacity(seq.seq_id)
+        return copies
+
+    def tables(self, seq: Sequence) -> list[list[int]]:
+        """Return the sequence's block tables, one a group."""
+        memory = self.memory
+        return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
+
+    def release(self, seq: Sequence) -> None:
+        """Take back what the sequence holds, if anything, in the pool or in host memory."""
+        if seq.slot >= 0:
+            if seq.parent is None:
+                self.drop(seq)
+            self._give_up_slot(seq)
+        elif self.memory.swap_space.holds(seq.seq_id):
+            self.drop(seq)
+        seq.parent = None
+
+    def swap_out(self, live: list[Sequence], unmade: list[BlockCopy]) -> list[SwapCopy] | None:
+        """Move all blocks of a request's sequences to the host; None (and nothing moved) when that is full.
+
+        Sequences that are still to be forked have none; they wait with their parents.
+
+        Args:
+            unmade: copies that will not be made: what their destinations should hold is in their sources.
+        """
+        owners = [seq for seq in live if seq.parent is None]
+        for seq in owners:
+            self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+        moved = self.memory.swap_space.move_out([seq.seq_id for seq in owners])
+        if moved is None:
+            return None
+        for seq in live:
+            self._give_up_slot(seq)
+        source = {(copy.group, copy.dst): copy.src for copy in unmade}
+        return [move._replace(device_block=source.get(move[:2], move.device_block)) for move in moved]
+
+    def swap_in(self, live: list[Sequence]) -> list[SwapCopy]:
+        """Move the blocks of a request's sequences back to the pool; slots and blocks were found to be there."""
+        owners = [seq.seq_id for seq in live if seq.parent is None]
+        moved = self.memory.swap_space.move_in(owners, keep_room=False)
+        assert moved is not None, "whoever is brought back was found to have room"
+        for seq in live:
+            seq.slot = self.free_slots.pop()
+        return moved
+
+    def _give_up_slot(self, seq: Sequence) -> None:
+        self.free_slots.append(seq.slot)
+        seq.slot = -1
+        seq.capacity = 0
+
+    def drop(self, seq: Sequence) -> None:
+        """Give up the sequence's blocks, in the pool or in host memory, but not its place in the batch."""
+        self.memory.free(seq.seq_id)

@@ -1,0 +1,67 @@
+"""Which sequences of a step get drafts, which samples of drafts count, and what is learnt from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jpaged.scheduling.allocation import Allocation
+from jpaged.scheduling.request import Request, Sequence
+from jpaged.scheduling.speculation import Speculation
+from jpaged.scheduling.step import Chunk, ScheduledStep
+from jpaged.scheduling.step_builder import StepPlan
+
+
+class Drafting:
+    """Stands between the scheduler and what makes drafts, if anything does.
+
+    Args:
+        speculation: makes drafts; None = no draft is verified.
+        max_num_seqs: rows of the sampler, of which drafts take those that no sequence has.
+    """
+
+    def __init__(self, speculation: Speculation | None, allocation: Allocation, max_num_seqs: int) -> None:
+        self._speculation = speculation
+        self._allocation = allocation
+        self._max_num_seqs = max_num_seqs
+
+    @property
+    def _batch(self) -> int:
+        """Return how many sequences have a place in the batch."""
+        return self._max_num_seqs - len(self._allocation.free_slots)
+
+    def drafts(self, request: Request, seq: Sequence, plan: StepPlan) -> tuple[int, ...]:
+        """Return the drafts to verify behind a sequence's newest token, which is all that it has to compute."""
+        if self._speculation is None or seq.num_pending or request.alone:
+            return ()
+        if any(other.parent is seq for other in request.sequences):
+            return ()
+        most = min(plan.free_rows, plan.left - plan.reserved)
+        return self._speculation.draft(request, seq, most, batch=self._batch, verifies=plan.num_drafts > 0)
+
+    def took(self, seq: Sequence) -> None:
+        """Take note of a sequence's newest token."""
+        if self._speculation is not None:
+            self._speculation.took(seq)
+
+    def learn(self, step: ScheduledStep, went_on: Mapping[Sequence, Request]) -> None:
+        """Take note of what became of a step's drafts, and say which sequences await the host for new ones.
+
+        Args:
+            went_on: sequences that got tokens from the step, with their requests.
+        """
+        if self._speculation is None:
+            return
+        for chunk in step.chunks:
+            if chunk.drafts:
+                known = chunk.start + chunk.length - len(chunk.drafts)
+                kept = max(0, len(chunk.seq.token_ids) - known - 1)
+                self._speculation.verified(chunk.seq, len(chunk.drafts), kept)
+        for seq, request in went_on.items():
+            seq.needs_host = not seq.finished and self._speculation.worth_waiting(request, seq, self._batch)
+
+
+def drafts_kept(seq: Sequence, chunk: Chunk) -> bool:
+    """Tell whether a sequence drew all drafts of a chunk, one of `Chunk.prefixes` whose samples are taken in turn."""
+    if not chunk.drafts:
+        return True
+    return len(seq.token_ids) == chunk.start + chunk.length and seq.token_ids[-1] == chunk.drafts[-1]

@@ -1,0 +1,70 @@
+"""What may look at a sequence's tokens as they come. The scheduler asks such a hook, and does not know its rule.
+
+`jpaged.text` has the two that there are: a grammar and a search for stop strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+
+class TokenRules(Protocol):
+    """Says which tokens may come next.
+
+    Attributes:
+        mask: packed bits of these tokens, as in `LogitEdits.mask`.
+        complete: whether nothing but end-of-sequence can come.
+        error: why the rules cannot be followed any further; None while they can.
+    """
+
+    mask: Int[np.ndarray, " words"]
+    complete: bool
+    error: str | None
+
+    def accept(self, token: int) -> None:
+        """Go on by a token of the mask."""
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Follow `tokens` from the beginning, whatever was accepted before."""
+
+    def copy(self) -> TokenRules:
+        """Return independent rules at the same place."""
+
+
+def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:
+    """Return how many of `tokens`, one after the other, the rules allow to come next. The rules stay where they are."""
+    return _follow(rules, tokens)[0]
+
+
+def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " words"] | None:
+    """Return the mask of what may come behind `tokens`; None where these cannot all come. The rules stay."""
+    if not tokens:
+        return rules.mask
+    allowed, ahead = _follow(rules, tokens)
+    return ahead.mask if allowed == len(tokens) and not ahead.complete and ahead.error is None else None
+
+
+def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
+    ahead = rules.copy()
+    for number, token in enumerate(tokens):
+        if ahead.complete or ahead.error is not None or not ahead.mask[token // 32] >> (token % 32) & 1:
+            return number, ahead
+        ahead.accept(token)
+    return len(tokens), ahead
+
+
+class StopSearch(Protocol):
+    """Says when the tokens, taken together, end the sequence."""
+
+    def restart(self) -> None:
+        """Begin before the first token again."""
+
+    def push(self, tokens: Iterable[int]) -> str | None:
+        """Take the next tokens; return what ends the sequence in them, or None when it goes on."""
+
+    def finish(self) -> str | None:
+        """Take note that no more tokens come; return what the last ones ended after all, or None."""

@@ -1,0 +1,166 @@
+"""Whether a request has room in the batch: slots, tokens of the step and blocks, now or ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from jpaged.memory import Fit, MemoryManager, Relief
+from jpaged.scheduling.allocation import Allocation
+from jpaged.scheduling.order import urgency
+from jpaged.scheduling.request import Request, Sequence, Status
+from jpaged.scheduling.step_builder import StepPlan, missing_tokens
+
+
+class Room:
+    """Asks the memory about whole requests.
+
+    Args:
+        allocation: the blocks and slots of the running sequences.
+        running: the running requests in service order, which the scheduler changes.
+    """
+
+    def __init__(self, memory: MemoryManager, allocation: Allocation, running: list[Request]) -> None:
+        self._memory = memory
+        self._allocation = allocation
+        self._running = running
+
+    def is_possible(self, request: Request) -> bool:
+        """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
+        at the beginning of its prompt are its own too."""
+        if self._verdict(request, request.max_total_tokens) is not Fit.NEVER:
+            return True
+        pinned = self.pinned_tokens(request)
+        return pinned > 0 and self._verdict(request, request.max_total_tokens, pinned_tokens=pinned) is not Fit.NEVER
+
+    def is_tight(self, request: Request) -> bool:
+        """Tell whether a request is sure to grow to its full length only where its blocks are packed."""
+        shared = len(request.prompt_token_ids)
+        return self._memory.is_tight(
+            request.max_total_tokens,
+            len(request.sequences),
+            shared_tokens=shared,
+            encoder_tokens=request.encoder_tokens,
+            prompt_tokens=shared,
+        )
+
+    def pinned_tokens(self, request: Request) -> int:
+        """Return how many leading tokens of its prompt the request is sure to find in pinned blocks."""
+        if request.params.prompt_logprobs is not None:
+            return 0
+        return self._memory.pinned_prefix(
+            request.prompt_token_ids, salt=request.cache_salt, encoder_tokens=request.encoder_tokens
+        )
+
+    def may_fit(self, request: Request) -> bool:
+        """Tell whether the request would fit now if all but its last token were found in blocks that others use: a
+        first look that costs no search."""
+        length = max(seq.num_tokens for seq in request.live)
+        cached = length - 1 if self._memory.prefix_caching else 0
+        return self._verdict(request, length, cached_tokens=cached, may_wait=bool(self._running)) is Fit.OK
+
+    def fits(self, request: Request, others: list[Request], relief: Relief | None) -> bool:
+        """Tell whether a request, of which the first sequence's cached blocks are attached or which is swapped out,
+        fits beside `others` and what these have yet to take."""
+        reserved = self._outstanding(other for other in others if urgency(other) <= urgency(request))
+        live = request.live
+        if request.status is Status.SWAPPED:
+            owners = [seq for seq in live if seq.parent is None]
+            return self._memory.swap_space.has_room(
+                [seq.seq_id for seq in owners],
+                keep_room=bool(others),
+                reserved=_sum(reserved, self._outstanding([request])),
+                relief=relief,
+            )
+        length = max(seq.num_tokens for seq in live)
+        fit = self._verdict(
+            request,
+            length,
+            cached_tokens=live[0].num_computed,
+            seq_id=live[0].seq_id,
+            reserved=reserved,
+            may_wait=bool(others),
+            relief=relief,
+        )
+        return fit is Fit.OK
+
+    def find_victims(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool]) -> list[Request] | None:
+        """Return the fewest running requests, the last in service order, without which a request enters; None when
+        there is no room without all that are strictly less urgent, either.
+
+        A request that needs the pool for itself enters where nobody runs, and nobody joins it.
+
+        Args:
+            is_enough: tells whether so many tokens are enough for the request to begin.
+        """
+        victims: list[Request] = []
+        slots, tokens, relief = len(self._allocation.free_slots), plan.left - plan.reserved, None
+        while True:
+            others = self._running[: len(self._running) - len(victims)]
+            crowded = others and (request.alone or others[0].alone)
+            if len(request.live) <= slots and is_enough(tokens) and not crowded and self.fits(request, others, relief):
+                return victims
+            if not others or urgency(others[-1]) <= urgency(request):
+                return None
+            victim = others[-1]
+            relief = relief or self._memory.relief()
+            for seq in victim.live:
+                if seq.parent is None:
+                    self._memory.count_relief(relief, seq.seq_id)
+            slots += len(victim.live)
+            tokens += sum(missing_tokens(victim, seq) == 1 for seq in victim.live)
+            victims.append(victim)
+
+    def _outstanding(self, requests: Iterable[Request]) -> list[int] | None:
+        """Return how many blocks of each group the prompts of `requests` have yet to take; None = no block."""
+        reserved = None
+        for request in requests:
+            for seq in request.sequences:
+                # One token more is what every step takes: the watermark is for those.
+                if seq.num_computed + 1 < seq.num_tokens and seq.finish_reason is None:
+                    reserved = _sum(reserved, self._to_take(seq))
+        return reserved
+
+    def _to_take(self, seq: Sequence) -> list[int]:
+        if seq.parent is None:
+            return self._memory.outstanding(seq.seq_id, seq.num_tokens)
+        holder = seq.parent
+        while holder.parent is not None:
+            holder = holder.parent
+        return self._memory.outstanding_fork(holder.seq_id, seq.num_tokens, seq.fork_at)
+
+    def _verdict(
+        self,
+        request: Request,
+        num_tokens: int,
+        *,
+        cached_tokens: int = 0,
+        pinned_tokens: int = 0,
+        seq_id: int | None = None,
+        reserved: list[int] | None = None,
+        may_wait: bool | None = None,
+        relief: Relief | None = None,
+    ) -> Fit:
+        """Return the memory's verdict on the request's live sequences, `num_tokens` each.
+
+        What is attached need not fit beside what is pinned: whether it ever does was asked when the request came.
+        """
+        shared = len(request.prompt_token_ids)
+        return self._memory.can_admit(
+            num_tokens,
+            len(request.live),
+            cached_tokens=cached_tokens,
+            shared_tokens=shared,
+            encoder_tokens=request.encoder_tokens,
+            prompt_tokens=shared,
+            pinned_tokens=max(pinned_tokens, cached_tokens),
+            seq_id=seq_id,
+            reserved=reserved,
+            may_wait=may_wait,
+            relief=relief,
+        )
+
+
+def _sum(some: list[int] | None, more: list[int] | None) -> list[int] | None:
+    if some is None or more is None:
+        return more if some is None else some
+    return [a + b for a, b in zip(some, more, strict=True)]

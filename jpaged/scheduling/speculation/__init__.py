@@ -1,0 +1,12 @@
+"""Drafts: which tokens a step verifies beside those that are sure to be computed, and how many are worth it.
+
+Host only. `Speculation` is what the scheduler asks; `NGramSpeculation` looks drafts up in the sequence itself,
+`DeviceSpeculation` leaves them to the device.
+"""
+
+from jpaged.scheduling.speculation.device_speculation import DeviceSpeculation
+from jpaged.scheduling.speculation.draft_length import StepCosts
+from jpaged.scheduling.speculation.ngram_speculation import NGramSpeculation
+from jpaged.scheduling.speculation.speculation import Speculation
+
+__all__ = ["DeviceSpeculation", "NGramSpeculation", "Speculation", "StepCosts"]

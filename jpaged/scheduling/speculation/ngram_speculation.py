@@ -1,0 +1,88 @@
+"""Drafts that a sequence's own tokens suggest."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from jpaged.scheduling.hooks import allowed_ahead
+from jpaged.scheduling.request import Sequence
+from jpaged.scheduling.speculation.acceptance import Acceptance
+from jpaged.scheduling.speculation.draft_length import StepCosts, best_length
+from jpaged.scheduling.speculation.ngram_index import Match, NGramIndex, continuation
+from jpaged.scheduling.speculation.speculation import Speculation
+from jpaged.speculative import NGram
+
+_BOUNDS = (1, 2, 3, 4, 6, 9, 16)
+"""Least lengths of the matches in each class: the more tokens agree, the likelier the next one does."""
+_EXPECTED = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+_WEIGHT = 8.0
+
+
+class NGramSpeculation(Speculation):
+    """Looks the last tokens of each sequence up in what it had before.
+
+    How likely the token behind a match comes again is learnt from every token, whether it was drafted or not, by the
+    match's length: so nothing has to be tried out, and where text does not repeat itself no draft is made.
+
+    Args:
+        settings: what the user asked for.
+        costs: what steps cost on this device.
+    """
+
+    def __init__(self, settings: NGram, costs: StepCosts) -> None:
+        super().__init__(settings.tokens)
+        self._settings = settings
+        self._costs = costs
+        self._acceptance = Acceptance(_EXPECTED, _WEIGHT)
+        self._lookups: WeakKeyDictionary[Sequence, _Lookup] = WeakKeyDictionary()
+
+    def took(self, seq: Sequence) -> None:
+        lookup, token_ids = self._of(seq), seq.token_ids
+        match = lookup.match
+        if match is not None and lookup.length == len(token_ids) - 1:
+            kept = token_ids[match.start] == token_ids[-1]
+            self._acceptance.note(_class(match), kept=kept, lost=not kept)
+        lookup.match, lookup.length = lookup.index.match(token_ids), len(token_ids)
+
+    def _worth_waiting(self, seq: Sequence, most: int, batch: int) -> bool:
+        return self._length(self._of(seq).match, most, batch=batch, verifies=False) > 0
+
+    def _draft(self, seq: Sequence, most: int, *, batch: int, verifies: bool) -> tuple[int, ...]:
+        lookup = self._of(seq)
+        if lookup.length != len(seq.token_ids):
+            self.took(seq)
+        if lookup.match is None:
+            return ()
+        length = self._length(lookup.match, most, batch=batch, verifies=verifies)
+        drafts = tuple(continuation(seq.token_ids, lookup.match.start, length))
+        return drafts if seq.grammar is None else drafts[: allowed_ahead(seq.grammar, drafts)]
+
+    def _length(self, match: Match | None, most: int, *, batch: int, verifies: bool) -> int:
+        if match is None:
+            return 0
+        rate = self._acceptance.rate(_class(match))
+        return best_length(rate, most, self._costs, batch=batch, verifies=verifies)
+
+    def _of(self, seq: Sequence) -> _Lookup:
+        lookup = self._lookups.get(seq)
+        if lookup is None:
+            lookup = self._lookups[seq] = _Lookup(NGramIndex(self._settings.longest, self._settings.shortest))
+        return lookup
+
+
+class _Lookup:
+    """The index of one sequence, and where its newest token was found.
+
+    Attributes:
+        match: where the last tokens stood before; None = nowhere.
+        length: number of tokens that it was looked up behind.
+    """
+
+    def __init__(self, index: NGramIndex) -> None:
+        self.index = index
+        self.match: Match | None = None
+        self.length = 0
+
+
+def _class(match: Match) -> int:
+    return sum(match.length >= bound for bound in _BOUNDS) - 1

@@ -1,0 +1,94 @@
+"""A step while it is being made, and what a sequence still has to compute."""
+
+from __future__ import annotations
+
+from jpaged.memory import BlockCopy, HostBlock, SwapCopy
+from jpaged.scheduling.request import Request, Sequence
+from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
+
+
+class StepPlan:
+    """A step being made.
+
+    Args:
+        budget: most tokens of the step.
+        dropped: host blocks whose content nobody will ask for.
+
+    Attributes:
+        left: tokens of the budget not planned yet.
+        reserved: part of `left` that decodes not planned yet will take.
+        closed: whether a request could not come into the batch, so that nobody behind it may come.
+        free_rows: rows of the sampler that drafts may still take.
+        num_drafts: drafts planned so far.
+        prefills: chunks of more than one token and whose they are, as planned so far.
+    """
+
+    def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
+        self.left = budget
+        self.reserved = 0
+        self.closed = False
+        self.free_rows = 0
+        self.num_drafts = 0
+        self.preempted: list[Request] = []
+        self.swap_out: list[SwapCopy] = []
+        self.swap_in: list[SwapCopy] = []
+        self.prefills: list[tuple[Request, Chunk]] = []
+        self._decodes: list[Chunk] = []
+        self._verified: list[Chunk] = []
+        self._samples: list[Sample] = []
+        self._copies: list[BlockCopy] = []
+        self._dropped = dropped
+        self._scored: list[tuple[Request, Chunk]] = []
+
+    def add(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy]) -> None:
+        """Plan a request's chunks; a chunk that ends with the sequence's last token is sampled."""
+        for chunk in chunks:
+            seq, start, length, _, _, drafts = chunk
+            if length == 1:
+                self._decodes.append(chunk)
+            elif drafts:
+                self._verified.append(chunk)
+                seq.needs_host = True
+            else:
+                self.prefills.append((request, chunk))
+            # What is computed behind the newest token counts once its tokens turn out to be the sequence's.
+            seq.num_computed = end = start + length - len(drafts)
+            if end == seq.num_tokens:
+                self.sample(request, seq, chunk)
+            if request.params.prompt_logprobs is not None and start + 1 < seq.num_prompt:
+                self._scored.append((request, chunk))
+        self._copies += copies
+
+    def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
+        """Plan to draw the sequence's next token after the last token of `chunk`, or after each of its prefixes."""
+        seq.num_pending += 1
+        seq.pending_row = len(self._samples)
+        self._samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
+
+    def step(self) -> ScheduledStep:
+        return ScheduledStep(
+            chunks=self._decodes + self._verified + [chunk for _, chunk in self.prefills],
+            samples=self._samples,
+            copies=self._copies,
+            preempted=self.preempted,
+            dropped=self._dropped,
+            swap_out=self.swap_out,
+            swap_in=self.swap_in,
+            scored=self._scored,
+        )
+
+
+def missing_tokens(request: Request, seq: Sequence) -> int:
+    """Return how many tokens of a sequence can be computed; 0 once it ended or its last token is on its way, while it
+    waits to be forked, and while the host must see its newest token first."""
+    if seq.finish_reason is not None or seq.parent is not None:
+        return 0
+    if seq.num_pending and (request.needs_host or seq.needs_host):
+        return 0
+    total = len(seq.token_ids) + seq.num_pending
+    return 0 if total >= request.max_total_tokens else total - seq.num_computed
+
+
+def source_row(seq: Sequence, end: int) -> int:
+    """Return the row of the last step's samples that holds token ``end - 1``, or -1 when the host has it."""
+    return seq.pending_row if end > len(seq.token_ids) else -1

@@ -1,0 +1,105 @@
+"""How drafts for speculative decoding are made: the settings that users give. None of them changes a token."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jpaged.validation import integer
+
+
+@dataclass(frozen=True)
+class Speculative(ABC):
+    """A way to make drafts, of which the model verifies several in one step.
+
+    A draft is kept where it is the token that the model draws there itself, so outputs are those without drafts.
+
+    Attributes:
+        tokens: most drafts of a sequence in one step; how many there are follows what was kept so far and the batch.
+    """
+
+    tokens: int
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError, naming the setting, unless an engine with these settings can verify drafts.
+
+        Args:
+            settings: fields of `jpaged.config.EngineConfig` by name.
+        """
+        for name, needed in (("data_parallel_size", 1), ("kv_budget", None)):
+            if settings[name] != needed:
+                raise ValueError(f"{name}={settings[name]!r}: speculative needs {name}={needed}")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if self.tokens >= settings[name]:
+                raise ValueError(
+                    f"speculative.tokens={self.tokens} must be below {name}={settings[name]}: a sequence and its "
+                    "drafts take a row of the batch each"
+                )
+
+
+@dataclass(frozen=True)
+class NGram(Speculative):
+    """Drafts are what followed the last tokens where the sequence, prompt or output, had them before (prompt lookup).
+
+    They cost no computation, and help where outputs repeat their prompt or themselves: summaries, retrieval, code.
+
+    Attributes:
+        longest, shortest: numbers of last tokens that are looked up, the longest first.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    tokens: int = 8
+    longest: int = 4
+    shortest: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "shortest", "longest"):
+            object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest={self.shortest} is above longest={self.longest}")
+
+
+@dataclass(frozen=True)
+class Layers(Speculative):
+    """Drafts are drawn by the model's own first layers, its final norm and its head; they share its KV.
+
+    Attributes:
+        layers: number of first layers; below that of the model.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    layers: int = 0
+    tokens: int = 4
+
+    def __init__(self, layers: int, tokens: int = 4) -> None:
+        object.__setattr__(self, "layers", integer("layers", layers, low=1))
+        object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
+
+
+@dataclass(frozen=True)
+class DraftModel(Speculative):
+    """Drafts are drawn by a smaller model of the same vocabulary; its KV lies in the same pool.
+
+    Attributes:
+        model: alias, hub id, folder or file, as for `LLM`.
+
+    Raises:
+        ValueError: `model` is no non-empty string, or `tokens` is out of its range.
+    """
+
+    model: str = ""
+    tokens: int = 4
+
+    def __init__(self, model: str | Path, tokens: int = 4) -> None:
+        name = str(model) if isinstance(model, Path) else model
+        if not (isinstance(name, str) and name.strip()):
+            raise ValueError(f"model={model!r} must be a non-empty string")
+        object.__setattr__(self, "model", name)
+        object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))

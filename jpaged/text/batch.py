@@ -1,0 +1,69 @@
+"""What users give beside several prompts, made one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import TypeVar, cast
+
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.text.chat_template import ChatOptions, Messages
+from jpaged.text.prompt import Conversation, Prompt
+
+Params = TypeVar("Params", SamplingParams, BeamSearchParams)
+
+
+def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A batch as it is, a single prompt (text, mapping or token ids) as a batch of one.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
+        raise TypeError(f"prompts={prompts!r} must be text, a mapping, token ids or a list of them")
+    if len(prompts) and isinstance(prompts[0], Integral):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
+
+
+def conversations(messages: Messages | Sequence[Messages], options: ChatOptions) -> list[Conversation]:
+    """Return a list of conversations as prompts, a single one as a list of one."""
+    one = isinstance(messages, str | Mapping) or not isinstance(messages, Sequence)
+    if one or (messages and isinstance(messages[0], Mapping)):
+        messages = [cast(Messages, messages)]
+    return [Conversation(cast(Messages, each), options) for each in messages]
+
+
+def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) -> Sequence[Params]:
+    """Parameters of one kind for every prompt.
+
+    Raises:
+        ValueError: there are not as many as prompts.
+        TypeError: one is of another kind.
+    """
+    each = params if isinstance(params, Sequence) and not isinstance(params, str) else [params] * count
+    if len(each) != count:
+        raise ValueError(f"{len(each)} sampling_params for {count} prompts")
+    for one in each:
+        if not isinstance(one, kind):
+            raise TypeError(f"parameters must be {kind.__name__}, not {type(one).__name__}")
+    return each
+
+
+def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
+    """A priority, or None, for every prompt.
+
+    Raises:
+        ValueError: there are not as many as prompts, or one is no integer.
+    """
+    if priority is None:
+        return [None] * count
+    each = priority if isinstance(priority, Sequence) and not isinstance(priority, str) else [priority] * count
+    if len(each) != count:
+        raise ValueError(f"{len(each)} priorities for {count} prompts")
+    for value in each:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"priority={value!r} must be an integer")
+    return each

@@ -1,0 +1,182 @@
+"""A conversation's messages, checked and in the form that the model's chat template takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
+
+from jpaged.validation import boolean, one_of
+
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: ``[{"role": ..., "content": ...}, ...]``.
+
+Content is text or ``[{"type": "text", "text": ...}, ...]``.
+"""
+ContentFormat = Literal["auto", "string", "openai"]
+_FORMATS = ("auto", "string", "openai")
+
+
+class ChatArguments(TypedDict, total=False):
+    """The fields of `ChatOptions`, as arguments of a call."""
+
+    chat_template: str | None
+    chat_template_content_format: ContentFormat
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """How a conversation becomes a prompt; the names and meanings are vLLM's.
+
+    Attributes:
+        chat_template: a Jinja template in place of the model's own.
+        chat_template_content_format: "string" joins the parts of a content by newlines, "openai" gives the template
+            the parts as they are, "auto" does what fits the template.
+        add_generation_prompt: whether the prompt ends where the assistant's turn begins.
+        continue_final_message: whether the prompt ends where the last message's content ends, with which the model then
+            goes on.
+        tools: functions that the model may call, as JSON schemas or in OpenAI's form.
+        chat_template_kwargs: further variables of the template, say ``{"enable_thinking": False}``.
+
+    Raises:
+        ValueError: a value is none of these, and the message names it; or add_generation_prompt and
+            continue_final_message are both True.
+    """
+
+    chat_template: str | None = None
+    chat_template_content_format: ContentFormat = "auto"
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("add_generation_prompt", "continue_final_message"):
+            boolean(name, getattr(self, name))
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError(
+                "add_generation_prompt=True begins a new message and continue_final_message=True goes on with the "
+                "last one: give add_generation_prompt=False with it"
+            )
+        one_of("chat_template_content_format", self.chat_template_content_format, _FORMATS)
+        if self.chat_template is not None and not (isinstance(self.chat_template, str) and self.chat_template):
+            raise ValueError(f"chat_template={self.chat_template!r} must be the text of a template")
+        if self.tools is not None and not _are_mappings(self.tools):
+            raise ValueError(f"tools={self.tools!r} must be a list of mappings")
+        variables = self.chat_template_kwargs
+        if variables is not None and not isinstance(variables, Mapping):
+            raise ValueError(f"chat_template_kwargs={variables!r} must be a mapping")
+        own = {"tokenize", "messages", "conversation", *(field.name for field in fields(self))}
+        if taken := own.intersection(variables or ()):
+            raise ValueError(
+                f"chat_template_kwargs has {sorted(taken)}, which are no variables but arguments of chat()"
+            )
+
+
+def templated(messages: Messages, tokenizer: Any, options: ChatOptions) -> str:
+    """Return a conversation as text, through the chat template.
+
+    Where the template takes no list of parts, the parts of a content are joined by newlines. Arguments of tool calls
+    that are JSON text are given to the template as what they mean.
+
+    Raises:
+        ValueError: there is no chat template, it has no place for the tools, or the messages are none or do not fit it.
+    """
+    template = _template(tokenizer, options)
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise ValueError(f"messages={messages!r} must be a list of {{'role': ..., 'content': ...}}")
+    if not messages:
+        raise ValueError(f"messages={messages!r} has no message; at least 1 is needed")
+    parts = [_check(message) for message in messages]
+    if any(parts) and not _takes_parts(tokenizer, template, options.chat_template_content_format):
+        messages = [
+            {**message, "content": "\n".join(texts)} if texts else message
+            for message, texts in zip(messages, parts, strict=True)
+        ]
+    try:
+        return tokenizer.apply_chat_template(
+            [_with_parsed_calls(message) for message in messages],
+            tokenize=False,
+            chat_template=template,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            tools=None if options.tools is None else list(options.tools),
+            **(options.chat_template_kwargs or {}),
+        )
+    except Exception as error:  # a template is a program of the model's
+        raise ValueError(f"messages={messages!r} do not fit the chat template: {error}") from error
+
+
+def _template(tokenizer: Any, options: ChatOptions) -> str:
+    """Return the template that is asked for, or the model's own, which may have another one for tools."""
+    if tokenizer is None:
+        raise ValueError("the model has no tokenizer, which a chat template needs")
+    if options.chat_template is None and not tokenizer.chat_template:
+        raise ValueError("the model has no chat template: give chat_template=")
+    tools = None if options.tools is None else list(options.tools)
+    template = options.chat_template or tokenizer.get_chat_template(None, tools)
+    if tools and "tools" not in template:
+        raise ValueError(f"tools={tools!r}: the chat template has no place for them")
+    return template
+
+
+def _check(message: Any) -> list[str]:
+    """Return the texts of a message whose content is a list of parts; none of other messages."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"message {message!r} must be {{'role': ..., 'content': ...}}")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return []
+    if not isinstance(content, Sequence) or not content:
+        raise ValueError(f"content={content!r} must be text or a list of parts")
+    return [_text(part) for part in content]
+
+
+def _text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise ValueError(f"content has a part of type {kind!r}, {part!r}; only 'text' is taken")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"content has {part!r}, whose 'text' must be text")
+    return part["text"]
+
+
+def _takes_parts(tokenizer: Any, template: str, content_format: ContentFormat) -> bool:
+    """Tell whether the template gets lists of parts: with "auto", if it renders a text and a list of it alike."""
+    if content_format != "auto":
+        return content_format == "openai"
+
+    def rendered(content: Any) -> str:
+        message = {"role": "user", "content": content}
+        return tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+
+    try:
+        return rendered([{"type": "text", "text": "text"}]) == rendered("text")
+    except Exception:  # a template is a program of the model's
+        return False
+
+
+def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with the arguments of its tool calls as mappings: templates write them as JSON themselves."""
+    calls = message.get("tool_calls")
+    return dict(message) if not calls else {**message, "tool_calls": [_with_parsed_arguments(call) for call in calls]}
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    arguments = function["arguments"]
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments) if arguments else {}}}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a tool call has arguments={arguments!r}, which is not JSON: {error}") from error
+
+
+def _are_mappings(values: Any) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(value, Mapping) for value in values)

@@ -1,0 +1,143 @@
+"""Which tokens may come next in a text of a given shape, by the llguidance library."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jpaged.sampling_params import StructuredOutputsParams
+from jpaged.text.gbnf import is_gbnf, lark_of
+from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
+
+
+class Grammar:
+    """Follows one sequence's tokens.
+
+    Attributes:
+        mask: packed bits of the tokens that may come next, as in `LogitEdits.mask`; end-of-sequence is among them
+            where the text is complete.
+        complete: whether nothing but end-of-sequence can come.
+        error: why the grammar cannot be followed any further (it grew too complex); None while it can.
+    """
+
+    def __init__(self, matcher: Any, num_words: int) -> None:
+        self._matcher = matcher
+        self.mask: Int[np.ndarray, " words"] = np.zeros(num_words, np.int32)
+        self.complete = False
+        self.error: str | None = None
+        self._look_ahead()
+
+    def copy(self) -> Grammar:
+        """Return an independent grammar at the same place."""
+        return Grammar(self._matcher.deep_copy(), len(self.mask))
+
+    def accept(self, token: int) -> None:
+        """Go on by a token of the mask."""
+        self._matcher.consume_token(token)
+        self._look_ahead()
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Follow `tokens` from the beginning, whatever was accepted before."""
+        self._matcher.reset()
+        self._matcher.consume_tokens(list(tokens))
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        from llguidance.numpy import fill_next_token_bitmask
+
+        self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
+        if not self.complete and not self._matcher.is_error():
+            fill_next_token_bitmask(self._matcher, self.mask[None])
+        self.error = _in_one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+
+
+class GrammarCompiler:
+    """Makes grammars over one model's tokens; any number of threads may do so at once.
+
+    Args:
+        tokenizer: the model's tokenizer, with a tokenizer.json; None where the model has none.
+        vocab_size: number of the model's logits.
+        eos_ids: tokens that end a sequence.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+        self._lock = threading.Lock()  # guards `_made`
+        self._made: Any = None
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """Return the grammar at its beginning.
+
+        Raises:
+            ValueError: the grammar is not well-formed, or the model's tokenizer cannot be used for grammars.
+        """
+        from llguidance import LLMatcher
+
+        grammar = Grammar(LLMatcher(self._tokens, _source(params), log_level=0), -(-self._vocab_size // 32))
+        if grammar.error is not None:
+            raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} cannot be followed: {grammar.error}")
+        return grammar
+
+    def prepare(self) -> None:
+        """Make what all grammars share: the vocabulary as llguidance sees it.
+
+        It holds the interpreter for about a second where the vocabulary is large, so a server does it before it serves.
+
+        Raises:
+            ValueError: the model's tokenizer cannot be used for grammars.
+        """
+        with self._lock:
+            if self._made is None:
+                self._made = self._make_tokens()
+
+    @property
+    def _tokens(self) -> Any:
+        self.prepare()
+        return self._made
+
+    def _make_tokens(self) -> Any:
+        from llguidance import LLTokenizer
+
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or not self._eos_ids:
+            raise ValueError("structured_outputs needs a tokenizer with a tokenizer.json and an end-of-sequence token")
+        try:
+            return LLTokenizer(backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+        except ValueError as error:
+            raise ValueError(f"structured_outputs cannot use this model's tokenizer: {error}") from error
+
+
+def _in_one_line(error: str) -> str:
+    """Return llguidance's message without the excerpts of the grammar and the dump of the parser's state.
+
+    >>> _in_one_line('at 1(8): unknown name: "foo"\\n   1 | start: foo\\n              ^\\n')
+    'at 1(8): unknown name: "foo"'
+    """
+    lines = error.partition("<state>")[0].splitlines()
+    told = " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
+    return "no text fits it" if told.strip() == "NoExtensionBias" else told.strip()
+
+
+def _source(params: StructuredOutputsParams) -> str:
+    """Return the grammar in llguidance's own form."""
+    from llguidance import LLMatcher
+
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(ascii_classes(params.regex))
+    if params.choice is not None:
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in params.choice))
+    if params.grammar is not None:
+        lark = lark_of(params.grammar) if is_gbnf(params.grammar) else params.grammar
+        return LLMatcher.grammar_from_lark(ascii_classes_in_lark(lark))
+    schema = params.json if params.json is not None else {"type": "object"}
+    if params.disable_any_whitespace:
+        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+    return LLMatcher.grammar_from_json_schema(schema)

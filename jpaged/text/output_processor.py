@@ -1,0 +1,206 @@
+"""What users get of a request: all of it, or what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from jpaged.scheduling import Request
+from jpaged.scheduling.top_tokens import TokenRanking
+from jpaged.text.detokenizer import decoding
+from jpaged.text.incremental_decoder import IncrementalDecoder
+from jpaged.text.prompt import Conversation, Prompt
+from jpaged.text.token_reader import NewTokens, Progress, TokenReader
+
+
+class OutputProcessor:
+    """Makes outputs of one model's tokens; any number of threads may do so at once.
+
+    Args:
+        tokenizer: a transformers tokenizer; None where the model has none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def whole(self, request: Request) -> RequestOutput:
+        """Return the output of a request that finished."""
+        builder = OutputBuilder(self, request)
+        progress = TokenReader(request).read()
+        assert progress is not None and progress.finished
+        builder.add(progress)
+        return builder.cumulative()
+
+    def builder(self, request: Request, request_id: int | str | None = None) -> OutputBuilder:
+        """Return what makes a request's outputs while it runs; see `OutputBuilder`."""
+        return OutputBuilder(self, request, request_id)
+
+    def decoded(self, token: int) -> str | None:
+        """Return the text of a token decoded alone; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        if token not in self._texts:
+            self._texts[token] = self.tokenizer.decode([token])
+        return self._texts[token]
+
+    def logprobs(self, token: int, logprob: float, ranking: TokenRanking) -> dict[int, Logprob]:
+        """Return a token and the most likely ones of its place, itself first; it is one of them or comes beside."""
+        found = {token: Logprob(logprob, ranking.rank, self.decoded(token))}
+        for rank, (other, value) in enumerate(zip(ranking.top_tokens, ranking.top_logprobs, strict=True), start=1):
+            if other != token:
+                found[other] = Logprob(value, rank, self.decoded(other))
+        return found
+
+
+class OutputBuilder:
+    """Makes a request's outputs of what its `TokenReader` told, in another thread if need be.
+
+    Args:
+        request_id: the caller's own name for the request; None = the engine's number.
+    """
+
+    def __init__(self, processor: OutputProcessor, request: Request, request_id: int | str | None = None) -> None:
+        self._processor = processor
+        self._request = request
+        self._request_id = request.request_id if request_id is None else request_id
+        self._outputs = [_Output(processor, request, seq.index) for part in request.parts for seq in part.sequences]
+        self._finished = False
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._prompt_logprobs_told = False
+
+    def add(self, progress: Progress) -> None:
+        """Take in what is new."""
+        for new in progress.outputs:
+            self._outputs[new.index].add(new)
+        self._finished = progress.finished
+
+    def cumulative(self) -> RequestOutput:
+        """Return everything so far. Lists are copied, so that an output stays as it is when more comes."""
+        return self._output([output.cumulative() for output in self._outputs], self._scored_prompt())
+
+    def delta(self) -> RequestOutput:
+        """Return what is new since the last `delta`: the outputs that have something new, with nothing else in them.
+
+        `cumulative_logprob` is that of all tokens so far; prompt_logprobs come once.
+        """
+        scored = None if self._prompt_logprobs_told else self._scored_prompt()
+        self._prompt_logprobs_told |= scored is not None
+        return self._output([delta for output in self._outputs if (delta := output.delta()) is not None], scored)
+
+    def _output(
+        self, outputs: list[CompletionOutput], prompt_logprobs: list[dict[int, Logprob] | None] | None
+    ) -> RequestOutput:
+        request = self._request
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=outputs,
+            finished=self._finished,
+            num_cached_tokens=request.num_cached_tokens,
+            metrics=request.metrics(),
+            prompt_logprobs=prompt_logprobs,
+            sequences=self._sequences(outputs),
+        )
+
+    def _sequences(self, outputs: list[CompletionOutput]) -> list[BeamSearchSequence]:
+        """Return the outputs of a beam search with the prompt before them; none of other requests."""
+        if self._request.beam is None:
+            return []
+        tokenizer, prompt = self._processor.tokenizer, self._request.prompt_token_ids
+        return [
+            BeamSearchSequence(
+                tokens=(tokens := prompt + output.token_ids),
+                text=None if tokenizer is None else tokenizer.decode(tokens),
+                cum_logprob=output.cumulative_logprob,
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+            )
+            for output in outputs
+        ]
+
+    def _scored_prompt(self) -> list[dict[int, Logprob] | None] | None:
+        """Return the prompt's log-probabilities, once all are known."""
+        prompt, found = self._request.prompt_token_ids, self._request.prompt_logprobs
+        wanted = self._request.params.prompt_logprobs is not None and self._prompt_logprobs is None
+        if wanted and len(found) == len(prompt) - 1:
+            scored = (self._processor.logprobs(prompt[i], *found[i]) for i in range(1, len(prompt)))
+            self._prompt_logprobs = [None, *scored]
+        return self._prompt_logprobs
+
+
+class _Output:
+    """One sequence's output as it grows, and how much of it was told as deltas."""
+
+    def __init__(self, processor: OutputProcessor, request: Request, index: int) -> None:
+        self._processor = processor
+        self._params = request.params
+        self._prompt = request.prompt_token_ids
+        self._index = index
+        self._decoder: IncrementalDecoder | None = None
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] | None = None if request.params.logprobs is None else []
+        self._last: NewTokens | None = None
+        self._told: NewTokens | None = None
+        self._tokens_told = 0
+        self._characters_told = 0
+
+    def add(self, new: NewTokens) -> None:
+        self._text += self._decode(new) if new.text is None else new.text
+        self._token_ids += new.token_ids
+        if self._logprobs is not None:
+            pairs = zip(new.token_ids, new.logprobs, strict=True)
+            self._logprobs += (self._processor.logprobs(token, *entry) for token, entry in pairs)
+        self._last = new
+
+    def cumulative(self) -> CompletionOutput:
+        return self._completion(0, 0)
+
+    def delta(self) -> CompletionOutput | None:
+        if self._last is self._told:
+            return None
+        tokens, characters = self._tokens_told, self._characters_told
+        self._told, self._tokens_told, self._characters_told = self._last, len(self._token_ids), len(self._text)
+        return self._completion(tokens, characters)
+
+    def _completion(self, first_token: int, first_character: int) -> CompletionOutput:
+        last = self._last
+        return CompletionOutput(
+            index=self._index,
+            text=self._text[first_character:],
+            token_ids=self._token_ids[first_token:],
+            cumulative_logprob=0.0 if last is None else last.cumulative_logprob,
+            finish_reason=None if last is None else last.finish_reason,
+            stop_reason=None if last is None else last.stop_reason,
+            score=None if last is None else last.score,
+            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+        )
+
+    def _decode(self, new: NewTokens) -> str:
+        """Return the text that new tokens settle."""
+        tokenizer, shown = self._processor.tokenizer, new.token_ids[: new.num_shown]
+        if tokenizer is None or not self._params.detokenize:
+            return ""
+        ended, options = new.finish_reason is not None, decoding(self._params)
+        if self._decoder is None and not hasattr(tokenizer, "backend_tokenizer"):
+            return tokenizer.decode(shown, **options)  # all at once: it was not let into a stream
+        if self._decoder is None:
+            self._decoder = IncrementalDecoder(tokenizer, prompt=self._prompt, **options)
+            if ended:
+                return self._decoder.whole(shown)
+        text = "".join(map(self._decoder.push, shown))
+        return text + self._decoder.finish() if ended else text
+
+
+def refused(prompt: Prompt | Conversation, error: str) -> RequestOutput:
+    """Return the output of a prompt that was not run."""
+    if isinstance(prompt, Conversation):
+        return RequestOutput(request_id=-1, prompt=None, prompt_token_ids=[], error=error)
+    if not isinstance(prompt, Mapping):
+        prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    ids = prompt.get("prompt_token_ids")
+    tokens = list(ids) if isinstance(ids, Iterable) else []
+    return RequestOutput(request_id=-1, prompt=prompt.get("prompt"), prompt_token_ids=tokens, error=error)

@@ -1,0 +1,137 @@
+"""The forms a prompt may have, made token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, cast
+
+from jpaged.text.chat_template import ChatOptions, Messages, templated
+from jpaged.validation import boolean, check_unicode, integer
+from jpaged.vllm_requests import check_prompt_keys
+
+Prompt = str | Mapping[str, Any] | Sequence[int]
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt that the chat template makes of messages."""
+
+    messages: Messages
+    options: ChatOptions = field(default_factory=ChatOptions)
+
+
+@dataclass(frozen=True)
+class ParsedPrompt:
+    """A prompt as the engine takes it; see `Request` for `cache_salt`."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """How texts become tokens.
+
+    Attributes:
+        add_special_tokens: whether the tokenizer adds those that a text begins or ends with; None = it does to a
+            prompt and does not to what a chat template made, which wrote its own.
+        max_length: the last tokens that are used; None = all.
+    """
+
+    add_special_tokens: bool | None = None
+    max_length: int | None = None
+
+    @classmethod
+    def of(cls, tokenization_kwargs: Mapping[str, Any] | None) -> Tokenization:
+        """Read vLLM's argument of this name: add_special_tokens, and truncation=True with max_length.
+
+        Raises:
+            ValueError: it is no mapping, or has something else.
+        """
+        if not isinstance(tokenization_kwargs, Mapping | None):
+            raise ValueError(f"tokenization_kwargs={tokenization_kwargs!r} must be a mapping")
+        given = {name: value for name, value in (tokenization_kwargs or {}).items() if value is not None}
+        unknown = [name for name in given if name not in ("add_special_tokens", "truncation", "max_length")]
+        if unknown:
+            raise ValueError(
+                f"tokenization_kwargs may have 'add_special_tokens', 'truncation' and 'max_length', not {unknown}"
+            )
+        for name in ("add_special_tokens", "truncation"):
+            boolean(name, given.get(name, False))
+        truncation, max_length = given.get("truncation", False), given.get("max_length")
+        if truncation != (max_length is not None):
+            raise ValueError(f"tokenization_kwargs has truncation={truncation} with max_length={max_length}")
+        length = None if max_length is None else integer("max_length", max_length, low=1)
+        return cls(given.get("add_special_tokens"), length)
+
+
+DEFAULT = Tokenization()
+
+
+def parse_prompt(
+    prompt: Prompt | Conversation,
+    tokenizer: Any,
+    tokenization: Tokenization = DEFAULT,
+    *,
+    add_special_tokens: bool = True,
+) -> ParsedPrompt:
+    """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
+
+    Raises:
+        ValueError: a mapping lacks what it needs or has more than that, ids are no integers, text has no tokenizer, or
+            messages do not fit the chat template.
+    """
+    if isinstance(prompt, Conversation):
+        templated_text = templated(prompt.messages, tokenizer, prompt.options)
+        return parse_prompt(templated_text, tokenizer, tokenization, add_special_tokens=False)
+    text, ids, salt = None, None, None
+    if isinstance(prompt, str):
+        text = prompt
+    elif isinstance(prompt, Mapping):
+        check_prompt_keys(prompt, _KEYS)
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        if text is None and ids is None:
+            raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
+        check_salt(salt)
+    elif prompt is None:
+        raise ValueError("prompt=None must be text, a mapping or token ids")
+    else:
+        ids = prompt
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"prompt={text!r} must be text")
+    if ids is None:
+        if tokenizer is None:
+            raise ValueError("the model has no tokenizer: give prompt_token_ids")
+        check_unicode("prompt", cast(str, text))
+        special = tokenization.add_special_tokens
+        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens if special is None else special)
+    try:
+        ids = list(ids)
+        plain = [index(token) for token in ids]
+    except TypeError as error:
+        raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
+    if any(isinstance(token, bool) for token in ids):
+        raise ValueError(f"prompt_token_ids={ids!r} must be integers")
+    return ParsedPrompt(text, plain if tokenization.max_length is None else plain[-tokenization.max_length :], salt)
+
+
+def check_salt(salt: str | None) -> None:
+    """Raises:
+    ValueError: it is neither None nor a non-empty string.
+    """
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
+
+
+def chat_prompt(conversation: Conversation, tokenizer: Any) -> dict[str, Any]:
+    """A conversation as a prompt, through the chat template.
+
+    Raises:
+        ValueError: as `templated`.
+    """
+    parsed = parse_prompt(conversation, tokenizer)
+    return {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}

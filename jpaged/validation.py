@@ -1,0 +1,108 @@
+"""Checks of the values that users give: each is checked by name and returned as a plain Python value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from numbers import Real
+from operator import index
+from typing import Any
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Refuse half a character.
+
+    Raises:
+        ValueError: the text holds a lone surrogate, which UTF-8 cannot encode.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}={text!r} is not Unicode text: {error.reason}") from error
+
+
+def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """Return `value` as an int; accepts NumPy integers, rejects bool.
+
+    Raises:
+        ValueError: `value` is a bool, is no integer, or is outside [`low`, `high`]; the message names it `name`.
+    """
+    try:
+        plain = index(value)
+    except TypeError:
+        plain = None
+    if plain is None or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be an integer")
+    if plain < low or (high is not None and plain > high):
+        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name}={plain} must be {limit}")
+    return plain
+
+
+def number(name: str, value: Any, *, low: float, high: float = math.inf, open_low: bool = False) -> float:
+    """Return `value` as a float; accepts NumPy numbers, rejects bool and what is not finite.
+
+    Args:
+        open_low: whether `low` itself is out of range.
+
+    Raises:
+        ValueError: `value` is a bool, is no number, is not finite, or is out of range.
+    """
+    try:
+        plain = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        plain = math.inf
+    if not math.isfinite(plain):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+    if plain < low or plain > high or (open_low and plain == low):
+        if high == math.inf:
+            raise ValueError(f"{name}={value} must be {'above' if open_low else 'at least'} {low:g}")
+        raise ValueError(f"{name}={value} is outside {'(' if open_low else '['}{low}, {high}]")
+    return plain
+
+
+def boolean(name: str, value: Any) -> None:
+    """Refuse a value that is not a bool.
+
+    Raises:
+        ValueError: it is neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False")
+
+
+def one_of(name: str, value: Any, known: Collection[str]) -> None:
+    """Refuse a value that is not one of the `known` names.
+
+    Raises:
+        ValueError: `value` is none of them, or no string.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def several(name: str, values: Iterable[Any] | None) -> tuple[Any, ...]:
+    """Return `values` as a tuple; None gives an empty one.
+
+    Raises:
+        ValueError: `values` cannot be iterated over.
+    """
+    if values is None:
+        return ()
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name}={values!r} must be a list")
+    return tuple(values)
+
+
+def texts(name: str, values: Iterable[str] | None) -> tuple[str, ...]:
+    """Return `values` as a tuple of non-empty strings; None gives an empty one.
+
+    Raises:
+        ValueError: one of them is empty, is no string, or holds half a character.
+    """
+    found = several(name, values)
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{name}={list(found)} must be non-empty strings, got {text!r}")
+        check_unicode(name, text)
+    return found

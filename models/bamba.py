@@ -1,0 +1,72 @@
+"""Bamba (IBM, 2024): Mamba-2 layers, and a few of attention that rotates half of each head; all with an MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jpaged.model_api import BuildContext
+
+from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
+from .groups import kinds_from_types, layer_groups, state_groups
+from .layers import GatedMLP, RMSNorm, check_activation
+from .pre_norm import LayerNames, PreNormLayer
+from .recurrent.convolution import check_silu
+from .recurrent.mamba2 import Mamba2, Mamba2Sizes
+from .recurrent.slots import Slots
+from .rope import rotary_from_config
+from .stack import LayerKind
+
+_NAMES = {
+    group: LayerNames("input_layernorm", mixer, "pre_ff_layernorm", "feed_forward")
+    for group, mixer in (("full", "self_attn"), ("state", "mamba"))
+}
+
+
+class Bamba(Decoder):
+    """`jpaged.model_api.CausalLM` for Bamba; `config` is a Hugging Face ``BambaConfig``."""
+
+    _norm_name = "final_layernorm"
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("bamba",))
+        check_silu(config.hidden_act)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        said = "mamba_n_heads and mamba_n_groups"
+        sizes = Mamba2Sizes(
+            embed=size,
+            head_dim=config.mamba_d_head,
+            state=config.mamba_d_state,
+            conv_width=config.mamba_d_conv,
+            conv_bias=config.mamba_conv_bias,
+            proj_bias=config.mamba_proj_bias,
+            eps=eps,
+            step_limits=tuple(config.time_step_limit),
+            slots=Slots.of(config.mamba_n_heads, config.mamba_n_groups, build.tensor_parallel, said),
+        )
+        kinds = kinds_from_types(config, local="linear_attention")
+
+        def mixer(kind: LayerKind, build: BuildContext) -> Attention | Mamba2:
+            if kind.group == "state":
+                return Mamba2(sizes, build)
+            bias = config.attention_bias
+            return Attention(size, heads, build, scale=head_dim**-0.5, qkv_bias=bias, out_bias=bias)
+
+        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+            activation = check_activation(config.hidden_act, "hidden_act")
+            mlp = GatedMLP(size, config.intermediate_size, activation, build, bias=config.mlp_bias)
+            assert kind.group is not None
+            return PreNormLayer(size, eps, mixer(kind, build), mlp, build, names=_NAMES[kind.group])
+
+        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim)
+        super().__init__(
+            config,
+            build,
+            kinds,
+            make,
+            groups=(*attention, *state_groups(kinds, sizes.state_parts(build))),
+            rotary={group.name: rotary_from_config(config, head_dim, partial=True) for group in attention},
+            norm=RMSNorm(size, eps, build),
+        )

@@ -1,0 +1,103 @@
+"""DeepSeek-V2 and V3 (2024): attention to latents, and mixtures of many small experts beside shared ones.
+
+V2 weighs experts by a softmax over all of them, V3 by sigmoids, corrected by a bias to choose and normalised to weigh;
+both may choose among the experts of a few groups only. The first layers have a plain MLP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jpaged.model_api import BuildContext, LatentGroup
+
+from .decoder import Decoder, check_model_type
+from .experts import ExpertMLPs, SparseMLP
+from .latent import LatentAttention, LatentHeads
+from .layers import GatedMLP, RMSNorm, check_activation
+from .mixture import ExpertLayout
+from .pre_norm import PreNormLayer
+from .rope import rotary_from_config, yarn_scale
+from .routing import Router, Routing
+from .stack import LayerKind
+
+_LATENT_EPS = 1e-6
+"""Epsilon of the norms of latents, which the config does not say."""
+
+
+def _routing(config: Any) -> Routing:
+    """Return how experts are chosen.
+
+    Raises:
+        ValueError: the config asks for a method that is not implemented.
+    """
+    per_token, scale = config.num_experts_per_tok, config.routed_scaling_factor
+    if config.model_type == "deepseek_v3":
+        return Routing(
+            per_token,
+            "sigmoid",
+            sums_to_one=config.norm_topk_prob,
+            scale=scale,
+            groups=config.n_group,
+            groups_chosen=config.topk_group,
+            best_of_group=2 if config.n_group > 1 else 1,
+        )
+    if config.norm_topk_prob:
+        raise ValueError(f"norm_topk_prob={config.norm_topk_prob} is not supported for deepseek_v2; only False")
+    if config.topk_method == "greedy":
+        return Routing(per_token, scale=scale)
+    if config.topk_method == "group_limited_greedy":
+        return Routing(per_token, scale=scale, groups=config.n_group, groups_chosen=config.topk_group)
+    raise ValueError(f"topk_method={config.topk_method!r} is not supported; known: greedy, group_limited_greedy")
+
+
+class DeepSeek(Decoder):
+    """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``DeepseekV2Config`` or ``DeepseekV3Config``."""
+
+    _has_experts = True
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("deepseek_v2", "deepseek_v3"))
+        third, size, eps = config.model_type == "deepseek_v3", config.hidden_size, config.rms_norm_eps
+        activation = check_activation(config.hidden_act, "hidden_act")
+        rotary, biased = config.qk_rope_head_dim, not third and config.mlp_bias
+        heads = LatentHeads.of(
+            config.num_attention_heads,
+            build,
+            rank=config.kv_lora_rank,
+            query_rank=config.q_lora_rank,
+            plain=config.qk_nope_head_dim,
+            rotary=rotary,
+            value=config.v_head_dim,
+            rotates_neighbours=not third or config.rope_interleave,
+        )
+        kinds = tuple(
+            LayerKind("full", "experts" if layer >= config.first_k_dense_replace else "dense")
+            for layer in range(config.num_hidden_layers)
+        )
+        layout = ExpertLayout(config.n_routed_experts, build.tensor_parallel, build.expert_parallel)
+        routing = _routing(config)
+
+        def make_mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
+            if kind.variant == "dense":
+                return GatedMLP(size, config.intermediate_size, activation, build, bias=biased)
+            width = config.moe_intermediate_size
+            return SparseMLP(
+                Router(size, layout.experts, routing, build, corrected=third),
+                ExpertMLPs(size, width, activation, build, layout=layout),
+                GatedMLP(size, width * config.n_shared_experts, activation, build, bias=biased),
+            )
+
+        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+            scale = (heads.plain + rotary) ** -0.5 * yarn_scale(config) ** 2
+            attention = LatentAttention(size, heads, build, scale=scale, eps=_LATENT_EPS, bias=config.attention_bias)
+            return PreNormLayer(size, eps, attention, make_mlp(kind, build), build)
+
+        super().__init__(
+            config,
+            build,
+            kinds,
+            make,
+            groups=(LatentGroup("full", tuple(range(len(kinds))), config.kv_lora_rank, rotary),),
+            rotary={"full": rotary_from_config(config, rotary)},
+            norm=RMSNorm(size, eps, build),
+        )

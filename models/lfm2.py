@@ -1,0 +1,84 @@
+"""LFM2 (Liquid AI, 2025): short convolutions, and a few layers of attention with normed queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from jpaged.model_api import BuildContext, WeightSource
+
+from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
+from .groups import kinds_from_types, layer_groups, state_groups
+from .layers import GatedMLP, RMSNorm
+from .pre_norm import LayerNames, PreNormLayer
+from .recurrent.short_conv import ShortConv
+from .rope import rotary_from_config
+from .stack import LayerKind
+
+_NAMES = {
+    group: LayerNames("operator_norm", mixer, "ffn_norm", "feed_forward")
+    for group, mixer in (("full", "self_attn"), ("state", "conv"))
+}
+
+
+class LFM2Attention(Attention):
+    """`Attention` under the names of LFM2's checkpoints."""
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:  # type: ignore[override]
+        norms = ("q_layernorm", "k_layernorm")
+        yield from super().weights(path, name, layer, out_name="out_proj", norm_names=norms)
+
+
+class LFM2MLP(GatedMLP):
+    """`GatedMLP` under the names of LFM2's checkpoints."""
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:  # type: ignore[override]
+        yield from super().weights(path, name, layer, names=("w1", "w3", "w2"))
+
+
+def _mlp_width(config: Any) -> int:
+    """Return the width of the MLP, which configs say by the rule of Llama 1: two thirds, times a factor, rounded up."""
+    width = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        width = 2 * width // 3
+        if config.block_ffn_dim_multiplier is not None:
+            width = int(config.block_ffn_dim_multiplier * width)
+            width = -(-width // config.block_multiple_of) * config.block_multiple_of
+    return width
+
+
+class LFM2(Decoder):
+    """`jpaged.model_api.CausalLM` for LFM2; `config` is a Hugging Face ``Lfm2Config``."""
+
+    _norm_name = "embedding_norm"
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("lfm2",))
+        size, eps, width = config.hidden_size, config.norm_eps, config.conv_L_cache
+        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        kinds = kinds_from_types(config, local="conv")
+
+        def mixer(kind: LayerKind, build: BuildContext) -> Attention | ShortConv:
+            if kind.group == "state":
+                return ShortConv(size, width, build, bias=config.conv_bias)
+            norm = partial(RMSNorm, head_dim, eps, build)
+            return LFM2Attention(size, heads, build, scale=head_dim**-0.5, qk_norm=norm)
+
+        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+            mlp = LFM2MLP(size, _mlp_width(config), "silu", build, bias=False)
+            assert kind.group is not None
+            return PreNormLayer(size, eps, mixer(kind, build), mlp, build, names=_NAMES[kind.group])
+
+        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim)
+        super().__init__(
+            config,
+            build,
+            kinds,
+            make,
+            groups=(*attention, *state_groups(kinds, ShortConv.state_parts(size, width, build))),
+            rotary={group.name: rotary_from_config(config, head_dim) for group in attention},
+            norm=RMSNorm(size, eps, build),
+        )

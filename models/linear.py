@@ -1,0 +1,246 @@
+"""Is the one place that multiplies with parameters: `Linear`, `ExpertLinear`, `HeadLinear` and `Embedding`.
+
+A layer calls them and does not know how its weights are held: as a float matrix, quantised, one of a `Bank` of layers'
+matrices, or split over the mesh. Products of float32 are computed in float32 on every platform. Parameters are held
+unsharded here; `partition` says how each is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
+from pallas_kernels.matmul import matmul, matmul_table
+from pallas_kernels.platform import Impl
+from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
+
+from .bank import Bank
+from .mixture import Dispatch
+from .parameters import constant_param, random_param
+from .weights import Converter, as_stored, pad_rows
+
+LiveRows: TypeAlias = Int[Array, ""] | None
+"""How many rows, the first ones, are a step's tokens or samples; the others' products, of padding, may be 0. None: all.
+"""
+
+
+class Linear(nnx.Module):
+    """``x @ weight + bias``; weight [inputs, outputs], bias [outputs].
+
+    Args:
+        partition: how the weight is split over the mesh; the bias follows its columns.
+    """
+
+    def __init__(self, inputs: int, outputs: int, build: BuildContext, *, partition: P, bias: bool = False):
+        self.weight = random_param(build, (inputs, outputs))
+        self.bias = constant_param(build, (outputs,)) if bias else None
+        self.partition = partition
+        self.impl = build.product_impl
+
+    def __call__(self, x: Float[Array, "tokens inputs"], live_rows: LiveRows = None) -> Float[Array, "tokens outputs"]:
+        """Return the product in the dtype of `x`; its rows from `live_rows` on mean nothing."""
+        out = _dot(x, self.weight[...], live_rows, self.impl)
+        return out if self.bias is None else out + self.bias[...]
+
+    def weights(
+        self,
+        path: tuple[str, ...],
+        tensors: Sequence[str],
+        layer: int | None,
+        convert: Converter,
+        convert_bias: Converter = as_stored,
+        *,
+        unit: int = 0,
+        may_quantise: bool = True,
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of this module at `path` in its layer: checkpoint tensors ``{tensor}.weight`` and
+        ``{tensor}.bias``.
+
+        Args:
+            convert: makes the weight from the tensors, each [outputs, inputs]; `convert_bias` the bias.
+            unit: see `WeightSource`.
+            may_quantise: whether the weight may be held quantised.
+        """
+        weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
+        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit)
+        if self.bias is not None:
+            biases = tuple(f"{tensor}.bias" for tensor in tensors)
+            yield WeightSource((*path, "bias"), biases, convert_bias, P(self.partition[-1]), layer)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("weight", "bias"), meta_fields=("impl",))
+@dataclass(frozen=True)
+class ExpertTable:
+    """Holds the arrays of an `ExpertLinear`, or those of the experts that a device holds.
+
+    Attributes:
+        weight: [experts, inputs, outputs].
+        bias: [experts, outputs], or None.
+        impl: which version of `quantised_matmul_grouped` multiplies.
+    """
+
+    weight: Float[Array, "experts inputs outputs"] | QuantisedMatrix | Bank
+    bias: Float[Array, "experts outputs"] | Bank | None
+    impl: Impl
+
+    @property
+    def experts(self) -> int:
+        """Return how many experts there are."""
+        return self.weight.shape[0]
+
+    def multiply(self, x: Float[Array, "rows inputs"], rows: Dispatch) -> Float[Array, "rows outputs"]:
+        """Multiply each row with its expert's matrix and add its bias; `x` is sorted by expert, as `rows` says."""
+        out = _grouped_dot(x, self.weight, rows.counts, self.impl)
+        return out if self.bias is None else out + _rows_of_expert(self.bias, rows.expert)
+
+
+class ExpertLinear(nnx.Module):
+    """A `Linear` for each expert; weight [experts, inputs, outputs], bias [experts, outputs].
+
+    Args:
+        partition: how the weight is split over the mesh; the bias follows its experts and columns.
+    """
+
+    def __init__(
+        self, experts: int, inputs: int, outputs: int, build: BuildContext, *, partition: P, bias: bool = False
+    ):
+        self.weight = random_param(build, (experts, inputs, outputs))
+        self.bias = constant_param(build, (experts, outputs)) if bias else None
+        self.partition = partition
+        self.impl = build.product_impl
+
+    @property
+    def table(self) -> ExpertTable:
+        """Return the arrays that multiply; `jax.shard_map` may split them by experts."""
+        return ExpertTable(self.weight[...], None if self.bias is None else self.bias[...], self.impl)
+
+    def weights(
+        self,
+        path: tuple[str, ...],
+        tensors: Sequence[str],
+        layer: int,
+        convert: Converter,
+        convert_bias: Converter = as_stored,
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of this module at `path` in its layer: the checkpoint's `tensors`, and ``{tensor}_bias`` of
+        each where there are biases."""
+        yield WeightSource((*path, "weight"), tuple(tensors), convert, self.partition, layer, -2)
+        if self.bias is not None:
+            partition = P(self.partition[0], self.partition[-1])
+            biases = tuple(f"{tensor}_bias" for tensor in tensors)
+            yield WeightSource((*path, "bias"), biases, convert_bias, partition, layer)
+
+
+class HeadLinear(nnx.Module):
+    """Takes each head's vectors into a space that all heads share, and out of it, by two matrices of its own.
+
+    weight [heads * (inner + outer), shared], head by head the rows that lead in and those that lead out. Heads are
+    split over the mesh.
+    """
+
+    def __init__(self, heads: int, inner: int, outer: int, shared: int, build: BuildContext):
+        self.weight = random_param(build, (heads * (inner + outer), shared))
+        self.heads = heads
+        self.inner = inner
+
+    def into(self, x: Float[Array, "tokens heads inner"]) -> Float[Array, "tokens heads shared"]:
+        """Return the vectors in the shared space."""
+        return self._multiply("thi,his->ths", slice(None, self.inner), x)
+
+    def out_of(self, x: Float[Array, "tokens heads shared"]) -> Float[Array, "tokens heads outer"]:
+        """Return vectors of the shared space in each head's own."""
+        return self._multiply("ths,hos->tho", slice(self.inner, None), x)
+
+    def _multiply(self, product: str, rows: slice, x: Array) -> Array:
+        def multiply(x: Array, matrix: Array | QuantisedMatrix) -> Array:
+            if isinstance(matrix, QuantisedMatrix):
+                matrix = matrix.dequantised(x.dtype)
+            own = matrix.reshape(self.heads, -1, matrix.shape[1])[:, rows]
+            precision = jax.lax.Precision.HIGHEST if own.dtype == jnp.float32 else None
+            return jnp.einsum(product, x, own, precision=precision, preferred_element_type=x.dtype)
+
+        weight = self.weight[...]
+        return weight.multiply(multiply, x) if isinstance(weight, Bank) else multiply(x, weight)
+
+    def weights(self, path: tuple[str, ...], tensor: str, layer: int) -> Iterator[WeightSource]:
+        """Yield the source of this module at `path` in its layer: the checkpoint tensor ``{tensor}.weight``, with zero
+        heads behind its own."""
+        rows = self.weight.shape[-2]
+        split = P(TENSOR_AXIS, None)
+        yield WeightSource((*path, "weight"), (f"{tensor}.weight",), pad_rows(rows), split, layer, -1)
+
+
+class Embedding(nnx.Module):
+    """A table [vocab, embed] whose rows are read, and which as the vocabulary's head multiplies hidden states.
+
+    Args:
+        partition: how the table is split over the mesh.
+    """
+
+    def __init__(self, vocab: int, embed: int, build: BuildContext, *, partition: P):
+        self.weight = random_param(build, (vocab, embed))
+        self.partition = partition
+        self.dtype = build.dtype
+        self.impl = build.product_impl
+
+    def __call__(self, ids: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
+        """Read rows of the table; ids out of range (padding) read some row, as nobody uses the result."""
+        table = self.weight[...]
+        if isinstance(table, QuantisedMatrix):
+            return table.rows(ids).dequantised(self.dtype)
+        return jnp.take(table, ids, axis=0, mode="clip")
+
+    def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
+        """Return ``hidden @ table.T`` in float32; its rows from `live_rows` on mean nothing."""
+        table = self.weight[...]
+        if isinstance(table, QuantisedMatrix):
+            return quantised_matmul_table(hidden, table, impl=self.impl)
+        return matmul_table(hidden, table, rows=live_rows, impl=self.impl)
+
+    def weights(
+        self, path: tuple[str, ...], tensor: str, convert: Converter, *, may_quantise: bool = True
+    ) -> Iterator[WeightSource]:
+        """Yield the table's source: the checkpoint tensor ``{tensor}.weight``."""
+        contracted = -1 if may_quantise else None
+        weight = (*path, "weight")
+        yield WeightSource(weight, (f"{tensor}.weight",), convert, self.partition, contracted=contracted)
+
+
+def _dot(x: Array, weight: Array | QuantisedMatrix | Bank, live_rows: LiveRows, impl: Impl) -> Array:
+    bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
+    if isinstance(bank.matrices[0], QuantisedMatrix):
+        return quantised_matmul(x, bank.matrices, bank.index, impl=impl)
+    return matmul(x, bank.matrices, bank.index, rows=live_rows, impl=impl)
+
+
+def _rows_of_expert(table: Array | Bank, expert: Int[Array, " rows"]) -> Float[Array, "rows outputs"]:
+    """Return the entry of each row's expert, such as its bias; some entry for an expert that is not here."""
+
+    def pick(expert: Array, table: Array) -> Array:
+        return jnp.take(table, expert, axis=0, mode="clip")
+
+    return table.multiply(pick, expert) if isinstance(table, Bank) else pick(expert, table)
+
+
+def _grouped_dot(
+    x: Float[Array, "rows inputs"], weight: Array | QuantisedMatrix | Bank, counts: Int[Array, " experts"], impl: Impl
+) -> Float[Array, "rows outputs"]:
+    """Multiply rows, sorted by expert, with their experts' matrices; the first ``counts[0]`` rows are expert 0's."""
+
+    def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
+        if isinstance(matrices, QuantisedMatrix):
+            return quantised_matmul_grouped(x, matrices, counts, impl=impl)
+        precision = jax.lax.Precision.HIGHEST if matrices.dtype == jnp.float32 else None
+        return jax.lax.ragged_dot(x, matrices, counts.astype(jnp.int32), precision=precision)
+
+    return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)

@@ -1,0 +1,96 @@
+"""Mamba-2 (Dao & Gu, 2024; Codestral Mamba): recurrent layers only, so no layer keeps tokens and no MLP follows one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jpaged.model_api import Attend, BuildContext, LayerRef, Recur, WeightSource
+
+from .decoder import Decoder, check_model_type
+from .groups import state_groups
+from .layers import RMSNorm
+from .linear import LiveRows
+from .recurrent.convolution import check_silu
+from .recurrent.mamba2 import Mamba2, Mamba2Sizes
+from .recurrent.slots import Slots
+from .stack import LayerKind, Shared
+
+
+class Mamba2Layer(nnx.Module):
+    """``x += mixer(norm(x))``; the residual stream may be wider than the parameters."""
+
+    def __init__(self, config: Any, sizes: Mamba2Sizes, build: BuildContext):
+        self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon, build)
+        self.mixer = Mamba2(sizes, build)
+        self.dtype = build.dtype
+
+    def __call__(
+        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Recur
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        mixed, cache = self.mixer(self.norm(hidden.astype(self.dtype)), shared, cache, ref, attend)
+        return hidden + mixed, cache
+
+    def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
+        """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
+        yield from self.norm.weights(("norm",), f"{name}.norm", layer)
+        yield from self.mixer.weights(("mixer",), f"{name}.mixer", layer)
+
+
+class Mamba2LM(Decoder):
+    """`jpaged.model_api.CausalLM` for Mamba-2; `config` is a Hugging Face ``Mamba2Config``."""
+
+    _prefix = "backbone"
+    _embed_name = "embeddings"
+    _norm_name = "norm_f"
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("mamba2",))
+        check_silu(config.hidden_act)
+        sizes = Mamba2Sizes(
+            embed=config.hidden_size,
+            head_dim=config.head_dim,
+            state=config.state_size,
+            conv_width=config.conv_kernel,
+            conv_bias=config.use_conv_bias,
+            proj_bias=config.use_bias,
+            eps=config.layer_norm_epsilon,
+            step_limits=tuple(config.time_step_limit),
+            slots=Slots.of(config.num_heads, config.n_groups, build.tensor_parallel, "num_heads and n_groups"),
+        )
+        kinds = (LayerKind("state"),) * config.num_hidden_layers
+
+        def make(kind: LayerKind, build: BuildContext) -> Mamba2Layer:
+            return Mamba2Layer(config, sizes, build)
+
+        super().__init__(
+            config,
+            build,
+            kinds,
+            make,
+            groups=state_groups(kinds, sizes.state_parts(build)),
+            rotary={},
+            norm=RMSNorm(config.hidden_size, config.layer_norm_epsilon, build),
+        )
+        self.residual_dtype = jnp.dtype(jnp.float32) if config.residual_in_fp32 else build.dtype
+        self.dtype = build.dtype
+
+    def embed(
+        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
+    ) -> Float[Array, "tokens embed"]:
+        return super().embed(tokens, positions, live_rows).astype(self.residual_dtype)
+
+    def __call__(
+        self,
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
+        cache: Any,
+        attend: Attend,
+        live_rows: LiveRows = None,
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        hidden, cache = super().__call__(tokens, positions, cache, attend, live_rows)
+        return hidden.astype(self.dtype), cache

@@ -1,0 +1,84 @@
+"""Mixtral (Jiang et al., 2024) and Qwen3-MoE (Qwen Team, 2025): Llama's layers with a mixture of experts for an MLP.
+
+Mixtral's attention is Mistral's, and a token's experts share it by the softmax of their own scores. Qwen3-MoE norms
+queries and keys, takes the scores' softmax over all experts, and may keep plain MLPs in some layers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jpaged.model_api import BuildContext
+
+from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
+from .experts import ExpertMLPs, SparseMLP, SparseNames
+from .groups import layer_groups
+from .layers import GatedMLP, RMSNorm, check_activation
+from .mixture import ExpertLayout
+from .pre_norm import LayerNames, PreNormLayer
+from .rope import rotary_from_config
+from .routing import Router, Routing
+from .stack import LayerKind
+
+_MIXTRAL_NAMES = SparseNames(separate=("w1", "w3", "w2"))
+
+
+def _is_sparse(config: Any, layer: int) -> bool:
+    """Tell whether a layer has experts."""
+    if config.model_type == "mixtral":
+        return True
+    return layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
+
+
+class Mixtral(Decoder):
+    """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``MixtralConfig`` or ``Qwen3MoeConfig``."""
+
+    _has_experts = True
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("mixtral", "qwen3_moe"))
+        qwen, size, eps = config.model_type == "qwen3_moe", config.hidden_size, config.rms_norm_eps
+        activation = check_activation(config.hidden_act, "hidden_act")
+        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        group = "full" if config.sliding_window is None else "window"
+        kinds = tuple(
+            LayerKind(group, "experts" if _is_sparse(config, layer) else "dense")
+            for layer in range(config.num_hidden_layers)
+        )
+        layout = ExpertLayout(config.num_experts, build.tensor_parallel, build.expert_parallel)
+        routing = Routing(config.num_experts_per_tok, sums_to_one=not qwen or config.norm_topk_prob)
+        biased = qwen and config.attention_bias
+
+        def make_mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
+            if kind.variant == "dense":
+                return GatedMLP(size, config.intermediate_size, activation, build, bias=False)
+            width = config.moe_intermediate_size if qwen else config.intermediate_size
+            router = Router(size, layout.experts, routing, build)
+            experts = ExpertMLPs(size, width, activation, build, layout=layout)
+            return SparseMLP(router, experts, names=None if qwen else _MIXTRAL_NAMES)
+
+        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+            attention = Attention(
+                size,
+                heads,
+                build,
+                scale=head_dim**-0.5,
+                qkv_bias=biased,
+                out_bias=biased,
+                qk_norm=partial(RMSNorm, head_dim, eps, build) if qwen else None,
+            )
+            names = LayerNames(mlp="mlp" if qwen else "block_sparse_moe")
+            return PreNormLayer(size, eps, attention, make_mlp(kind, build), build, names=names)
+
+        super().__init__(
+            config,
+            build,
+            kinds,
+            make,
+            groups=layer_groups(kinds, heads.layout.kv_heads, head_dim, config.sliding_window),
+            rotary={group: rotary_from_config(config, head_dim)},
+            norm=RMSNorm(size, eps, build),
+        )

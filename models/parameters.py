@@ -1,0 +1,35 @@
+"""Makes parameters before a checkpoint is loaded: random matrices, and vectors of one value."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jpaged.model_api import BuildContext
+
+INIT_STDDEV = 0.02
+"""Standard deviation of random weights, used where no checkpoint is loaded (tests, benchmarks of published shapes)."""
+
+
+def random_param(build: BuildContext, shape: tuple[int, ...]) -> nnx.Param:
+    """Return a normally distributed parameter with standard deviation `INIT_STDDEV`.
+
+    Raises:
+        ValueError: the context has no `rngs`.
+    """
+    if build.rngs is None:
+        raise ValueError(f"BuildContext.rngs=None, but a parameter of shape {shape} is drawn: give it nnx.Rngs(seed)")
+    drawn = jax.random.normal(build.rngs.params(), shape, build.dtype)
+    return nnx.Param(drawn * jnp.asarray(INIT_STDDEV, build.dtype))
+
+
+def constant_param(build: BuildContext, shape: tuple[int, ...], value: float = 0.0) -> nnx.Param:
+    """Return a parameter whose entries all are `value`: a bias, or a norm's scale."""
+    return nnx.Param(jnp.full(shape, value, build.dtype))
+
+
+def wide_param(shape: tuple[int, ...], value: float = 0.0) -> nnx.Param:
+    """Return a float32 parameter whose entries all are `value`, whatever the context's dtype: what a recurrence
+    repeats at every token."""
+    return nnx.Param(jnp.full(shape, value, jnp.float32))

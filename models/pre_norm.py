@@ -1,0 +1,67 @@
+"""Holds the layer that most families share: norms before its two blocks, which may be any mixer and any MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
+
+from .layers import RMSNorm
+from .stack import Shared
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """Says what a checkpoint calls the norms and blocks of a layer, in order, after the layer's own name."""
+
+    input_norm: str = "input_layernorm"
+    mixer: str = "self_attn"
+    post_norm: str = "post_attention_layernorm"
+    mlp: str = "mlp"
+
+
+class PreNormLayer(nnx.Module):
+    """``x += mixer(norm(x)); x += mlp(norm(x))``.
+
+    Args:
+        mixer: mixes the tokens of a sequence; is called as `attention.Attention` is.
+        mlp: is called as `layers.GatedMLP` is.
+        norm_offset: see `RMSNorm`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        mixer: Any,
+        mlp: Any,
+        build: BuildContext,
+        *,
+        names: LayerNames | None = None,
+        norm_offset: float = 0.0,
+    ):
+        self.input_norm = RMSNorm(size, eps, build, offset=norm_offset)
+        self.mixer = mixer
+        self.post_norm = RMSNorm(size, eps, build, offset=norm_offset)
+        self.mlp = mlp
+        self.names = names or LayerNames()
+
+    def __call__(
+        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        mixed, cache = self.mixer(self.input_norm(hidden), shared, cache, ref, attend)
+        hidden = hidden + mixed
+        return hidden + self.mlp(self.post_norm(hidden), shared.live_rows), cache
+
+    def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
+        """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
+        names = self.names
+        yield from self.input_norm.weights(("input_norm",), f"{name}.{names.input_norm}", layer)
+        yield from self.mixer.weights(("mixer",), f"{name}.{names.mixer}", layer)
+        yield from self.post_norm.weights(("post_norm",), f"{name}.{names.post_norm}", layer)
+        yield from self.mlp.weights(("mlp",), f"{name}.{names.mlp}", layer)

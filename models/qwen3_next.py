@@ -1,0 +1,148 @@
+"""Qwen3-Next and the text of Qwen3.5 (Qwen Team, 2025 and 2026): three layers of Gated DeltaNet to one of attention.
+
+Attention has a gate for each number of a head, norms queries and keys, and rotates a quarter of a head. Norms keep
+their scale's distance from one. Qwen3-Next's MLPs are experts beside a shared one that a token's gate weighs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from jpaged.model_api import BuildContext, WeightSource
+
+from . import weights as convert
+from .attention import Attention, Heads
+from .decoder import Decoder, check_model_type
+from .experts import ExpertMLPs, SparseMLP, SparseNames
+from .groups import kinds_from_types, layer_groups, state_groups
+from .layers import MLP_NAMES, GatedMLP, RMSNorm, check_activation
+from .linear import Linear, LiveRows
+from .mixture import ExpertLayout
+from .pre_norm import LayerNames, PreNormLayer
+from .recurrent.convolution import check_silu
+from .recurrent.delta_net import DeltaSizes, GatedDeltaNet
+from .recurrent.slots import Slots
+from .rope import rotary_from_config
+from .routing import Router, Routing
+from .stack import LayerKind
+
+_NAMES = {
+    group: LayerNames("input_layernorm", mixer, "post_attention_layernorm", "mlp")
+    for group, mixer in (("full", "self_attn"), ("state", "linear_attn"))
+}
+
+
+class SharedMLP(GatedMLP):
+    """A `GatedMLP` times the sigmoid of one number a token; gate [embed, 1]."""
+
+    def __init__(self, embed: int, width: int, activation: str, build: BuildContext):
+        super().__init__(embed, width, activation, build, bias=False)
+        self.gate = Linear(embed, 1, build, partition=P(None, None))
+
+    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
+        return jax.nn.sigmoid(self.gate(x, live_rows)) * super().__call__(x, live_rows)
+
+    def weights(
+        self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, str, str] = MLP_NAMES
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of the MLP's tensors and of ``{name}_gate``."""
+        yield from super().weights(path, name, layer, names)
+        gate = convert.linear(*self.gate.weight.shape[-2:])
+        yield from self.gate.weights((*path, "gate"), (f"{name}_gate",), layer, gate, may_quantise=False)
+
+
+def _experts(config: Any, activation: str, build: BuildContext) -> SparseMLP:
+    """Return the experts of a layer, and the MLP that all tokens share."""
+    size = config.hidden_size
+    layout = ExpertLayout(config.num_experts, build.tensor_parallel, build.expert_parallel)
+    routing = Routing(config.num_experts_per_tok, sums_to_one=config.norm_topk_prob)
+    return SparseMLP(
+        Router(size, config.num_experts, routing, build),
+        ExpertMLPs(size, config.moe_intermediate_size, activation, build, layout=layout),
+        SharedMLP(size, config.shared_expert_intermediate_size, activation, build),
+        SparseNames(shared="shared_expert"),
+    )
+
+
+def _kinds(config: Any) -> tuple[LayerKind, ...]:
+    """Return each layer's kind; its variant says whether its MLP has experts."""
+    kinds = kinds_from_types(config, local="linear_attention")
+    if config.model_type == "qwen3_5_text":
+        return kinds
+
+    def is_mixed(number: int) -> bool:
+        every = (number + 1) % config.decoder_sparse_step == 0
+        return number not in config.mlp_only_layers and config.num_experts > 0 and every
+
+    return tuple(replace(kind, variant="experts" if is_mixed(n) else None) for n, kind in enumerate(kinds))
+
+
+class Qwen3Next(Decoder):
+    """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Qwen3NextConfig`` or ``Qwen3_5TextConfig``."""
+
+    _has_experts = True
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("qwen3_next", "qwen3_5_text"))
+        check_silu(config.hidden_act)
+        size, eps, head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
+        activation = check_activation(config.hidden_act, "hidden_act")
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        values, keys = config.linear_num_value_heads, config.linear_num_key_heads
+        said = "linear_num_value_heads and linear_num_key_heads"
+        sizes = DeltaSizes(
+            embed=size,
+            key_dim=config.linear_key_head_dim,
+            value_dim=config.linear_value_head_dim,
+            conv_width=config.linear_conv_kernel_dim,
+            eps=eps,
+            slots=Slots.of(values, keys, build.tensor_parallel, said),
+            fused=config.model_type == "qwen3_next",
+        )
+        kinds = _kinds(config)
+        if build.expert_parallel and not any(kind.variant == "experts" for kind in kinds):
+            raise ValueError("enable_expert_parallel=True, but no layer has experts")
+
+        def mixer(kind: LayerKind, build: BuildContext) -> Attention | GatedDeltaNet:
+            if kind.group == "state":
+                return GatedDeltaNet(sizes, build)
+            bias = config.attention_bias
+            return Attention(
+                size,
+                heads,
+                build,
+                scale=head_dim**-0.5,
+                qkv_bias=bias,
+                out_bias=bias,
+                qk_norm=partial(RMSNorm, head_dim, eps, build, offset=1.0),
+                gated=True,
+            )
+
+        def mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
+            if kind.variant == "experts":
+                return _experts(config, activation, build)
+            return GatedMLP(size, config.intermediate_size, activation, build, bias=False)
+
+        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+            assert kind.group is not None
+            return PreNormLayer(
+                size, eps, mixer(kind, build), mlp(kind, build), build, names=_NAMES[kind.group], norm_offset=1.0
+            )
+
+        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim)
+        super().__init__(
+            config,
+            build,
+            kinds,
+            make,
+            groups=(*attention, *state_groups(kinds, sizes.state_parts(build))),
+            rotary={group.name: rotary_from_config(config, head_dim, partial=True) for group in attention},
+            norm=RMSNorm(size, eps, build, offset=1.0),
+        )

@@ -1,0 +1,109 @@
+"""Chooses a token's experts, and says how much each counts: softmax or sigmoid, among groups of experts or all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from jpaged.model_api import BuildContext, WeightSource
+
+from . import weights as convert
+from .linear import Linear, LiveRows
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Says how experts are chosen from a router's logits.
+
+    Attributes:
+        per_token: experts of a token.
+        scores: what makes scores of logits, over all experts.
+        sums_to_one: whether the chosen experts' scores are divided by their sum.
+        scale: multiplies the scores of the chosen experts.
+        groups, groups_chosen: only experts of the best groups are chosen, as many of each (DeepSeek-V2, 2024, section
+            2.2.2).
+        best_of_group: the sum of so many of a group's best scores is the group's.
+    """
+
+    per_token: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    sums_to_one: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    best_of_group: int = 1
+
+    def check(self, experts: int) -> None:
+        """Raise ValueError unless so many experts can be chosen from in this way."""
+        if experts % self.groups or experts // self.groups < self.best_of_group:
+            raise ValueError(f"n_group={self.groups} does not cut {experts} experts into groups to choose from")
+        if not 1 <= self.groups_chosen <= self.groups:
+            raise ValueError(f"topk_group={self.groups_chosen} must be from 1 to n_group={self.groups}")
+        most = experts // self.groups * self.groups_chosen
+        if not 1 <= self.per_token <= most:
+            raise ValueError(f"num_experts_per_tok={self.per_token} must be from 1 to the {most} experts chosen from")
+
+    def choose(
+        self, logits: Float[Array, "tokens experts"], correction: Float[Array, " experts"] | None = None
+    ) -> tuple[Float[Array, "tokens per_token"], Int[Array, "tokens per_token"]]:
+        """Return the shares of each token's experts and their numbers.
+
+        Args:
+            correction: is added to the scores to choose by, not to the shares (DeepSeek-V3, 2024, section 2.1.2).
+        """
+        scores = jax.nn.softmax(logits) if self.scores == "softmax" else jax.nn.sigmoid(logits)
+        worth = logits if correction is None else scores + correction  # a score grows with its logit
+        if self.groups > 1:
+            worth = jnp.where(self._in_chosen_groups(worth), worth, -jnp.inf)
+        chosen = jax.lax.top_k(worth, self.per_token)[1]
+        shares = jnp.take_along_axis(scores, chosen, axis=1)
+        if self.sums_to_one:
+            shares = shares / (shares.sum(axis=1, keepdims=True) + 1e-20)
+        return shares * self.scale, chosen
+
+    def _in_chosen_groups(self, worth: Float[Array, "tokens experts"]) -> Bool[Array, "tokens experts"]:
+        tokens, experts = worth.shape
+        of_group = jax.lax.top_k(worth.reshape(tokens, self.groups, -1), self.best_of_group)[0].sum(axis=2)
+        best = jax.lax.top_k(of_group, self.groups_chosen)[1]
+        is_chosen = (best[:, :, None] == jnp.arange(self.groups)).any(axis=1)
+        return jnp.repeat(is_chosen, experts // self.groups, axis=1)
+
+
+class Router(nnx.Module):
+    """Scores experts by one product, in float32, and chooses.
+
+    Parameters: linear.weight [embed, experts]; correction [experts], float32, where the family has one.
+
+    Raises:
+        ValueError: so many experts or groups cannot be chosen, see `Routing.check`.
+    """
+
+    def __init__(self, embed: int, experts: int, routing: Routing, build: BuildContext, *, corrected: bool = False):
+        routing.check(experts)
+        self.linear = Linear(embed, experts, build, partition=P(None, None))
+        self.correction = nnx.Param(jnp.zeros(experts, jnp.float32)) if corrected else None
+        self.routing = routing
+
+    def __call__(
+        self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None
+    ) -> tuple[Float[Array, "tokens per_token"], Int[Array, "tokens per_token"]]:
+        """Return the shares of each token's experts, in the dtype of `x`, and their numbers."""
+        logits = self.linear(x.astype(jnp.float32), live_rows)
+        correction: Any = None if self.correction is None else self.correction[...]
+        shares, chosen = self.routing.choose(logits, correction)
+        return shares.astype(x.dtype), chosen
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
+        """Yield the sources of ``{name}.weight`` and, where there is one, ``{name}.e_score_correction_bias``."""
+        matrix = convert.linear(*self.linear.weight.shape[-2:])
+        yield from self.linear.weights((*path, "linear"), (name,), layer, matrix, may_quantise=False)
+        if self.correction is not None:
+            bias = f"{name}.e_score_correction_bias"
+            yield WeightSource((*path, "correction"), (bias,), convert.as_stored, P(None), layer)

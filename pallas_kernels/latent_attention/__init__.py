@@ -1,0 +1,119 @@
+"""Attends to latents scattered in blocks: the memory of DeepSeek-V2's multi-head latent attention (2024, section 2.1).
+
+A token keeps one row, its latent and a rotary key, for all heads. In the absorbed form (section 2.1.2 of the paper)
+each head's query is projected into the latents' space, where the row is its key and the row's first lanes, the latent,
+its value: attention with one KV head, whose values are part of its keys. `latent_attention` and `latent_write` run the
+kernels of `paged_attention` and `kv_write` on such a view (`pallas_kernels.layout`), except on GPUs, whose kernels read
+separate values: XLA's versions run there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.kv_codes import check_kernel
+from pallas_kernels.kv_write import write_rows
+from pallas_kernels.layout import check_latent_view, pack_latents
+from pallas_kernels.paged_attention import cpu, reference, tpu, xla
+from pallas_kernels.platform import Impl, resolve_impl
+
+__all__ = ["latent_attention", "latent_write"]
+
+_log = logging.getLogger(__name__)
+
+
+def latent_attention(
+    q: Float[Array, "tokens heads width"],
+    view: Float[Array, "blocks layers 1 tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    rank: int,
+    scale: float,
+    max_query_len: int | None = None,
+    impl: Impl | None = None,
+) -> Float[Array, "tokens heads rank"]:
+    """Attend causally from each token to its own sequence's latents, its own included.
+
+    Args:
+        q: queries in the latents' space, with their rotated part behind it, as rows have theirs.
+        view: a layer group's latents, laid out as `pallas_kernels.layout` says; only read.
+        rank: width of the latent, the first lanes of a row, which are its value.
+        layer, block_tables, query_starts, kv_lens, scale, max_query_len: see `paged_attention`.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform; ``gpu`` runs ``xla``.
+
+    Raises:
+        ValueError: when the view's shape does not fit the queries, `rank` is not from 1 to their width, or `impl` does
+            not take the view's dtype.
+    """
+    width = q.shape[2]
+    check_latent_view(view, width)
+    if not 1 <= rank <= width:
+        raise ValueError(f"rank={rank} must be from 1 to the queries' width {width}")
+    chosen = _kernels_of(impl)
+    check_kernel(view, chosen)
+    run: Callable[..., Array]
+    if chosen == "reference":
+        run = reference.paged_attention
+    elif chosen == "cpu" and view.dtype == jnp.float32:
+        run = cpu.paged_attention
+    elif chosen in ("xla", "cpu"):
+        run = xla.paged_attention
+    else:
+        run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
+    out = run(
+        q[:, None],
+        view,
+        layer,
+        block_tables,
+        query_starts,
+        kv_lens,
+        scale=scale,
+        max_query_len=max_query_len,
+        value_dim=rank,
+    )
+    return out[:, 0]
+
+
+def latent_write(
+    view: Float[Array, "blocks layers 1 tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    rows: Float[Array, "tokens width"],
+    slots: Int[Array, " tokens"],
+    *,
+    impl: Impl | None = None,
+) -> Float[Array, "blocks layers 1 tiles block_size 128"]:
+    """Write each token's row to its slot of one layer; returns the view, in place when `view` is donated.
+
+    Args:
+        rows: latents, each with its rotated key behind it.
+        slots: see `pallas_kernels.kv_write.kv_write`.
+        impl: see `latent_attention`.
+
+    Raises:
+        ValueError: when the view's shape does not fit the rows, or `impl` does not take its dtype.
+    """
+    check_latent_view(view, rows.shape[1])
+    chosen = _kernels_of(impl)
+    check_kernel(view, chosen)
+    return write_rows(view, layer, pack_latents(rows), slots, impl=chosen)
+
+
+def _kernels_of(impl: Impl | None) -> Impl:
+    chosen = resolve_impl(impl)
+    if chosen != "gpu":
+        return chosen
+    _say_once()
+    return "xla"
+
+
+@cache
+def _say_once() -> None:
+    _log.warning("latent attention on a GPU: XLA's version runs, there is no Triton kernel for it")

@@ -1,0 +1,72 @@
+"""Multiplies some rows with a quantised matrix, with those of experts, or with the vocabulary's quantised table.
+
+The functions pick by platform among the modules here, each of which holds functions of those names; platforms without
+a module of their own run `reference`. All of them take local arrays as well, so they work inside `jax.shard_map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.matmul import chosen_product
+from pallas_kernels.platform import Impl, resolve_impl
+from pallas_kernels.quantised import QuantisedMatrix
+
+__all__ = ["quantised_matmul", "quantised_matmul_grouped", "quantised_matmul_table"]
+
+_MODULES: dict[Impl, str] = {"reference": f"{__name__}.reference", "cpu": f"{__name__}.cpu"}
+"""The module that multiplies for an `Impl`, imported when it first does: Triton's packages may be missing."""
+
+
+def quantised_matmul(
+    x: Float[Array, "rows inputs"],
+    matrices: Sequence[QuantisedMatrix],
+    index: int | Int[Array, ""] = 0,
+    *,
+    out_dtype: jnp.dtype | None = None,
+    impl: Impl | None = None,
+) -> Float[Array, "rows outputs"]:
+    """Return ``x @ matrices[index]``; only that matrix is read.
+
+    Args:
+        matrices: [inputs, outputs] each, with axis -2.
+        index: may be traced.
+        out_dtype: the result's dtype; None = that of `x`.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform.
+    """
+    run = _module(impl).quantised_matmul
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    return chosen_product(lambda x, matrix: run(x, matrix, dtype), x, matrices, index)
+
+
+def quantised_matmul_table(
+    x: Float[Array, "rows embed"], table: QuantisedMatrix, *, impl: Impl | None = None
+) -> Float[Array, "rows vocab"]:
+    """Return ``x @ table.T`` in float32; `table` is [vocab, embed], with axis -1. See `quantised_matmul`."""
+    return _module(impl).quantised_matmul_table(x, table)
+
+
+def quantised_matmul_grouped(
+    x: Float[Array, "rows inputs"],
+    table: QuantisedMatrix,
+    counts: Int[Array, " experts"],
+    *,
+    impl: Impl | None = None,
+) -> Float[Array, "rows outputs"]:
+    """Return each row's product with its expert's matrix, in the dtype of `x`; rows of no expert give 0.
+
+    Args:
+        x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
+        table: [experts, inputs, outputs], with axis -2.
+        impl: see `quantised_matmul`; ``cpu`` needs unsharded operands.
+    """
+    return _module(impl).quantised_matmul_grouped(x, table, counts)
+
+
+def _module(impl: Impl | None) -> Any:
+    return import_module(_MODULES.get(resolve_impl(impl), _MODULES["reference"]))

@@ -1,0 +1,128 @@
+"""Runs recurrences on CPUs: loops that update states where they lie in the pool, compiled by Numba, called by XLA.
+
+XLA:CPU makes several passes over a state of what is one here, and some of its sums read memory across rows. One custom
+call for decodes and one for the other units of a batch, shared by XLA's threads; a tile of a state is an item of work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Shaped
+
+from pallas_kernels.recurrent.layout import StatePlace, Units
+
+DECODE_LANES, UNIT_LANES = 1024, 256
+"""Columns of a tile at most, where it does not end with a head or a group of heads: of a decode, which should read
+long rows, and of other units, whose tile should stay in the first cache."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Says how a state is cut, and what the loops of one kernel take.
+
+    Attributes:
+        kernel: the end of the name of its loops' module.
+        operands: arrays of tokens, then constants, see there.
+        shape: ``[rows, columns]`` of what is cut by columns, of one state or, with `apart`, of each of its heads.
+        apart: number of heads that lie one behind the other, each a tile.
+        cuts: a tile is a number of columns that divides this one.
+        least: and is divided by this one.
+        has_piece: whether units are computed by products of matrices.
+    """
+
+    kernel: str
+    operands: tuple[Array, ...]
+    shape: tuple[int, int]
+    apart: int = 1
+    cuts: int = 0
+    least: int = 1
+    has_piece: bool = False
+
+    def width(self, most: int) -> int:
+        """Return the columns of a tile, `most` if possible."""
+        pieces = (self.cuts or self.shape[1]) // self.least
+        return self.least * max(
+            n for n in range(1, pieces + 1) if pieces % n == 0 and n * self.least <= max(most, self.least)
+        )
+
+
+def takes(view: Shaped[Array, "blocks layers rows 128"], place: StatePlace) -> bool:
+    """Tell whether `run` takes them: pool and state are float32."""
+    return view.dtype == jnp.float32 and place.dtype == jnp.float32
+
+
+def conv(x: Array, weight: Array, bias: Array | None, activation: str | None) -> Tiles:
+    """Describe `pallas_kernels.recurrent.causal_conv` to `run`."""
+    channels, width = weight.shape
+    offset = jnp.zeros((1, channels)) if bias is None else bias[None]
+    silu = jnp.full((1, 1), activation == "silu")
+    return Tiles("conv", _wide(x, weight.T, offset, silu), (width - 1, channels), has_piece=True)
+
+
+def scan(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
+    """Describe `pallas_kernels.recurrent.selective_scan` to `run`."""
+    from pallas_kernels.cpu_tiles import LANES  # needs Numba
+
+    channels, n = a.shape
+    least = LANES if channels % LANES == 0 else 1
+    return Tiles("scan", _wide(x, dt, b, c, a.T, d[None]), (n, channels), least=least, has_piece=True)
+
+
+def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
+    """Describe `pallas_kernels.recurrent.ssd` to `run`."""
+    from pallas_kernels.cpu_tiles import LANES  # needs Numba
+
+    (_, heads, width), (groups, n) = x.shape, b.shape[1:]
+    vectors = width % LANES == 0 and n % LANES == 0
+    operands = _wide(x, dt, b, c, a[None], d[None])
+    return Tiles("ssd", operands, (n, heads * width), 1, heads // groups * width, width, vectors)
+
+
+def delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
+    """Describe `pallas_kernels.recurrent.gated_delta` to `run`."""
+    from pallas_kernels.cpu_tiles import LANES  # needs Numba
+
+    heads, size, width = *q.shape[1:], v.shape[2]
+    vectors = width % LANES == 0 and size % LANES == 0
+    return Tiles("delta", _wide(q, k, v, log_decay, beta), (size, width), heads, least=width, has_piece=vectors)
+
+
+def run(
+    view: Shaped[Array, "blocks layers rows 128"],
+    layer: int | Int[Array, ""],
+    place: StatePlace,
+    units: Units,
+    tiles: Tiles,
+    out: jax.ShapeDtypeStruct,
+) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
+    """Return the view and every token's output, 0 for tokens of no unit."""
+    of_decodes, of_units = import_module(f"pallas_kernels.recurrent.cpu_{tiles.kernel}").targets()  # needs Numba
+    y = jnp.zeros(out.shape, jnp.float32)
+    in_order = units.most == 1 and not units.decodes_only
+    first = 0 if in_order else units.num_decodes
+    if not in_order:
+        view, y = _call(of_decodes, view, layer, place, units, tiles, y, 0, units.num_decodes, DECODE_LANES, True)
+    if not units.decodes_only:
+        one_by_one = units.most == 1 or not tiles.has_piece
+        view, y = _call(of_units, view, layer, place, units, tiles, y, first, units.num_units, UNIT_LANES, one_by_one)
+    return view, y.astype(out.dtype)
+
+
+def _call(target, view, layer, place, units, tiles, out, first, stop, lanes, one_by_one):
+    width, (rows, stride) = tiles.width(lanes), tiles.shape
+    step, number = (rows * stride, tiles.apart) if tiles.apart > 1 else (width, stride // width)
+    given = (layer, place.row, first, stop, rows, stride, width, one_by_one)
+    numbers = jnp.stack([jnp.asarray(of, jnp.int32) for of in given])
+    arrays = (units.start, units.length, units.read, units.write, step * jnp.arange(number, dtype=jnp.int32))
+    like = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (view, out)]
+    last = len(arrays) + len(tiles.operands) + 2
+    call = jax.ffi.ffi_call(target, like, input_output_aliases={0: 0, last: 1})
+    return call(view, numbers, *arrays, *tiles.operands, out)
+
+
+def _wide(*arrays: Array) -> tuple[Array, ...]:
+    return tuple(array.astype(jnp.float32) for array in arrays)

@@ -1,0 +1,89 @@
+"""Holds the loops of the causal convolution on CPUs, see `pallas_kernels.recurrent.cpu_walk`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import njit
+
+from pallas_kernels import ffi
+from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
+from pallas_kernels.recurrent.cpu_walk import operand, register, walks
+
+
+@njit
+def _token(state, at, token, operands, out, scratch):
+    """operands: x [tokens, ch], weight [width, ch], bias [1, ch], whether there is an activation [1, 1]."""
+    _convolve(state, at, token, token + 1, operands, out, scratch.shape[1])
+
+
+@njit
+def _piece(state, at, start, length, operands, out, rooms):
+    """See `_token`."""
+    _convolve(state, at, start, start + length, operands, out, state.shape[1])
+
+
+@njit
+def _convolve(state, at, start, stop, operands, out, width):
+    x, weight, bias, silu = operands
+    kept = len(state)
+    for token in range(start, stop):
+        y = out[token, at : at + width]
+        _first_tap(y, bias[0, at : at + width], weight[kept, at : at + width], x[token, at : at + width])
+        for tap in range(kept):
+            source = token - kept + tap
+            if source >= start:
+                _add_tap(y, weight[tap, at : at + width], x[source, at : at + width])
+            else:
+                _add_tap(y, weight[tap, at : at + width], state[kept + source - start, :width])
+        if silu[0, 0] != f32(0.0):
+            _activate(y)
+    for tap in range(kept):
+        source = stop - kept + tap
+        row, last = state[tap], source - start + kept
+        for i in range(width):
+            row[i] = x[source, at + i] if source >= start else state[last, i]
+
+
+@njit(fastmath=FAST)
+def _first_tap(y, bias, weight, x):
+    for i in range(y.size):
+        y[i] = bias[i] + weight[i] * x[i]
+
+
+@njit(fastmath=FAST)
+def _add_tap(y, weight, x):
+    for i in range(y.size):
+        y[i] += weight[i] * x[i]
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def _activate(y):
+    """Multiply with the sigmoid."""
+    for i in range(y.size):
+        e = exp(-abs(y[i]))
+        y[i] *= (f32(1.0) if y[i] >= f32(0.0) else e) / (f32(1.0) + e)
+
+
+_walk_decodes, _walk_units = walks(_token, _piece)
+
+
+@njit
+def _operands(frame):
+    return (operand(frame, 0), operand(frame, 1), operand(frame, 2), operand(frame, 3))
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _decodes(frame, begin, end):
+    _walk_decodes(frame, begin, end, _operands(frame))
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _units(frame, begin, end):
+    _walk_units(frame, begin, end, _operands(frame))
+
+
+@cache
+def targets() -> tuple[str, str]:
+    """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
+    return register("conv", _decodes, _units)

@@ -1,0 +1,119 @@
+"""Holds the loops of the gated delta rule on CPUs, see `pallas_kernels.recurrent.cpu_walk`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import njit
+
+from pallas_kernels import ffi
+from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
+from pallas_kernels.recurrent.cpu_products import (
+    fade,
+    multiply,
+    multiply_earlier,
+    multiply_lower,
+    row_at,
+    scale,
+    stride_of,
+)
+from pallas_kernels.recurrent.cpu_walk import operand, register, walks
+from pallas_kernels.recurrent.layout import UNIT
+
+
+@njit(fastmath=FAST)
+def _token(state, at, token, operands, out, scratch):
+    """operands: q, k [tokens, h * k], v [tokens, h * v], log_decay, beta [tokens, h]; a tile is a head."""
+    q, k, v, log_decay, beta = operands
+    size, width = len(state), scratch.shape[1]
+    head = at // (size * width)
+    says, y = scratch[0], scratch[1]
+    keys, queries = k[token, head * size : (head + 1) * size], q[token, head * size : (head + 1) * size]
+    values, decay = v[token, head * width : (head + 1) * width], exp(log_decay[token, head])
+    for i in range(width):
+        says[i] = y[i] = f32(0.0)
+    both = f32(0.0)
+    for n in range(size):
+        row, k_n, q_n = state[n], keys[n] * decay, queries[n] * decay
+        both += keys[n] * queries[n]
+        for i in range(width):
+            says[i] += k_n * row[i]
+            y[i] += q_n * row[i]
+    rate = beta[token, head]
+    for i in range(width):
+        says[i] = rate * (values[i] - says[i])
+        y[i] += both * says[i]
+    for n in range(size):
+        row, k_n = state[n], keys[n]
+        for i in range(width):
+            row[i] = decay * row[i] + k_n * says[i]
+    out[token, head * width : (head + 1) * width] = y
+
+
+@njit(fastmath=FAST)
+def _piece(state, at, start, length, operands, out, rooms):
+    """Put right what the state says, token by token, then attend over the corrections (arXiv 2412.06464, section
+    3.3)."""
+    q, k, v, log_decay, beta = operands
+    logs, overlaps, weights, turned, corrections = rooms.logs, rooms.overlaps, rooms.weights, rooms.turned, rooms.values
+    size, width = len(state), state.shape[1]
+    head, total = at // (size * width), 0.0
+    for token in range(length):
+        total += np.float64(log_decay[start + token, head])
+        logs[token] = total
+    k_at, q_at, stride = row_at(k, start, head * size), row_at(q, start, head * size), stride_of(k)
+    of_state, to = state.ctypes.data, row_at(out, start, head * width)
+    multiply(k_at, stride, length, of_state, width * FLOAT, size, corrections.ctypes.data, width * FLOAT, width, 0)
+    multiply_earlier(k_at, stride, k_at, stride, length, size, overlaps.ctypes.data, UNIT * FLOAT)
+    fade(weights, overlaps, logs, length)
+    for token in range(length):
+        rate, since, mine = beta[start + token, head], exp(f32(logs[token])), corrections[token]
+        given, row = v[start + token, head * width : (head + 1) * width], weights[token]
+        for i in range(width):
+            mine[i] = rate * (given[i] - since * mine[i])
+        if token > 0:
+            for other in range(token):
+                row[other] *= -rate
+            its, earlier = row.ctypes.data, corrections.ctypes.data
+            multiply(its, 0, 1, earlier, width * FLOAT, token, mine.ctypes.data, 0, width, 1)
+    multiply(q_at, stride, length, of_state, width * FLOAT, size, to, stride_of(out), width, 0)
+    for token in range(length):
+        since, y = exp(f32(logs[token])), out[start + token, head * width : (head + 1) * width]
+        for i in range(width):
+            y[i] *= since
+    multiply_earlier(q_at, stride, k_at, stride, length, size, overlaps.ctypes.data, UNIT * FLOAT)
+    fade(weights, overlaps, logs, length)
+    multiply_lower(weights, length, corrections.ctypes.data, width * FLOAT, to, stride_of(out), width)
+    for token in range(length):
+        until = exp(f32(total - logs[token]))
+        for n in range(size):
+            turned[n, token] = until * k[start + token, head * size + n]
+    scale(state, size, width, exp(f32(total)))
+    its = turned.ctypes.data
+    multiply(its, UNIT * FLOAT, size, corrections.ctypes.data, width * FLOAT, length, of_state, width * FLOAT, width, 1)
+
+
+_walk_decodes, _walk_units = walks(_token, _piece)
+
+
+@njit
+def _operands(frame):
+    return (operand(frame, 0), operand(frame, 1), operand(frame, 2), operand(frame, 3), operand(frame, 4))
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _decodes(frame, begin, end):
+    _walk_decodes(frame, begin, end, _operands(frame))
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _units(frame, begin, end):
+    _walk_units(frame, begin, end, _operands(frame))
+
+
+@cache
+def targets() -> tuple[str, str]:
+    """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
+    return register("delta", _decodes, _units)

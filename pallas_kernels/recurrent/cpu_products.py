@@ -1,0 +1,138 @@
+"""Multiplies matrices of a unit's tokens and states, in loops that Numba compiles around the tiles of
+`pallas_kernels.cpu_tiles`.
+
+Addresses and strides are in bytes. Rows of tokens are at most `UNIT`, and so are the rows' numbers where both axes are
+tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LANES, ROWS, TABLE_ROWS, dots, tile
+from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
+from pallas_kernels.recurrent.layout import UNIT
+
+
+class Rooms(NamedTuple):
+    """Holds what lies between a piece's products; rows have room for `UNIT` tokens."""
+
+    logs: np.ndarray  # [UNIT], float64
+    overlaps: np.ndarray  # [UNIT, UNIT]
+    weights: np.ndarray  # [UNIT, UNIT]
+    turned: np.ndarray  # [rows of the state, UNIT]
+    values: np.ndarray  # [UNIT, width of a head]
+    more: np.ndarray  # the same
+
+
+@njit
+def make_rooms(size, width):
+    return Rooms(
+        np.empty(UNIT, np.float64),
+        np.empty((UNIT, UNIT), np.float32),
+        np.empty((UNIT, UNIT), np.float32),
+        np.empty((size, UNIT), np.float32),
+        np.empty((UNIT, width), np.float32),
+        np.empty((UNIT, width), np.float32),
+    )
+
+
+def _column_of_tiles(vectors):
+    """Return a product whose result is so many vectors wide, as a compiled function."""
+    eight, one = tile(ROWS, vectors), tile(1, vectors)
+
+    @njit
+    def column(x, x_stride, rows, w, w_stride, depth, out, out_stride, more):
+        row = 0
+        while rows - row >= ROWS:
+            eight(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+            row += ROWS
+        while row < rows:
+            one(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+            row += 1
+
+    return column
+
+
+_two, _one = (_column_of_tiles(vectors) for vectors in (2, 1))
+
+
+@njit
+def multiply(x, x_stride, rows, w, w_stride, depth, out, out_stride, width, more):
+    """Put x [rows, depth] @ w [depth, width] in its place, or with `more` add it; depth is at least 1, width in whole
+    vectors."""
+    vectors, at = width // LANES, 0
+    while vectors >= 2:
+        _two(x, x_stride, rows, w + at, w_stride, depth, out + at, out_stride, more)
+        vectors -= 2
+        at += 2 * LANES * FLOAT
+    if vectors == 1:
+        _one(x, x_stride, rows, w + at, w_stride, depth, out + at, out_stride, more)
+
+
+_many_dots, _dot = dots(DOT_ROWS, TABLE_ROWS), dots(1, 1)
+
+
+@njit
+def multiply_earlier(x, x_stride, table, table_stride, rows, depth, out, out_stride):
+    """Put products of rows of x with the rows of a table up to the same number in their places; a few later ones too.
+    Depth is whole vectors."""
+    row = 0
+    while row < rows:
+        here = min(DOT_ROWS, rows - row)
+        mine, to = x + row * x_stride, out + row * out_stride
+        other = 0
+        while other < row + here:
+            theirs, place = table + other * table_stride, to + other * FLOAT
+            if here == DOT_ROWS and rows - other >= TABLE_ROWS:
+                _many_dots(mine, x_stride, theirs, table_stride, depth, place, out_stride, 0)
+                other += TABLE_ROWS
+            else:
+                for each in range(here):
+                    _dot(mine + each * x_stride, x_stride, theirs, table_stride, depth, place + each * out_stride, 0, 0)
+                other += 1
+        row += here
+
+
+@njit
+def multiply_lower(weights, length, w, w_stride, out, out_stride, width):
+    """Add weights [length, length], 0 for later ones, times w."""
+    for row in range(0, length, ROWS):
+        here = min(ROWS, length - row)
+        mine, to = weights.ctypes.data + row * UNIT * FLOAT, out + row * out_stride
+        multiply(mine, UNIT * FLOAT, here, w, w_stride, row + here, to, out_stride, width, 1)
+
+
+@njit
+def row_at(array, row, column):
+    """Return the address of an element of rows that follow one another."""
+    return array.ctypes.data + (row * array.shape[1] + column) * FLOAT
+
+
+@njit
+def stride_of(array):
+    """Return the bytes from a row to the next."""
+    return array.shape[1] * FLOAT
+
+
+@njit(fastmath=FAST)
+def fade(weights, overlaps, logs, length):
+    """Weigh overlaps [token, earlier token] by the decay in between."""
+    for token in range(length):
+        row, of = weights[token], overlaps[token]
+        for other in range(token + 1):
+            row[other] = of[other] * exp(f32(logs[token] - logs[other]))
+        for other in range(token + 1, UNIT):
+            row[other] = f32(0.0)
+
+
+@njit(fastmath=FAST)
+def scale(array, rows, width, factor):
+    """Multiply the first rows and columns of an array with a number."""
+    for n in range(rows):
+        row = array[n]
+        for i in range(width):
+            row[i] *= factor

@@ -1,0 +1,126 @@
+"""Holds the loops of SSD on CPUs, see `pallas_kernels.recurrent.cpu_walk`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import njit
+
+from pallas_kernels import ffi
+from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
+from pallas_kernels.recurrent.cpu_products import (
+    fade,
+    multiply,
+    multiply_earlier,
+    multiply_lower,
+    row_at,
+    scale,
+    stride_of,
+)
+from pallas_kernels.recurrent.cpu_walk import operand, register, walks
+from pallas_kernels.recurrent.layout import UNIT
+
+
+@njit(fastmath=FAST)
+def _token(state, at, token, operands, out, scratch):
+    """operands: x [tokens, h * p], dt [tokens, h], b, c [tokens, g * n], a, d [1, h]; a tile is heads of one group."""
+    x, dt, b, c, a, d = operands
+    width, decays, inputs, y = scratch.shape[1], scratch[0], scratch[1], scratch[2]
+    of_head = x.shape[1] // dt.shape[1]
+    for begin in range(0, width, of_head):
+        head = (at + begin) // of_head
+        step = dt[token, head]
+        decay, skip = exp(step * a[0, head]), d[0, head]
+        for i in range(begin, begin + of_head):
+            decays[i] = decay
+            inputs[i] = step * x[token, at + i]
+            y[i] = skip * x[token, at + i]
+    size = len(state)
+    first = at // (x.shape[1] // (b.shape[1] // size)) * size
+    for n in range(size):
+        row, b_n, c_n = state[n], b[token, first + n], c[token, first + n]
+        for i in range(width):
+            value = decays[i] * row[i] + b_n * inputs[i]
+            row[i] = value
+            y[i] += c_n * value
+    out[token, at : at + width] = y
+
+
+@njit(fastmath=FAST)
+def _piece(state, at, start, length, operands, out, rooms):
+    """Attend over the piece and the state before it (arXiv 2405.21060, section 6), a head of the tile at a time."""
+    x, dt, b, c, a, d = operands
+    logs, turned, inputs = rooms.logs, rooms.turned, rooms.values
+    size, width, of_head = len(state), state.shape[1], x.shape[1] // dt.shape[1]
+    first = at // (x.shape[1] // (b.shape[1] // size)) * size
+    c_at, b_at = row_at(c, start, first), row_at(b, start, first)
+    multiply_earlier(c_at, stride_of(c), b_at, stride_of(b), length, size, rooms.overlaps.ctypes.data, UNIT * FLOAT)
+    for token in range(length):
+        for n in range(size):
+            turned[n, token] = b[start + token, first + n]
+    for begin in range(0, width, of_head):
+        lane, head, total = at + begin, (at + begin) // of_head, 0.0
+        for token in range(length):
+            total += np.float64(dt[start + token, head]) * np.float64(a[0, head])
+            logs[token] = total
+        fade(rooms.weights, rooms.overlaps, logs, length)
+        to, of_state = row_at(out, start, lane), row_at(state, 0, begin)
+        multiply(c_at, stride_of(c), length, of_state, stride_of(state), size, to, stride_of(out), of_head, 0)
+        for token in range(length):
+            since, step, mine = exp(f32(logs[token])), dt[start + token, head], inputs[token]
+            given, y = x[start + token, lane : lane + of_head], out[start + token, lane : lane + of_head]
+            for i in range(of_head):
+                mine[i] = step * given[i]
+                y[i] = since * y[i] + d[0, head] * given[i]
+        multiply_lower(rooms.weights, length, inputs.ctypes.data, stride_of(inputs), to, stride_of(out), of_head)
+        for token in range(length):
+            until, mine = exp(f32(total - logs[token])), inputs[token]
+            for i in range(of_head):
+                mine[i] *= until
+        scale(state[:, begin : begin + of_head], size, of_head, exp(f32(total)))
+        its = turned.ctypes.data
+        multiply(
+            its,
+            UNIT * FLOAT,
+            size,
+            inputs.ctypes.data,
+            stride_of(inputs),
+            length,
+            of_state,
+            stride_of(state),
+            of_head,
+            1,
+        )
+
+
+_walk_decodes, _walk_units = walks(_token, _piece)
+
+
+@njit
+def _operands(frame):
+    return (
+        operand(frame, 0),
+        operand(frame, 1),
+        operand(frame, 2),
+        operand(frame, 3),
+        operand(frame, 4),
+        operand(frame, 5),
+    )
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _decodes(frame, begin, end):
+    _walk_decodes(frame, begin, end, _operands(frame))
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _units(frame, begin, end):
+    _walk_units(frame, begin, end, _operands(frame))
+
+
+@cache
+def targets() -> tuple[str, str]:
+    """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
+    return register("ssd", _decodes, _units)

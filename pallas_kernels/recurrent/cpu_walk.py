@@ -1,0 +1,119 @@
+"""Walks over the units of a batch for `pallas_kernels.recurrent.cpu`, in loops that Numba compiles.
+
+Decodes are updated where they lie, each tile of each state an item of work. Of the units behind them an item of work is
+one tile of all states: its units follow one another, the state between them in memory of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from pallas_kernels import ffi
+from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.ffi import address, argument, data, dimension, elements, result
+from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.cpu_products import make_rooms
+from pallas_kernels.recurrent.layout import NEW
+
+_OPERANDS = 7
+"""Arguments before a kernel's own."""
+
+# Functions that `walks` calls are its variables, not arguments: Numba keeps no code on disk that takes functions.
+
+
+def register(kernel: str, decodes: Any, units: Any) -> tuple[str, str]:
+    """Return the names of the custom calls for a kernel's decodes and for its other units.
+
+    Arguments: the view; numbers int32 ``[layer, first row of the part, first unit, unit behind the last, rows, stride
+    and width of a tile, whether tokens go one by one]``, where a row of a tile is `stride` numbers behind the one
+    before; start, length, read and write of the units; the tiles' first numbers in a state; operands and constants as
+    the kernel's module says; last what the result is before. Results: the view and the output, which
+    are the first and the last argument.
+    """
+    ffi.register(f"jpaged_{kernel}_decodes", decodes, items_of=((3, 0), (6, 0)))
+    ffi.register(f"jpaged_{kernel}_units", units, items_of=((6, 0),))
+    return f"jpaged_{kernel}_decodes", f"jpaged_{kernel}_units"
+
+
+@njit
+def _ints(frame, index):
+    buffer = argument(frame, index)
+    return carray(data(buffer), (dimension(buffer, 0),), np.int32)
+
+
+@njit
+def _matrix(buffer):
+    """Return an array as its first axis and all others."""
+    rows = dimension(buffer, 0)
+    return carray(data(buffer), (rows, elements(buffer) // max(rows, 1)), np.float32)
+
+
+@njit
+def operand(frame, number):
+    """Return a kernel's own argument as a matrix."""
+    return _matrix(argument(frame, _OPERANDS + number))
+
+
+@njit
+def _tile(frame, numbers, block, at):
+    """Return the rows of a tile in a block; its columns are the first ones."""
+    view = argument(frame, 0)
+    page = block * dimension(view, 1) + numbers[0]
+    place = ((page * dimension(view, 2) + numbers[1]) * LANES + at) * FLOAT
+    return carray(pointer(address(view) + place), (numbers[4], numbers[5]), np.float32)
+
+
+def walks(token: Any, piece: Any) -> tuple[Any, Any]:
+    """Return the loops over decodes and over other units, ``f(frame, first item, item behind the last, operands)``.
+
+    Args:
+        token: what a token does to a tile, ``f(state, at, token, operands, out, scratch)``: the tile's rows, of which
+            the first columns count; where the tile begins in a layer's state, in numbers; the token; all tokens'
+            operands and the constants, each ``[tokens or rows, columns]``; all tokens' outputs; three rows as wide as
+            the tile. Each number is computed in one order, whatever tile it lies in and whatever is computed beside it.
+        piece: what a unit does, ``f(state, at, start, length, operands, out, rooms)``.
+    """
+
+    @njit
+    def decodes(frame, begin, end, operands):
+        numbers, read, write, tiles = _ints(frame, 1), _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
+        out, width = _matrix(result(frame, 1)), numbers[6]
+        scratch, none = np.empty((3, width), np.float32), np.empty((numbers[4], numbers[5]), np.float32)
+        for item in range(begin, end):
+            unit, at = item // tiles.size, tiles[item % tiles.size]
+            if unit < numbers[2] or unit >= numbers[3]:
+                continue
+            state = _tile(frame, numbers, write[unit], at) if write[unit] >= 0 else none
+            if read[unit] != write[unit] and read[unit] >= 0:
+                state[:, :width] = _tile(frame, numbers, read[unit], at)[:, :width]
+            elif read[unit] < 0:
+                state[:, :width] = np.float32(0.0)
+            token(state, at, unit, operands, out, scratch)
+
+    @njit
+    def units(frame, begin, end, operands):
+        numbers, start, length = _ints(frame, 1), _ints(frame, 2), _ints(frame, 3)
+        read, write, tiles = _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
+        out, width = _matrix(result(frame, 1)), numbers[6]
+        scratch, state = np.empty((3, width), np.float32), np.zeros((numbers[4], width), np.float32)
+        rooms = make_rooms(numbers[4], width)
+        for item in range(begin, end):
+            at = tiles[item]
+            for unit in range(numbers[2], numbers[3]):
+                if read[unit] >= 0:
+                    state[:, :] = _tile(frame, numbers, read[unit], at)[:, :width]
+                elif read[unit] == NEW:
+                    state[:, :] = np.float32(0.0)
+                if numbers[7]:
+                    for number in range(start[unit], start[unit] + length[unit]):
+                        token(state, at, number, operands, out, scratch)
+                else:
+                    piece(state, at, start[unit], length[unit], operands, out, rooms)
+                if write[unit] >= 0:
+                    _tile(frame, numbers, write[unit], at)[:, :width] = state
+
+    return decodes, units

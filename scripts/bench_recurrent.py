@@ -1,0 +1,149 @@
+"""Times the recurrent kernels on this machine: prompts against the reference, decodes against copying memory.
+
+    python scripts/bench_recurrent.py                               all layers, xla and cpu
+    python scripts/bench_recurrent.py --layers mamba-2.7b --impls cpu --batch 8
+
+A prompt is 512 tokens of one sequence, eight units, from nothing. A decode reads and writes one state a sequence; its
+GB/s count both, and so do those of the copy, a negation in place of an array far larger than the caches. Each figure is
+the least of several runs, the reference's of one; the pool is donated, as in a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.recurrent import causal_conv, gated_delta, selective_scan, ssd
+from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, StatePlace, Units
+
+PROMPT = 512
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recurrence of a published model: kernel, state of one sequence, and operands for a number of tokens."""
+
+    kernel: Callable
+    state: tuple[int, ...]
+    operands: Callable
+
+
+def conv(channels: int) -> Layer:
+    def operands(draw, tokens):
+        return draw(tokens, channels), draw(channels, 4), draw(channels)
+
+    return Layer(partial(causal_conv, activation="silu"), (channels, 3), operands)
+
+
+def mamba(channels: int, n: int = 16) -> Layer:
+    def operands(draw, tokens):
+        x, dt, a = draw(tokens, channels), abs(draw(tokens, channels)), -abs(draw(channels, n))
+        return x, dt, a, draw(tokens, n), draw(tokens, n), draw(channels)
+
+    return Layer(selective_scan, (channels, n), operands)
+
+
+def mamba2(heads: int, groups: int = 1, p: int = 64, n: int = 128) -> Layer:
+    def operands(draw, tokens):
+        x, dt, a = draw(tokens, heads, p), abs(draw(tokens, heads)), -abs(draw(heads))
+        return x, dt, a, draw(tokens, groups, n), draw(tokens, groups, n), draw(heads)
+
+    return Layer(ssd, (heads, p, n), operands)
+
+
+def delta_net(heads: int, width: int = 128) -> Layer:
+    def operands(draw, tokens):
+        q, k = (draw(tokens, heads, width) / width**0.5 for _ in range(2))
+        return q, k, draw(tokens, heads, width), -abs(draw(tokens, heads)), jax.nn.sigmoid(draw(tokens, heads))
+
+    return Layer(gated_delta, (heads, width, width), operands)
+
+
+LAYERS = {
+    "conv of 1536": conv(1536),
+    "conv of 8192": conv(8192),
+    "mamba-130m": mamba(1536),
+    "jamba-mini": mamba(8192),
+    "mamba2-130m": mamba2(24),
+    "bamba-9b": mamba2(128),
+    "qwen3.5-0.8b": delta_net(16),
+    "qwen3-next-80b": delta_net(32),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
+    parser.add_argument("--impls", nargs="+", choices=["xla", "cpu"], default=["xla", "cpu"])
+    parser.add_argument("--batch", type=int, default=32, help="sequences that decode; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=7)
+    options = parser.parse_args()
+    copied = copy_speed(options.runs)
+    print(f"{jax.device_count()} CPU device, jax {jax.__version__}; a copy moves {copied:.1f} GB/s, read and write\n")
+    print("| layer | impl | 512 tokens ms | reference ms | times | decodes ms | GB/s of state | of a copy |")
+    print("|" + "---|" * 8)
+    for name in options.layers:
+        layer = LAYERS[name]
+        reference = least_time(layer, prompt(), PROMPT, 1, "reference", 1)
+        for impl in options.impls:
+            mine = least_time(layer, prompt(), PROMPT, 1, impl, options.runs)
+            batch = options.batch
+            decode = least_time(layer, decodes(batch), batch, batch, impl, options.runs)
+            speed = 2 * 4 * prod(layer.state) * batch / decode / 1e9
+            figures = f"{1e3 * mine:.2f} | {1e3 * reference:.1f} | {reference / mine:.1f} | {1e3 * decode:.3f}"
+            print(f"| {name} | {impl} | {figures} | {speed:.1f} | {speed / copied:.2f} |", flush=True)
+
+
+def copy_speed(runs: int) -> float:
+    """Return how many GB/s of reading and writing a copy in all threads makes of memory that no cache holds."""
+    x = jnp.ones(64 * 2**20, jnp.float32)
+    negated = jax.jit(jnp.negative, donate_argnums=0)
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        x = jax.block_until_ready(negated(x))
+        times.append(time.perf_counter() - start)
+    return 2 * x.nbytes / min(times) / 1e9
+
+
+def prompt() -> Units:
+    count = PROMPT // UNIT
+    numbers = np.arange(count)
+    columns = numbers * UNIT, np.full(count, UNIT), np.where(numbers, CARRY, NEW), np.where(numbers < count - 1, -1, 0)
+    start, length, read, write = (jnp.asarray(column, jnp.int32) for column in columns)
+    return Units(start, length, read, write, jnp.int32(0), jnp.int32(count))
+
+
+def decodes(batch: int) -> Units:
+    row = jnp.arange(batch, dtype=jnp.int32)
+    return Units(row, jnp.ones_like(row), row, row, jnp.int32(batch), jnp.int32(batch), 1, True)
+
+
+def least_time(layer: Layer, units: Units, tokens: int, blocks: int, impl: str, runs: int) -> float:
+    """Return the least seconds of a call that has the pool to itself."""
+    random = np.random.default_rng(0)
+    operands = layer.operands(lambda *shape: jnp.asarray(random.normal(size=shape), jnp.float32), tokens)
+    place = StatePlace(0, layer.state, jnp.dtype("float32"))
+    view = jnp.zeros((blocks, 1, place.rows("float32"), 128), jnp.float32)
+
+    def call(view, operands):
+        return layer.kernel(view, 0, place, units, *operands, impl=impl)
+
+    step, times = jax.jit(call, donate_argnums=0), []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        view, _ = jax.block_until_ready(step(view, operands))
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds the sdist, and the wheel from it, as a release does; checks them; then uses the wheel as a stranger would: in an
+# empty environment, away from the checkout, it answers a prompt with the demo model.
+#
+# PYTHON chooses the interpreter that .venv is made with (3.11 or later); the default is python3.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+
+make_venv
+install_jpaged test
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# A build leaves its output beside the sources and takes what an earlier one left, so it gets a copy of the tree.
+mkdir "$work/source" "$work/elsewhere"
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --target-directory "$work/source"
+"$venv" -m build --outdir "$work/dist" "$work/source" >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+"$venv" -m twine check --strict "$work"/dist/*
+
+echo "installing the wheel into an empty environment"
+"$venv" -m venv "$work/empty"
+"$work/empty/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$work"/dist/*.whl
+unset PYTHONPATH
+cd "$work/elsewhere"
+where=$("$work/empty/bin/python" -c 'import jpaged; print(jpaged.__file__)')
+case $where in
+    "$work"/empty/*) ;;
+    *) echo "jpaged was imported from $where, not from the wheel" >&2; exit 1 ;;
+esac
+"$work/empty/bin/jpaged" --version
+answer=$("$work/empty/bin/jpaged" generate "The capital of France is" --max-tokens 8 --max-model-len 64 \
+    --max-num-seqs 1 --max-num-batched-tokens 32)
+echo "$answer"
+case $answer in
+    *Paris*) ;;
+    *) echo "the answer does not name Paris" >&2; exit 1 ;;
+esac

@@ -1,0 +1,404 @@
+"""Random lives of sequences over a pool of all kinds of layers at once, for as many operations as are asked for.
+
+    python scripts/fuzz_memory.py --operations 1000000 --seed 0
+
+Every operation is one that a scheduler makes: add and match, step (allocate, copy, write, read, commit), fork, free,
+swap out and in, pin and unpin, forget the cache. A shadow of the pool holds, instead of KV and states, the name of the
+prefix that each block was computed from; whatever a layer would read must name the reader's own prefix, so a block that
+is given away while somebody needs it is noticed at the next step. From time to time all counts are recomputed, and all
+sequences end, after which nothing may be in use. When memory is short the newest sequence gives its own up, as in a
+scheduler, so that the oldest always ends; one that does not end is reported.
+
+It ends with one line of counts and exit code 0, or with the operation's number and the seed that shows the fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "memory"))
+
+from memory_shadow import ShadowPool
+
+from jpaged.memory import (
+    BlockCopy,
+    ChunkedLocalAttention,
+    CrossAttention,
+    Fit,
+    FullAttention,
+    GroupSpec,
+    MemoryManager,
+    Pins,
+    PoolLayout,
+    PromptBudget,
+    SlidingWindow,
+    StateCheckpoints,
+    TokenBudget,
+)
+
+FULL = GroupSpec("full", layer_bytes=2, num_layers=3, block_size=3, policy=FullAttention())
+WINDOW = GroupSpec("window", layer_bytes=1, num_layers=5, block_size=3, policy=SlidingWindow(7))
+CHUNKED = GroupSpec("chunked", layer_bytes=1, num_layers=4, block_size=2, policy=ChunkedLocalAttention(5))
+STATE = GroupSpec("state", layer_bytes=7, num_layers=2, block_size=3, policy=StateCheckpoints(12))
+IMAGES = GroupSpec("images", layer_bytes=1, num_layers=3, block_size=2, policy=CrossAttention())
+TOP = GroupSpec("token budget", layer_bytes=2, num_layers=2, block_size=3, policy=TokenBudget(1, 3, 4))
+PYRAMID = GroupSpec("prompt budget", layer_bytes=2, num_layers=2, block_size=3, policy=PromptBudget(6))
+DRAFT = GroupSpec("draft", layer_bytes=1, num_layers=2, block_size=3, policy=FullAttention())
+
+POOLS = {
+    # Budgets serve no prefix, or none beyond themselves, so other kinds are drawn without them as well.
+    "recurrent": (STATE,),
+    "hybrid": (FULL, WINDOW, STATE, DRAFT),
+    "vision": (FULL, WINDOW, CHUNKED, STATE, IMAGES),
+    "all kinds": (FULL, WINDOW, CHUNKED, STATE, IMAGES, TOP, PYRAMID, DRAFT),
+}
+IMAGE_TOKENS = {None: 3, "tenant": 6}
+MOST_SEQS, MOST_TOKENS, STEP_TOKENS = 8, 60, 20
+DOCUMENT = [position // 3 % 3 for position in range(MOST_TOKENS)]
+
+
+def smallest_layout(groups: tuple[GroupSpec, ...], more_pages: int) -> PoolLayout:
+    """Return a pool that holds the longest sequence, and some large pages more."""
+    page = PoolLayout.plan(groups, 1 << 20).page_bytes
+    for pages in count(1):
+        layout = PoolLayout.plan(groups, page * pages)
+        manager = MemoryManager(layout, watermark=0.0, prefix_caching=True, max_step_tokens=STEP_TOKENS)
+        encoder = max(IMAGE_TOKENS.values()) if IMAGES in groups else 0
+        if manager.can_admit(MOST_TOKENS, prompt_tokens=MOST_TOKENS, encoder_tokens=encoder) is not Fit.NEVER:
+            return PoolLayout.plan(groups, page * (pages + more_pages))
+    raise AssertionError("unreachable: some number of pages is enough")
+
+
+@dataclass
+class Life:
+    """A sequence: `tokens` may be longer than what is computed; it ends at `total` tokens, its step's at `end`."""
+
+    request: int
+    tokens: list[int]
+    prompt: int
+    total: int
+    salt: str | None
+    computed: int = 0
+    end: int = 0
+    swapped: bool = False
+    names: list[object] = field(default_factory=list)
+
+    def name(self, length: int) -> list[object]:
+        """Names of the prefixes that end with each of the first `length` tokens."""
+        for token in self.tokens[len(self.names) : length]:
+            before = self.names[-1] if self.names else ("root", self.salt)
+            self.names.append(hash((before, token)))
+        return self.names[:length]
+
+
+class Fuzz:
+    """One pool and the sequences on it; `run` makes operations."""
+
+    def __init__(self, groups: tuple[GroupSpec, ...], rng: random.Random, eviction: str, more_pages: int) -> None:
+        self.rng, self.groups = rng, groups
+        self.layout = smallest_layout(groups, more_pages)
+        self.manager = MemoryManager(
+            self.layout,
+            watermark=0.0,
+            prefix_caching=True,
+            max_step_tokens=STEP_TOKENS,
+            swap_space_bytes=self.layout.pool_bytes // 2,
+            prefix_eviction=eviction,  # type: ignore[arg-type]
+        )
+        self.pins = Pins(self.manager, MOST_TOKENS)
+        self.shadow = ShadowPool(self.layout)
+        self.encoder = IMAGE_TOKENS if any(spec is IMAGES for spec in groups) else dict.fromkeys(IMAGE_TOKENS, 0)
+        self.lives: dict[int, Life] = {}  # in order of arrival
+        self.next_id = 0
+        self.pinned: list[int] = []
+        self.counts: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------ operations
+
+    def run(self) -> None:
+        """Make one operation, or none where the one drawn cannot be made."""
+        draw = self.rng.random()
+        if draw < 0.16:
+            self.add()
+        elif draw < 0.80:
+            self.step()
+        elif draw < 0.86:
+            self.fork()
+        elif draw < 0.90:
+            self.swap_out()
+        elif draw < 0.96:
+            self.swap_in()
+        elif draw < 0.98:
+            self.free(self.rng.choice(list(self.lives))) if self.lives else None
+        elif draw < 0.995:
+            self.pin() if self.rng.random() < 0.5 else self.unpin()
+        else:
+            self.counts["resets"] += self.manager.reset_prefix_cache()
+
+    def add(self) -> None:
+        if len(self.lives) >= MOST_SEQS:
+            return
+        shared = self.rng.choice([0, 4, 7, 9, 13, 17, 25, 31, 40])
+        tokens = DOCUMENT[:shared] + [self.rng.randrange(3) for _ in range(self.rng.randrange(5))] or [0]
+        salt = self.rng.choice([None, None, None, "tenant"])
+        total = min(MOST_TOKENS, len(tokens) + self.rng.choice([1, 3, 8, 20]))
+        encoder = self.encoder[salt]
+        if self.manager.can_admit(total, encoder_tokens=encoder, prompt_tokens=len(tokens)) is Fit.NEVER:
+            self.counts["refused"] += 1
+            return
+        seq_id = self.next_id
+        self.next_id += 1
+        self.manager.add(seq_id, seq_id, encoder_tokens=encoder, prompt_tokens=len(tokens))
+        hit = self.manager.match_prefix(seq_id, tokens, salt=salt)
+        self.counts["hits"] += hit > 0
+        self.counts["hit tokens"] += hit
+        self.lives[seq_id] = Life(seq_id, tokens, len(tokens), total, salt, hit)
+        self.check(seq_id)
+
+    def step(self) -> None:
+        resident = [seq_id for seq_id, life in self.lives.items() if not life.swapped]
+        chosen = self.rng.sample(resident, min(len(resident), self.rng.randint(1, 4)))
+        copies: list[BlockCopy] = []
+        planned: list[int] = []
+        for seq_id in sorted(chosen):
+            life = self.lives.get(seq_id)
+            if life is None or life.swapped:
+                continue  # it made room for another
+            end = self.end_of_chunk(life)
+            if self.rng.random() < 0.5:
+                self.manager.commit(seq_id, life.tokens, life.computed)
+            while (made := self.manager.allocate(seq_id, end, first_write=life.computed)) is None:
+                if not self.preempt(life.request, {self.lives[other].request for other in planned}):
+                    break
+            if made is None:
+                continue
+            while len(life.tokens) < end:
+                likely = DOCUMENT[len(life.tokens) % len(DOCUMENT)]
+                life.tokens.append(likely if self.rng.random() < 0.7 else self.rng.randrange(3))
+            copies += made
+            planned.append(seq_id)
+            life.end = end
+        self.shadow.copy(copies)
+        for seq_id in planned:
+            life = self.lives[seq_id]
+            self.check(seq_id)  # what its first token reads, before it is written over
+            self.write(seq_id, life, life.end)
+        for seq_id in planned:
+            life = self.lives[seq_id]
+            life.computed = life.end
+            if self.rng.random() < 0.6:
+                known = life.tokens[: life.computed - self.rng.randint(0, 1)]
+                self.manager.commit(seq_id, known, life.computed)
+            self.check(seq_id)
+            if life.computed >= life.total:
+                self.counts["finished"] += 1
+                self.manager.commit(seq_id, life.tokens, life.computed)
+                self.free(seq_id)
+
+    def preempt(self, request: int, planned: set[int]) -> bool:
+        """Free the newest request that is not part of the step, for another; one that is the newest frees itself, and
+        tells by False that it cannot go on."""
+        others = {life.request for life in self.lives.values() if not life.swapped} - planned - {request}
+        if others and max(others) > request:
+            victim = max(others)
+        elif request in planned:
+            return False  # its other sequences run in this step: it waits
+        else:
+            victim = request
+        for seq_id in [seq_id for seq_id, life in self.lives.items() if life.request == victim]:
+            self.free(seq_id)
+        self.counts["preempted"] += 1
+        return victim != request
+
+    def end_of_chunk(self, life: Life) -> int:
+        """Where the next chunk ends: at the prompt's end or before, and then a token or a few on."""
+        grow = self.rng.choice([1, 1, 1, 2, 3, 7, STEP_TOKENS])
+        if life.computed < life.prompt:
+            return min(life.prompt, life.computed + grow)
+        return min(life.total, life.computed + min(grow, 3))
+
+    def fork(self) -> None:
+        if not self.lives or len(self.lives) >= MOST_SEQS:
+            return
+        parent = self.rng.choice(list(self.lives))
+        child = self.next_id
+        self.next_id += 1
+        self.manager.fork(parent, child)
+        life = self.lives[parent]
+        self.lives[child] = Life(
+            life.request, list(life.tokens), life.prompt, life.total, life.salt, life.computed, swapped=life.swapped
+        )
+        self.counts["forks"] += 1
+
+    def swap_out(self) -> None:
+        resident = [seq_id for seq_id, life in self.lives.items() if not life.swapped]
+        if not resident:
+            return
+        seq_ids = self.whole_request(self.rng.choice(resident))
+        for seq_id in seq_ids:
+            self.manager.commit(seq_id, self.lives[seq_id].tokens, self.lives[seq_id].computed)
+        moved = self.manager.swap_space.move_out(seq_ids)
+        if moved is None:
+            return
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
+        self.shadow.swap_out(moved)
+        self.counts["swaps"] += 1
+        for seq_id in seq_ids:
+            self.lives[seq_id].swapped = True
+
+    def swap_in(self) -> None:
+        swapped = [seq_id for seq_id, life in self.lives.items() if life.swapped]
+        if not swapped:
+            return
+        seq_ids = self.whole_request(self.rng.choice(swapped))
+        moved = self.manager.swap_space.move_in(seq_ids, keep_room=self.rng.random() < 0.5)
+        if moved is None:
+            return
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
+        self.shadow.swap_in(moved)
+        for seq_id in seq_ids:
+            self.lives[seq_id].swapped = False
+            self.check(seq_id)
+
+    def free(self, seq_id: int) -> None:
+        self.manager.free(seq_id)
+        del self.lives[seq_id]
+
+    def pin(self) -> None:
+        if len(self.pinned) >= 1 or any(self.encoder.values()) or not self.manager.layout.prefix_step <= 24:
+            return
+        seq_id = self.next_id
+        self.next_id += 1
+        try:
+            if self.pins.pin(seq_id, DOCUMENT[: self.rng.choice([12, 24])]):
+                self.pinned.append(seq_id)
+                self.counts["pins"] += 1
+        except ValueError:
+            self.counts["pins refused"] += 1
+
+    def unpin(self) -> None:
+        if self.pinned:
+            self.pins.unpin(self.pinned.pop())
+
+    # ------------------------------------------------------------------ what must hold
+
+    def write(self, seq_id: int, life: Life, end: int) -> None:
+        names = life.name(end)
+        self.shadow.write(self.manager, seq_id, names, life.computed, self.image(life))
+
+    def check(self, seq_id: int) -> None:
+        """The next token finds its own sequence's KV and states."""
+        life = self.lives[seq_id]
+        self.shadow.check_reads(self.manager, seq_id, life.name(life.computed), life.computed, self.image(life))
+
+    def image(self, life: Life) -> list[object]:
+        return [("image", life.salt, i) for i in range(self.encoder[life.salt])]
+
+    def whole_request(self, seq_id: int) -> list[int]:
+        return [other for other, life in self.lives.items() if life.request == self.lives[seq_id].request]
+
+    def check_all(self) -> None:
+        self.manager.check_invariants()
+        for seq_id, life in self.lives.items():
+            if not life.swapped:
+                self.check(seq_id)
+
+    def end_all(self) -> None:
+        """Let the oldest sequence end, alone; then everything is given up and nothing may be left."""
+        for seq_id in [s for s, life in self.lives.items() if life.swapped][1:]:
+            self.free(seq_id)
+        while self.pinned:
+            self.unpin()
+        if self.lives:
+            first = next(iter(self.lives))
+            for seq_id in list(self.lives)[1:]:
+                self.free(seq_id)
+            life = self.lives[first]
+            if life.swapped:
+                moved = self.manager.swap_space.move_in([first], keep_room=False)
+                assert moved is not None, "a lone sequence does not come back"
+                self.shadow.swap_in(moved)
+                life.swapped = False
+            self.manager.pack(first)
+            while first in self.lives and life.computed < life.total:
+                end = self.end_of_chunk(life)
+                self.manager.commit(first, life.tokens, life.computed)
+                copies = self.manager.allocate(first, end, first_write=life.computed)
+                assert copies is not None, "a lone sequence that was admitted does not end"
+                life.tokens += DOCUMENT[len(life.tokens) : end]
+                self.shadow.copy(copies)
+                self.write(first, life, end)
+                life.computed = end
+                self.check(first)
+            self.free(first)
+            self.counts["finished"] += 1
+        self.manager.check_invariants()
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
+        assert not self.shadow.host and self.manager.swap_space.host.used_bytes == 0, "host blocks leaked"
+        assert self.manager.num_used_blocks == 0, "blocks leaked"
+        assert self.manager.reset_prefix_cache()
+        assert self.manager.num_available_pages == self.layout.num_pages, "large pages leaked"
+
+
+def fuzz(
+    operations: int,
+    seed: int,
+    *,
+    per_pool: int = 2000,
+    check_every: int = 100,
+    say: Callable[[int], None] = lambda done: None,
+) -> Counter[str]:
+    """Make so many operations over pools of every kind, and return how many there were of each sort; `say` is told of
+    those that are done.
+
+    Raises:
+        AssertionError: something leaked, was overwritten while in use, or did not end.
+    """
+    rng, counts, done = random.Random(seed), Counter[str](), 0
+    for name in cycle(POOLS):
+        if done >= operations:
+            break
+        pool = Fuzz(POOLS[name], rng, rng.choice(["lru", "aligned", "predicted"]), rng.randint(0, 4))
+        for number in range(min(per_pool, operations - done)):
+            try:
+                pool.run()
+                if number % check_every == 0:
+                    pool.check_all()
+            except Exception as error:
+                error.add_note(f"operation {done + number} of seed {seed}, in the pool {name!r}")
+                raise
+        done += number + 1
+        say(done)
+        pool.end_all()
+        counts += pool.counts
+        counts[name] += number + 1
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    start = time.perf_counter()
+
+    def say(done: int) -> None:
+        if done % 50_000 == 0:
+            print(f"{done:,} operations done", file=sys.stderr, flush=True)
+
+    counts = fuzz(given.operations, given.seed, say=say)
+    seconds = time.perf_counter() - start
+    told = ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items()))
+    print(f"{given.operations:,} operations of seed {given.seed} in {seconds:.0f} s, nothing leaked: {told}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The memory simulation: allocators that give what they say, known waste, and tables of all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpaged.benchmarks import memory_report
+from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
+from jpaged.benchmarks.memory_shapes import SHAPES
+from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, Shares, build, held_by_one, simulate
+from jpaged.benchmarks.memory_traces import Demand, draw_conversations, draw_lengths, prompt_tokens, read_trace
+
+BY_NAME = {shape.name: shape for shape in SHAPES}
+CHATS = draw_lengths(100, 60, 80, seed=0, sigma=0.5)
+
+
+@given(st.integers(1, 100), st.lists(st.integers(1, 40), max_size=30), st.randoms())
+def test_buddy_regions_never_overlap_and_merge_when_all_are_back(size, wishes, random):
+    buddy, taken = Buddy(size), []
+    for wish in wishes:
+        region = buddy.take(wish)
+        if region is None:
+            if taken:
+                buddy.give_back(*taken.pop(random.randrange(len(taken))))
+            continue
+        assert 1 << region[1] >= wish > 1 << region[1] >> 1, "the next power of two"
+        taken.append(region)
+        slots = [slot for start, order in taken for slot in range(start, start + (1 << order))]
+        assert len(set(slots)) == len(slots) and all(0 <= slot < size for slot in slots)
+    for region in taken:
+        buddy.give_back(*region)
+    assert buddy._free == Buddy(size)._free
+
+
+def test_regions_of_one_size_are_as_many_as_fit():
+    regions = Regions(10, 3)
+    assert sorted(regions.take(1)[0] for _ in range(3)) == [0, 1, 2] and regions.take(1) is None
+
+
+def test_orcas_reservations():
+    assert powers_of_two(100, 25) == 132 and powers_of_two(100, 32) == 132
+    assert oracle(100, 25) == 125
+
+
+def test_a_static_split_agrees_on_the_prefix_that_all_groups_have():
+    shape = replace(BY_NAME["Gemma-3-27B"], pool_gib=8)
+    memory = build("static split", shape, [Demand(4000, 10)], prefix_caching=True).memory
+    tokens = list(range(4000))
+    memory.add(0, 0)
+    for end in range(1000, 4001, 1000):
+        memory.allocate(0, end, first_write=end - 1000)
+        memory.commit(0, tokens, end)
+    memory.free(0)
+    memory.parts[1].reset_prefix_cache()
+    memory.add(1, 1)
+    assert memory.match_prefix(1, tokens) == 0
+    memory.allocate(1, 2000, first_write=0)
+    memory.commit(1, tokens, 2000)
+    memory.add(2, 2)
+    assert memory.match_prefix(2, tokens) == 2000, "the windows' group has no longer one"
+    assert memory.capacity(2) == 2000
+
+
+@pytest.mark.parametrize(("name", "point"), memory_report.PAPER_WASTE.items())
+def test_one_page_size_for_all_layers_wastes_what_the_paper_says_and_jpaged_does_not(name, point):
+    shape, (length, percent) = BY_NAME[name], point
+    waste = {
+        system: 1 - shape.needed_bytes(length) / held_by_one(system, shape, length)
+        for system in ("PagedAttention, largest page", "jpaged")
+    }
+    assert waste["PagedAttention, largest page"] == pytest.approx(percent / 100, abs=0.003)
+    assert 0 <= waste["jpaged"] < 0.05
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("name", ["OPT-13B", "Llama-3.2-11B-Vision", "Jamba-1.5-Mini", "PyramidKV on Llama-3.1-8B"])
+def test_every_allocator_serves_every_kind_of_model(name, system):
+    shape = replace(BY_NAME[name], pool_gib=3, max_len=2048)
+    demands = CHATS if name == "OPT-13B" else [Demand(2000, 40)] * 100
+    outcome = simulate(system, shape, demands)
+    assert outcome.refused == 0 and outcome.batch >= 1
+    shares = outcome.shares
+    assert min(shares.tokens, shares.reserved, shares.internal, shares.external) >= 0
+    assert shares.tokens + shares.reserved + shares.internal + shares.external == pytest.approx(1)
+
+
+def test_the_order_of_the_allocators_is_that_of_the_papers():
+    shape = replace(BY_NAME["OPT-13B"], pool_gib=4)
+    tokens = [simulate(system, shape, CHATS).shares.tokens for system in memory_report.ONE_KIND]
+    assert tokens == sorted(tokens) and tokens[-1] > 0.85 > 0.6 > tokens[-2]
+
+
+def test_what_waits_longer_than_the_pool_allows_is_refused_and_counted():
+    shape = replace(BY_NAME["Llama-3.1-8B"], pool_gib=0.5)
+    for system in SYSTEMS[1:]:
+        assert simulate(system, shape, [Demand(10_000, 10), *CHATS]).refused == 1
+    assert simulate("contiguous max", shape, CHATS).refused == len(CHATS)
+
+
+def test_conversations_hit_the_prefix_cache():
+    shape = replace(BY_NAME["Llama-3.1-8B"], pool_gib=6)
+    talks = draw_conversations(60, seed=1)
+    assert talks == draw_conversations(60, seed=1) and len(talks) == 60
+    outcome = simulate("jpaged", shape, talks, prefix_caching=True, prefix_eviction="predicted")
+    assert 0.1 < outcome.hit_rate < 1
+
+
+def test_equal_hash_ids_are_equal_tokens_and_the_rest_is_the_requests_own():
+    a = prompt_tokens(Demand(1030, 1, (5, 9)), unique=0)
+    b = prompt_tokens(Demand(1030, 1, (5, 9)), unique=1)
+    assert a[:1024] == b[:1024] and len(a) == len(b) == 1030
+    assert not set(a[1024:]) & set(b[1024:])
+    assert len(prompt_tokens(Demand(700, 1, (5, 9)), unique=0)) == 700
+
+
+def test_traces_are_read_with_and_without_hash_ids(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_len,output_len,hash_ids\n0,1500,5,0 14-15\n1,0,7,\n2,20,3,\n")
+    assert read_trace(path, 9) == [Demand(1500, 5, (0, 14, 15)), Demand(20, 3)]
+    assert len(read_trace(path, 1)) == 1
+    path.write_text("len_reference\n49\n")
+    assert read_trace(path, 9) == [Demand(20, 49)]
+    path.write_text("words\n49\n")
+    with pytest.raises(ValueError, match="has the columns words, not prompt_len and output_len"):
+        read_trace(path, 9)
+
+
+def test_the_page_has_every_table():
+    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0, 0)
+    results = memory_report.Results(
+        {"chats": [outcome]}, {"M": [replace(outcome, refused=1)] * 6}, [("M", "jpaged", "lru", outcome)]
+    )
+    text = memory_report.page(memory_report.tables(results), ["chats"])
+    assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text
+    assert "| M | 12.5 (90%)* |" in text
+    assert "| M | jpaged | lru | 50.0% | 12.5 |" in text
+    assert "| Ministral-8B | 131,072 | 56.25% |" in text
+
+
+def test_the_command_line_names_what_it_cannot_read(tmp_path):
+    from typer.testing import CliRunner
+
+    from jpaged.cli.main import app
+
+    path = tmp_path / "trace.csv"
+    path.write_text("words\n49\n")
+    result = CliRunner().invoke(app, ["bench", "memory", "--trace", str(path)])
+    assert result.exit_code == 2 and "columns words" in result.output.replace("\n", " ")

@@ -1,0 +1,87 @@
+"""Options of the command line reach the engine, and what it refuses is told."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import jpaged
+from jpaged.cli.main import app
+from jpaged.config import EngineConfig
+
+GENERATING = [["generate", "Hello"], ["chat"], ["bench", "throughput"]]
+
+
+@pytest.mark.parametrize("command", GENERATING)
+def test_the_order_of_eviction_is_an_option_of_every_command_that_generates(command, monkeypatch):
+    def build(model, **settings):
+        raise ValueError(f"built with {EngineConfig(model=model, **settings).prefix_eviction}")
+
+    monkeypatch.setattr("jpaged.llm.LLM", build)
+    for options, said in (
+        ([], "built with aligned"),
+        (["--prefix-eviction", "predicted"], "built with predicted"),
+        (["--prefix-eviction", "mru"], "prefix_eviction='mru' is not one of lru, aligned,"),
+    ):
+        result = CliRunner().invoke(app, [*command, "--model", "some/model", *options])
+        assert result.exit_code == 2 and said in " ".join(result.output.replace("\u2502", "").split())
+
+
+@pytest.mark.parametrize("command", GENERATING)
+def test_how_weights_and_kv_lie_on_devices_is_an_option_of_every_command_that_generates(command, monkeypatch):
+    asked = {
+        "quantization": "int8",
+        "kv_cache_dtype": "fp8",
+        "tensor_parallel_size": 4,
+        "enable_expert_parallel": True,
+    }
+
+    def build(model, **settings):
+        raise ValueError("built as asked" if settings.items() >= asked.items() else f"built with {settings}")
+
+    monkeypatch.setattr("jpaged.llm.LLM", build)
+    options = ["--quantization", "int8", "--kv-cache-dtype", "fp8", "--tensor-parallel-size", "4"]
+    result = CliRunner().invoke(app, [*command, "--model", "some/model", *options, "--enable-expert-parallel"])
+    assert result.exit_code == 2 and "built as asked" in result.output
+
+
+def test_help_is_told_without_jax():
+    code = "import sys, jpaged.config, jpaged.cli.main; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Parrot:
+    """An engine that refuses long conversations and says the last message again."""
+
+    def __init__(self, model, **settings):
+        pass
+
+    def chat_prompt(self, messages):
+        if sum(len(message["content"]) for message in messages) > 20:
+            raise ValueError("the prompt has 21 tokens")
+        return messages[-1]["content"]
+
+    def stream(self, prompt, params):
+        yield SimpleNamespace(text=prompt)
+
+
+def test_a_conversation_goes_on_after_a_message_that_is_refused(monkeypatch):
+    monkeypatch.setattr("jpaged.llm.LLM", Parrot)
+    result = CliRunner().invoke(app, ["chat"], input="one\n" + "x" * 30 + "\ntwo\n")
+    assert result.exit_code == 0
+    assert "refused: the prompt has 21 tokens" in result.stderr
+    assert result.stdout.replace("> ", "").splitlines() == ["one", "two"]
+
+
+def test_a_file_of_prompts_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for file, said in ((tmp_path, "directory."), (tmp_path / "bytes", "UTF-8:")):
+        result = CliRunner().invoke(app, ["generate", "--file", str(file)])
+        assert result.exit_code == 2 and said in result.output.replace("\u2502", "").split()
+
+
+def test_the_version_is_the_packages():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"jpaged {jpaged.__version__}\n")

@@ -1,0 +1,145 @@
+"""Units of a step: run one after the other, they leave in every block the state that tokens one by one would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thorough import examples
+
+from jpaged.execution.caches.base import HostStep
+from jpaged.execution.caches.state_units import StateBatch, state_batch, token_by_token
+from jpaged.memory import GroupSpec, PoolLayout, StateCheckpoints
+from jpaged.memory.layout import GroupLayout
+from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT
+
+SIZE, ROWS = 16, 64
+
+
+def plan_of(interval: int) -> GroupLayout:
+    spec = GroupSpec("state", 4, 1, SIZE, StateCheckpoints(interval))
+    return PoolLayout.plan([spec], 4000).groups[0]
+
+
+class Case:
+    """A step of some sequences' chunks, with tables as the memory makes them.
+
+    Attributes:
+        pool: state in each block before the step: the positions of the tokens up to there.
+        expected: what the blocks hold after it, in as far as somebody will read them.
+    """
+
+    def __init__(self, interval: int, chunks: list[tuple[int, int, tuple[int, ...]]], padding: int = 0) -> None:
+        chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
+        self.plan, blocks = plan_of(interval), iter(np.random.default_rng(0).permutation(900).tolist())
+        self.starts = np.array([chunk[0] for chunk in chunks], np.int32)
+        self.lengths = np.array([chunk[1] for chunk in chunks], np.int32)
+        width = max(start + length + interval for start, length, _ in chunks) // SIZE + 1
+        self.table = np.full((len(chunks), width), -1, np.int32)
+        self.pool: dict[int, tuple[int, int]] = {}
+        self.expected: dict[int, tuple[int, int]] = {}
+        for number, (start, length, ends) in enumerate(chunks):
+            policy, stop = StateCheckpoints(interval, ends), start + length
+            (held,) = policy.active_blocks(start, SIZE)
+            for entry in policy.placed(range(held.start, policy.num_blocks(stop, SIZE)), SIZE):
+                block = self.table[number, entry] = next(blocks)
+                if entry in held and start:
+                    self.pool[block] = (number, start)
+                if (entry + 1) * SIZE <= stop and (entry + 1) * SIZE > start:
+                    self.expected[block] = (number, (entry + 1) * SIZE)
+            (running,) = policy.active_blocks(stop, SIZE)
+            self.expected[self.table[number, running.start]] = (number, stop)
+        tokens = int(self.lengths.sum())
+        self.seq_of_token = np.repeat(np.arange(len(chunks)), self.lengths)
+        first = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
+        self.positions = np.arange(tokens) - first[self.seq_of_token] + self.starts[self.seq_of_token]
+        self.padded = (tokens + padding, len(chunks) + padding)
+
+    def batch(self) -> StateBatch:
+        step = HostStep([], self.starts, self.lengths, self.seq_of_token, self.positions, *self.padded)
+        return state_batch(step, self.table, self.plan)
+
+    def run(self, batch: StateBatch, first: int, seen: list[tuple[int, int]]) -> None:
+        """Compute units in order over tokens `first` on; each token asks for the state right before it."""
+        count, state, writes = int(batch.num_units), None, []
+        read_before = dict(self.pool)
+        for start, length, read, write in zip(*(array[:count] for array in batch[:4]), strict=True):
+            number, position = self.seq_of_token[first + start], self.positions[first + start]
+            state = state if read == CARRY else (number, 0) if read == NEW else read_before[read]
+            assert state == (number, position), "it carries on from another state"
+            for token in range(start, start + length):
+                seen.append((int(number), int(self.positions[first + token])))
+            state = (number, position + length)
+            if write >= 0:
+                self.pool[int(write)] = state
+                writes.append(int(write))
+        assert len(set(writes)) == len(writes), "two units leave their state in one block"
+
+    def check(self, seen: list[tuple[int, int]]) -> None:
+        assert seen == list(zip(self.seq_of_token.tolist(), self.positions.tolist(), strict=True)), "each token once"
+        for block, state in self.expected.items():
+            assert self.pool[block] == state
+
+
+chunks = st.lists(
+    st.tuples(st.integers(0, 300), st.integers(1, 200), st.sets(st.integers(1, 30), max_size=2)).flatmap(
+        lambda c: st.tuples(st.just(c[0]), st.sampled_from([1, c[1]]), st.just(tuple(sorted(16 * e for e in c[2]))))
+    ),
+    min_size=1,
+    max_size=5,
+)
+intervals = st.sampled_from([16, 48, 64, 128, 512])
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(intervals, chunks, st.integers(0, 9))
+def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding):
+    case, seen = Case(interval, chunks, padding), []
+    batch = case.batch()
+    case.run(batch, 0, seen)
+    case.check(seen)
+    count, decodes = int(batch.num_units), int(batch.num_decodes)
+    assert (batch.length[:count] <= UNIT).all() and (batch.write[count:] == -1).all()
+    assert decodes == (case.lengths == 1).sum()
+    assert (batch.start[:decodes] == np.arange(decodes)).all() and (batch.read[:decodes] != CARRY).all()
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(intervals, chunks)
+def test_launches_of_single_tokens_leave_the_same(interval, chunks):
+    """Each launch begins with what the one before left in blocks, as nothing else is carried over."""
+    case, seen = Case(interval, chunks), []
+    whole = case.batch()
+    for start in range(0, len(case.positions), ROWS):
+        launch = token_by_token(whole, slice(start, start + ROWS)).units
+        count = int(launch.num_units)
+        assert (launch.length[:count] == 1).all() and int(launch.num_decodes) == 0
+        assert len(launch.start) == ROWS
+        case.run(launch, start, seen)
+    case.check(seen)
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(st.integers(0, 300), st.integers(1, 200), st.integers(0, 40))
+def test_a_sequence_is_cut_alike_whatever_else_is_in_the_batch_and_wherever_its_chunks_end(start, length, others):
+    def borders(*parts: tuple[int, int]) -> set[int]:
+        found = set()
+        for at, tokens in parts:
+            case = Case(128, [(at, tokens, ()), *((5, 30, ()) for _ in range(others % 3))])
+            units = case.batch()
+            number = int(np.flatnonzero((case.starts == at) & (case.lengths == tokens))[0])
+            mine = case.seq_of_token[units.start[: int(units.num_units)]] == number
+            found |= set(case.positions[units.start[: len(mine)][mine]].tolist())
+        return found
+
+    half = length // 2
+    whole = borders((start, length))
+    assert not half or borders((start, half), (start + half, length - half)) == whole | {start + half}
+
+
+def test_a_state_without_a_block_is_refused():
+    case = Case(64, [(20, 5, ())])
+    case.table[:] = -1
+    with pytest.raises(RuntimeError, match="a state of group state has no block"):
+        case.batch()

@@ -1,0 +1,95 @@
+"""Edits of logits against their definition, with the newest token on the host or still on the device."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logit_edit_cases import VOCAB, edits_of, expected_logits, request_of
+from thorough import examples
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from jpaged.execution.sampling.logit_edits import edit_logits
+from jpaged.execution.sampling.logit_edits_batch import BANS, TOKENS, no_edits
+
+edit = jax.jit(edit_logits)
+TOKEN = st.integers(0, 7)  # few, so that they repeat
+LOGITS = np.random.default_rng(0).normal(0, 4, (4, VOCAB)).astype(np.float32)
+
+REQUESTS = st.builds(
+    request_of,
+    prompt=st.lists(TOKEN, min_size=1, max_size=6),
+    output=st.lists(TOKEN, min_size=1, max_size=8),
+    bad_words=st.lists(st.lists(TOKEN, min_size=1, max_size=3), max_size=4),
+    allowed=st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1),
+    stop_ids=st.sets(TOKEN, max_size=3),
+    min_tokens=st.integers(0, 9),
+    presence_penalty=st.sampled_from([0.0, 0.0, -2.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.3, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.8]),
+    logit_bias=st.none() | st.dictionaries(TOKEN, st.floats(-100, 100), max_size=5),
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(REQUESTS, min_size=1, max_size=4), st.booleans())
+def test_edited_logits_are_those_of_the_definition(requests, pending):
+    want = np.stack([expected_logits(LOGITS[row], request) for row, request in enumerate(requests)])
+    edits, last_tokens = edits_of(requests, pending=pending, width=4)
+    got = np.asarray(edit(LOGITS, edits, np.resize(last_tokens, 4)))
+    np.testing.assert_allclose(got[: len(requests)], want, rtol=1e-5, atol=1e-5)
+    assert (got[len(requests) :] == LOGITS[len(requests) :]).all(), "padding rows are left alone"
+
+
+@settings(max_examples=50, deadline=None)
+@given(REQUESTS)
+def test_a_pending_token_counts_exactly_as_a_known_one(request_):
+    known, last = edits_of([request_], pending=False, width=4)
+    want = np.asarray(edit(LOGITS, known, np.zeros(4, np.int32)))
+    hidden, last = edits_of([request_], pending=True, width=4)
+    assert np.asarray(edit(LOGITS, hidden, np.resize(last, 4))).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("penalty", [0.6, 1.0, 1.3, 5.0])
+def test_the_repetition_penalty_is_that_of_transformers(penalty):
+    prompt, output = [3, 3, 5, 9], [5, 11, 11]
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    want = processor(torch.tensor([prompt + output]), torch.from_numpy(LOGITS[:1].copy()))
+    edits, last = edits_of([request_of(prompt, output, repetition_penalty=penalty)], pending=True)
+    np.testing.assert_allclose(edit(LOGITS[:1], edits, last), want.numpy(), rtol=1e-6)
+
+
+def test_every_token_of_a_long_prompt_is_penalised():
+    prompt = np.random.default_rng(1).integers(0, VOCAB // 2, 3000).tolist()
+    request = request_of(prompt, [1], repetition_penalty=2.0)
+    want = expected_logits(LOGITS[0], request)
+    assert (want != LOGITS[0]).sum() == VOCAB // 2
+    edits, last = edits_of([request], pending=True)
+    np.testing.assert_allclose(edit(LOGITS[:1], edits, last)[0], want, rtol=1e-6)
+
+
+def test_a_bad_word_is_banned_only_where_its_beginning_precedes():
+    def banned(output, *bad_words):
+        edits, last = edits_of([request_of([4, 5], output, bad_words=bad_words)], pending=True)
+        return np.flatnonzero(np.isneginf(edit(LOGITS[:1], edits, last)[0])).tolist()
+
+    assert banned([6, 7, 8], (7, 8, 9)) == [9]
+    assert banned([6, 7, 1], (7, 8, 9)) == []
+    assert banned([6, 1, 8], (7, 8, 9)) == []
+    assert banned([8], (5, 8, 9)) == [], "the prompt is no part of the output"
+    assert banned([8], (3,), (8, 2), (8, 8, 1)) == [2, 3]
+
+
+def test_few_shapes_serve_any_number_of_pairs():
+    def sizes(**params):
+        edits, _ = edits_of([request_of(list(range(VOCAB)), [1], **params)], pending=False)
+        return len(edits.token_row), len(edits.ban_row)
+
+    assert sizes(repetition_penalty=2.0) == sizes() == (TOKENS, BANS)
+    words = [(i,) for i in range(BANS + 1)]
+    assert sizes(bad_words=words) == (TOKENS, 4 * BANS)
+    large = no_edits(64, 49152)
+    assert large.mask.nbytes // 64 == 49152 // 8 and large.mask.base.nbytes == 4, "no mask costs no memory"

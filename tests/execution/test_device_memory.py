@@ -1,0 +1,82 @@
+"""How many bytes the pool gets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from jpaged.execution import device_memory, make_mesh
+
+GIB = 1 << 30
+
+
+def ask(mesh, **changes) -> int:
+    options = {
+        "requested": None,
+        "memory_utilization": 0.5,
+        "temporary_bytes": GIB,
+        "useful_bytes": 1 << 50,
+        **changes,
+    }
+    return device_memory.pool_bytes(device_memory.device_memory(mesh, {"w": jnp.zeros(1000)}), **options)
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    monkeypatch.setattr(device_memory, "host_memory_available", lambda: 6 * GIB)
+    return make_mesh(1)
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """A device of 16 GiB of which 3 are in use."""
+    monkeypatch.setattr(device_memory, "platform", lambda mesh: "gpu")
+    stats = {"bytes_limit": 16 * GIB, "bytes_in_use": 3 * GIB}
+    device = SimpleNamespace(memory_stats=lambda: stats)
+    return SimpleNamespace(local_devices=[device])
+
+
+def test_what_was_requested_is_taken_as_it_is(cpu):
+    assert ask(cpu, requested=12345, useful_bytes=1) == 12345
+
+
+@pytest.mark.parametrize(("device", "free"), [("cpu", 6 * GIB), ("accelerator", 13 * GIB)])
+def test_a_request_of_more_than_is_free_is_refused_with_both_numbers(device, free, request):
+    mesh = request.getfixturevalue(device)
+    assert ask(mesh, requested=free) == free
+    with pytest.raises(ValueError, match=f"kv_cache_memory_bytes={free + 1:,} does not fit .* {free:,} bytes free"):
+        ask(mesh, requested=free + 1)
+
+
+def test_on_cpu_a_small_part_of_the_free_memory_within_memory_utilization(cpu):
+    assert ask(cpu) == 6 * GIB // device_memory.CPU_POOL_PART
+    assert ask(cpu, memory_utilization=0.05) == int(0.05 * 6 * GIB)
+
+
+def test_on_cpu_room_for_one_sequence_even_where_that_is_a_large_part_up_to_the_limit(cpu):
+    assert ask(cpu, sequence_bytes=2 * GIB) == 2 * GIB
+    assert ask(cpu, sequence_bytes=5 * GIB) == 3 * GIB  # half of what is free
+    assert ask(cpu, sequence_bytes=5 * GIB, memory_utilization=0.9) == device_memory.CPU_POOL_LIMIT
+
+
+def test_no_more_than_is_useful(cpu):
+    assert ask(cpu, useful_bytes=777) == 777
+
+
+def test_on_accelerators_weights_and_temporaries_count_too(accelerator):
+    assert ask(accelerator, memory_utilization=0.75) == (12 - 3 - 1) * GIB
+
+
+def test_no_room_is_an_error_with_the_numbers(accelerator):
+    with pytest.raises(ValueError, match=f"memory_utilization=0.2 of {16 * GIB:,} bytes, {3 * GIB:,} in use"):
+        ask(accelerator, memory_utilization=0.2)
+
+
+def test_free_host_memory_is_known_here():
+    assert 1 << 20 < device_memory.host_memory_available() < 1 << 50
+
+
+def test_device_bytes_counts_one_shard():
+    assert device_memory.device_bytes({"a": jnp.zeros((3, 5)), "b": [jnp.zeros(2, jnp.bfloat16)]}) == 64

@@ -1,0 +1,196 @@
+"""Every architecture: a tiny checkpoint, written with the gguf package and read back, has its config and weights."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from dense_model import abstract
+from gguf import GGMLQuantizationType as Encoding
+from gguf_files import write_gguf
+from gguf_of_checkpoint import write_checkpoint
+
+torch = pytest.importorskip("torch")
+
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    JambaConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    Mamba2Config,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
+
+from jpaged.loading.code_format import PACKED  # noqa: E402
+from jpaged.loading.gguf.config import config_from_gguf  # noqa: E402
+from jpaged.loading.gguf.reader import GGUFFile  # noqa: E402
+from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows  # noqa: E402
+from jpaged.loading.gguf.weights import GGUFWeights  # noqa: E402
+from jpaged.loading.parameters.forms import forms_of_blocks, read_blocks  # noqa: E402
+from jpaged.loading.parameters.targets import targets_of  # noqa: E402
+from jpaged.loading.registry import model_types  # noqa: E402
+from jpaged.loading.safetensors_reader import SafetensorsWeights  # noqa: E402
+
+SIZES = {
+    "vocab_size": 43,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+HEADS = SIZES | {"head_dim": 16, "tie_word_embeddings": False}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+CONFIGS = [
+    Gemma3TextConfig(
+        **SIZES | {"head_dim": 16, "num_hidden_layers": 7},
+        query_pre_attn_scalar=16,
+        sliding_window=7,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        },
+    ),
+    MixtralConfig(**HEADS, num_local_experts=3, sliding_window=None),
+    Qwen3MoeConfig(**HEADS, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True),
+    Llama4TextConfig(
+        **HEADS, intermediate_size_mlp=40, num_local_experts=3, num_experts_per_tok=2, interleave_moe_layer_step=2
+    ),
+    GptOssConfig(
+        **HEADS,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=7,
+        rope_parameters={**YARN, "truncate": False},
+    ),
+    Mamba2Config(
+        vocab_size=43,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_heads=4,
+        head_dim=16,
+        state_size=8,
+        n_groups=2,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
+    JambaConfig(
+        **SIZES | {"num_hidden_layers": 6},
+        tie_word_embeddings=False,
+        num_experts=3,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=5,
+    ),
+    Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+]
+NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache", "torch_dtype"}
+NOT_OF_THE_MODEL |= {"use_mamba_kernels", "output_router_logits", "router_aux_loss_coef", "initializer_range"}
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config.model_type)
+def family(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param.model_type)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(request.param, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.5)
+    model.save_pretrained(folder)
+    return SimpleNamespace(folder=folder, config=request.param, path=folder / "m.gguf")
+
+
+def test_config_and_weights_are_the_checkpoints(family):
+    file = GGUFFile(write_checkpoint(family.path, family.folder, family.config))
+    found, want = (config.to_dict() for config in (config_from_gguf(file), family.config))
+    for name in NOT_OF_THE_MODEL:
+        found.pop(name, None), want.pop(name, None)
+    assert found == want
+    read, saved = GGUFWeights(file), SafetensorsWeights(family.folder)
+    assert set(read.names()) == set(saved.names())
+    for name in saved.names():
+        assert read.shape(name) == saved.shape(name), name
+        np.testing.assert_allclose(np.asarray(read.read(name)), saved.read(name), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("experts", [Encoding.MXFP4, Encoding.Q8_0, Encoding.Q4_1], ids=lambda encoding: encoding.name)
+@pytest.mark.parametrize("shards", [1, 4])
+def test_experts_blocks_are_kept_to_the_last_bit_for_any_number_of_shards(family, experts, shards):
+    """Inner experts' widths of 32 and 64 leave shards of 4 groups smaller than those of the file."""
+    if family.config.model_type in ("gemma3_text", "mamba2", "lfm2"):
+        pytest.skip("a family without experts")
+    if family.config.model_type not in model_types():
+        pytest.skip("a family that is not installed")
+    file = GGUFFile(write_checkpoint(family.path, family.folder, family.config, experts))
+    reader = GGUFWeights(file)
+    model = abstract(config_from_gguf(file), tensor_parallel=shards)
+    targets = targets_of(model)
+    forms, _ = forms_of_blocks(reader, targets, shards)
+    found = [target for target in targets if target.source.path in forms]
+    assert {target.source.path[-2] for target in found} == {"gate_up", "down"}
+    for target in found:
+        source, form = target.source, forms[target.source.path]
+        assert (form.codes == PACKED) == (experts != Encoding.Q8_0)
+        kept = read_blocks(source, form, reader)
+        assert (kept.e2m1, kept.codes.dtype) == (form.e2m1, form.codes)
+        floats = np.asarray(source.convert(*map(reader.read, source.sources)))
+        assert kept.shape == floats.shape == target.shape
+        np.testing.assert_array_equal(kept.dequantised(np.float32), floats, err_msg=target.name)
+
+
+@pytest.mark.parametrize("index", [np.s_[:, :, 3:90], np.s_[1:2, 8:, 1::2], np.s_[:, 5:40, :64], np.s_[..., ::2]])
+@pytest.mark.parametrize("alternating", [False, True])
+def test_a_slice_of_all_experts_reads_what_it_says(index, alternating):
+    values = np.random.default_rng(0).standard_normal((2, 3, 64, 48), np.float32)  # parts, experts, outputs, inputs
+
+    def matrix(rows):
+        return GGUFRows(rows, lambda part: part, 1, 1, rows.dtype, range(64), range(48))
+
+    lazy = GGUFExperts.of([[matrix(rows) for rows in part] for part in values], alternating=alternating)
+    gate, up = values.swapaxes(2, 3)
+    whole = np.stack([gate, up], -1).reshape(3, 48, 128) if alternating else np.concatenate([gate, up], -1)
+    assert lazy[index].shape == whole[index].shape
+    np.testing.assert_array_equal(lazy[index], whole[index])
+
+
+def test_maverick_norms_no_queries_and_files_may_name_the_chunk(tmp_path):
+    config = next(config for config in CONFIGS if config.model_type == "llama4_text")
+    router = {f"blk.{n}.ffn_gate_inp.weight": np.zeros((1, 32), np.float32) for n in (1, 3)}
+    tensors = router | {"token_embd.weight": np.zeros((43, 32), np.float32)}
+    keys = {"expert_count": 128, "expert_used_count": 1, "expert_feed_forward_length": 64} | {
+        "interleave_moe_layer_step": 2,
+        "attention.sliding_window": 11,
+    }
+    extra = {f"llama4.{key}": value for key, value in keys.items()}
+    found = config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "llama4", tensors, extra, block_count=4)))
+    assert not found.use_qk_norm
+    assert (found.attention_chunk_size, found.moe_layers) == (11, config.moe_layers)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "local"), [(3, [1, 1, 0, 1, 1, 0, 1]), ([False, True] * 3 + [True], [0, 1] * 3 + [1])]
+)
+def test_a_file_may_say_which_layers_of_gemma3_slide(tmp_path, pattern, local):
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
+    extra = {"gemma3.attention.sliding_window": 7, "gemma3.attention.sliding_window_pattern": pattern}
+    found = config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "gemma3", tensors, extra, block_count=7)))
+    assert [kind == "sliding_attention" for kind in found.layer_types] == list(map(bool, local))
+    assert found.rope_parameters["sliding_attention"]["rope_theta"] == 10000.0
+
+
+def test_jambas_layers_that_follow_no_period_are_refused(tmp_path):
+    attends = {f"blk.{n}.attn_q.weight": np.zeros((32, 32), np.float32) for n in (1, 2, 5)}
+    tensors = attends | {"token_embd.weight": np.zeros((43, 32), np.float32)}
+    with pytest.raises(ValueError, match=r"layers \[1, 2, 5\] of 6 are not every n-th one"):
+        config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "jamba", tensors, block_count=6)))

@@ -1,0 +1,177 @@
+"""Writes a Hugging Face checkpoint as GGUF: tensors named by the gguf package, values changed as llama.cpp does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+from gguf_files import write_gguf
+from transformers import PretrainedConfig
+
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "llama4_text": "llama4",
+    "gpt_oss": "gpt-oss",
+    "mamba2": "mamba2",
+    "jamba": "jamba",
+    "lfm2": "lfm2",
+}
+"""Hugging Face's ``model_type`` -> GGUF's architecture."""
+
+
+def write_checkpoint(
+    path: Path, folder: Path, config: PretrainedConfig, experts: GGMLQuantizationType | None = None
+) -> Path:
+    """Write the checkpoint in `folder`; experts' matrices in the encoding `experts`, everything else as it is."""
+    arch = ARCHITECTURES[config.model_type]
+    reader = SafetensorsWeights(folder)
+    tensors: dict[str, Any] = {}
+    for name, array in _converted({name: np.asarray(reader.read(name)) for name in reader.names()}, config).items():
+        stored = _gguf_name(name, arch, config.num_hidden_layers)
+        quantised = experts is not None and stored.endswith("_exps.weight")
+        tensors[stored] = (quants.quantize(array, experts), experts) if quantised else np.ascontiguousarray(array)
+    return write_gguf(path, arch, tensors, _metadata(arch, config), **dict.fromkeys(_SIZES))
+
+
+_SIZES = (
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "block_count",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+)
+"""What `write_gguf` would write of its own."""
+
+
+def _gguf_name(name: str, arch: str, layers: int) -> str:
+    kind = next(kind for kind, said in gguf.MODEL_ARCH_NAMES.items() if said == arch)
+    found = gguf.get_tensor_name_map(kind, layers).get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def _converted(tensors: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Return the tensors with the names and values that the converter gives the package to rename."""
+    out: dict[str, np.ndarray] = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, array in tensors.items():
+        if ".experts." in name and name.split(".experts.")[1][0].isdigit():
+            before, after = name.split(".experts.")
+            expert, part = after.split(".", 1)
+            stacks.setdefault(f"{before}.experts.{part}", {})[int(expert)] = array
+        else:
+            out |= _changed(name, array, config)
+    return out | {name: np.stack([by[n] for n in range(len(by))]) for name, by in stacks.items()}
+
+
+def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    family = config.model_type
+    if family == "gemma3_text" and name.endswith("norm.weight"):
+        return {name: array + 1}
+    if family == "mixtral" and ("q_proj" in name or "k_proj" in name):
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        return {name: array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)}
+    if name.endswith("sinks"):
+        return {f"{name}.weight": array}
+    if "experts.gate_up_proj" in name:
+        turned = array if name.endswith("_bias") else array.swapaxes(1, 2)
+        in_turns = (turned[:, ::2], turned[:, 1::2])
+        halves = in_turns if family == "gpt_oss" else np.split(turned, 2, axis=1)
+        return {_plain(name.replace("gate_up", part)): half for part, half in zip(("gate", "up"), halves, strict=True)}
+    if name.endswith("experts.down_proj"):
+        return {_plain(name): array.swapaxes(1, 2)}
+    if name.endswith("experts.down_proj_bias"):
+        return {_plain(name): array}
+    if "conv" in name and array.ndim == 3:
+        return {name: array[:, 0]}
+    if name.endswith("A_log"):
+        return {name: -np.exp(array[:, None] if family == "mamba2" else array)}
+    if family == "mamba2" and name.endswith(".D"):
+        return {name: array[:, None]}
+    if family == "mamba2" and name.endswith("mixer.norm.weight"):
+        return {name: array.reshape(config.n_groups, -1)}
+    return {name.replace("dt_bias", "dt_proj.bias"): array}
+
+
+def _plain(name: str) -> str:
+    return f"{name.removesuffix('_bias')}.bias" if name.endswith("_bias") else f"{name}.weight"
+
+
+def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
+    """Return the keys that the converter writes."""
+    family, layers = config.model_type, config.num_hidden_layers
+    keys: dict[str, Any] = {
+        "context_length": getattr(config, "max_position_embeddings", 1 << 20),
+        "embedding_length": config.hidden_size,
+        "block_count": layers,
+    }
+    if family == "mamba2":
+        keys |= {
+            "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+            "ssm.conv_kernel": config.conv_kernel,
+            "ssm.inner_size": config.expand * config.hidden_size,
+            "ssm.state_size": config.state_size,
+            "ssm.time_step_rank": config.num_heads,
+            "ssm.group_count": config.n_groups,
+        }
+        return _full(arch, keys, config)
+    width = config.intermediate_size_mlp if family == "llama4_text" else config.intermediate_size
+    keys |= {
+        "feed_forward_length": width,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.norm_eps if family == "lfm2" else config.rms_norm_eps,
+    }
+    if getattr(config, "head_dim", None):
+        keys["attention.key_length"] = config.head_dim
+    rope = getattr(config, "rope_parameters", None)
+    if rope:
+        rope = rope.get("full_attention", rope)
+        keys["rope.freq_base"] = float(rope["rope_theta"])
+        if rope["rope_type"] != "default":
+            keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+        if rope["rope_type"] == "yarn":
+            keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts:
+        keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
+    if family in ("gemma3_text", "gpt_oss"):
+        keys["attention.sliding_window"] = config.sliding_window
+    if family in ("llama4_text", "gpt_oss"):
+        keys["expert_feed_forward_length"] = config.intermediate_size
+    if family == "qwen3_moe":
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if family == "llama4_text":
+        keys["interleave_moe_layer_step"] = config.interleave_moe_layer_step
+    if family == "jamba":
+        attends = [kind in ("attention", "full_attention") for kind in config.layers_block_type]
+        keys |= {
+            "attention.head_count_kv": [config.num_key_value_heads * attends[number] for number in range(layers)],
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+        }
+    if family == "lfm2":
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        keys |= {
+            "attention.head_count_kv": [config.num_key_value_heads * attends[number] for number in range(layers)],
+            "shortconv.l_cache": config.conv_L_cache,
+        }
+    return _full(arch, keys, config)
+
+
+def _full(arch: str, keys: dict[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    ids = {"bos": config.bos_token_id, "eos": config.eos_token_id, "padding": config.pad_token_id}
+    tokens = {f"tokenizer.ggml.{role}_token_id": id for role, id in ids.items() if isinstance(id, int)}
+    return {f"{arch}.{key}": value for key, value in keys.items()} | tokens

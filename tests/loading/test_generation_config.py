@@ -1,0 +1,85 @@
+"""generation_config.json: which tokens end a generation, which sampling it advises, and whose file is read."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from jpaged.loading.generation_config import file_fields, read_generation_config
+from jpaged.loading.source import Source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    return tmp_path
+
+
+def write(folder, fields):
+    folder.mkdir(exist_ok=True)
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    return str(folder)
+
+
+def read(folder, chosen="auto", tokenizer=None):
+    return read_generation_config(chosen, Source("m", "safetensors", folder), None, tokenizer)
+
+
+def test_the_models_file_names_the_ends_and_the_sampling(folder):
+    write(folder, {"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 50, "do_sample": True})
+    found = read(folder)
+    assert found.eos_token_ids == (5, 6)
+    assert found.sampling == {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
+
+
+def test_without_a_file_the_config_names_the_ends_and_nothing_is_advised(folder):
+    assert read(folder).eos_token_ids == (7,)
+    assert read(folder).sampling == {}
+
+
+def test_the_tokenizers_own_end_counts_too_and_once(folder):
+    write(folder, {"eos_token_id": [5, 6]})
+    assert read(folder, tokenizer=SimpleNamespace(eos_token_id=2)).eos_token_ids == (5, 6, 2)
+    assert read(folder, tokenizer=SimpleNamespace(eos_token_id=6)).eos_token_ids == (5, 6)
+    assert read(folder, tokenizer=SimpleNamespace(eos_token_id=None)).eos_token_ids == (5, 6)
+
+
+def test_vllms_defaults_keep_the_models_ends(folder):
+    write(folder, {"eos_token_id": [5, 6], "temperature": 0.6})
+    assert read(folder, "vllm").eos_token_ids == (5, 6)
+    assert read(folder, "vllm").sampling == {}
+
+
+def test_another_folder_takes_the_place_of_the_models_file(folder):
+    write(folder, {"eos_token_id": 5, "temperature": 0.6})
+    other = write(folder / "other", {"eos_token_id": 9, "top_k": 3})
+    assert (read(folder, other).eos_token_ids, read(folder, other).sampling) == ((9,), {"top_k": 3})
+    silent = write(folder / "silent", {"top_k": 3})
+    assert read(folder, silent).eos_token_ids == (5,)
+
+
+def test_a_folder_without_the_file_is_named(folder):
+    with pytest.raises(ValueError, match="generation_config='nowhere' is not 'auto', 'vllm' or a folder with"):
+        read(folder, "nowhere")
+
+
+def test_advice_that_cannot_be_followed_is_named_with_what_ignores_it(folder):
+    write(folder, {"temperature": -1})
+    with pytest.raises(ValueError, match=r"generation_config.json advises .*temperature=-1 .*generation_config='vllm'"):
+        read(folder)
+    assert read(folder, "vllm").sampling == {}
+
+
+def test_a_damaged_file_is_named(folder):
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"generation_config.json holds list, not a JSON object"):
+        read(folder)
+
+
+def test_what_is_written_reads_back_the_same(folder):
+    fields = {"eos_token_id": [5, 6], "temperature": 0.6, "max_new_tokens": 50}
+    write(folder, fields)
+    found = read(folder)
+    assert file_fields(found.eos_token_ids, found.sampling) == fields

@@ -1,0 +1,66 @@
+"""What recent requests began with, and how much of that a new one shares."""
+
+from __future__ import annotations
+
+from memory_pools import full_manager
+
+from jpaged.memory.block_tables import BlockTables
+from jpaged.memory.recent_prefixes import MOST_REQUESTS, RecentPrefixes
+
+SIZE = 4
+
+
+def recent(num_blocks: int = 1000) -> tuple[RecentPrefixes, object]:
+    manager = full_manager(num_blocks, SIZE, prefix_caching=True)
+    return RecentPrefixes(manager.layout), manager
+
+
+def sequence(manager, number: int, tokens: list[int], salt: str | None = None) -> BlockTables:
+    """A sequence whose prompt is in its hash chains."""
+    manager.add(number, number)
+    manager.match_prefix(number, tokens, salt=salt)
+    return manager._sequences[number]
+
+
+def test_a_request_shares_the_whole_blocks_that_an_earlier_one_began_with():
+    prefixes, manager = recent()
+    prompts = [range(20), [*range(10), 90, 91, 92], range(100, 120), range(17)]
+    shared = [prefixes.arrived(sequence(manager, i, list(prompt))) for i, prompt in enumerate(prompts)]
+    assert shared == [0, 8, 0, 16]
+
+
+def test_a_request_that_comes_back_shares_nothing_with_itself():
+    prefixes, manager = recent()
+    one = sequence(manager, 0, list(range(20)))
+    assert prefixes.arrived(one) == prefixes.arrived(one) == 0
+    assert prefixes.arrived(sequence(manager, 1, list(range(20)))) == 16
+
+
+def test_salts_share_nothing():
+    prefixes, manager = recent()
+    prefixes.arrived(sequence(manager, 0, list(range(20)), "a"))
+    assert prefixes.arrived(sequence(manager, 1, list(range(20)), "b")) == 0
+    assert prefixes.arrived(sequence(manager, 2, list(range(20)), "a")) == 16
+
+
+def test_what_was_generated_may_be_the_next_prompt():
+    prefixes, manager = recent()
+    one = sequence(manager, 0, list(range(9)))
+    prefixes.arrived(one)
+    manager.allocate(0, 20, first_write=0)
+    manager.commit(0, list(range(20)), 20)
+    prefixes.left(one)
+    assert prefixes.arrived(sequence(manager, 1, list(range(30)))) == 20
+
+
+def test_old_requests_are_forgotten_by_their_number_and_by_the_pools_size():
+    prefixes, manager = recent()
+    for number in range(MOST_REQUESTS + 1):
+        prefixes.arrived(sequence(manager, number, [number] * 9))
+    assert len(prefixes.entries) == MOST_REQUESTS
+    assert prefixes.arrived(sequence(manager, 1000, [0] * 9)) == 0
+    assert prefixes.arrived(sequence(manager, 1001, [MOST_REQUESTS] * 9)) == 8
+    small, manager = recent(4)
+    for number in range(5):
+        small.arrived(sequence(manager, number, [number] * 13))
+    assert len(small.entries) == 2, "three blocks each, and at most eight"

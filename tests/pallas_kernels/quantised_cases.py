@@ -1,0 +1,56 @@
+"""Random quantised matrices of every form, and their values computed one by one."""
+
+import numpy as np
+
+from jpaged.loading.code_format import FP8, INT8, PACKED, Format
+
+RNG = np.random.default_rng(0)
+FLOAT32, HALF = np.dtype(np.float32), np.dtype(np.float16)
+FORMS = {
+    "int8": Format(INT8, 0, FLOAT32),
+    "int8 groups": Format(INT8, 16, HALF),
+    "int8 minimums": Format(INT8, 16, HALF, minimums=True),
+    "fp8": Format(FP8, 0, FLOAT32),
+    "int4": Format(PACKED, 32, HALF, minimums=True),
+    "mxfp4": Format(PACKED, 32, np.dtype(np.uint8), e2m1=True),
+}
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The published values of MXFP4's codes."""
+
+
+def random_matrix(form, shape, axis=-2):
+    """Random codes, so that no rounding is shared with the code that quantises."""
+
+    parts = iter(("codes", "scales", "minimums"))
+
+    def make(shape, dtype):
+        if form.e2m1:  # all codes; exponents around that of one
+            low, high = {"codes": (0, 256), "scales": (120, 132)}[next(parts)]
+            return RNG.integers(low, high, shape).astype(dtype)
+        if dtype in (INT8, PACKED):
+            return RNG.integers(0, 100, shape).astype(dtype)
+        return RNG.standard_normal(shape, np.float32).astype(dtype)
+
+    return form.parts(axis, shape, make)
+
+
+def by_hand(matrix):
+    """Value by value."""
+    codes, scales = np.asarray(matrix.codes), np.asarray(matrix.scales, np.float32)
+    if matrix.e2m1:
+        scales = np.float32(2) ** (scales - 127)
+    axis = codes.ndim + matrix.axis
+    size = matrix.shape[axis] // scales.shape[axis]
+    out = np.empty(matrix.shape, np.float32)
+    for at in np.ndindex(*matrix.shape):
+        group = (*at[:axis], at[axis] // size, *at[axis + 1 :])
+        if matrix.packed:
+            place = at[axis] % size
+            byte = codes[(*at[:axis], at[axis] // size * (size // 2) + place % (size // 2), *at[axis + 1 :])]
+            code = byte & 15 if place < size // 2 else byte >> 4
+        else:
+            code = codes[at]
+        out[at] = np.float32(E2M1[code] if matrix.e2m1 else code) * scales[group]
+        if matrix.minimums is not None:
+            out[at] += np.float32(matrix.minimums[group])
+    return out

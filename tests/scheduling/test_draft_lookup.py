@@ -1,0 +1,70 @@
+"""Drafts from a sequence's own tokens: where they are found, how likely they are kept, how many are made."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpaged.scheduling.speculation.acceptance import Acceptance
+from jpaged.scheduling.speculation.draft_length import StepCosts, best_length
+from jpaged.scheduling.speculation.ngram_index import MOST_COMPARED, Match, NGramIndex, continuation
+
+COSTS = StepCosts(token=0.05, verifying=0.2)
+
+
+def slow_match(tokens: list[int], longest: int, shortest: int) -> Match | None:
+    for size in range(longest, shortest - 1, -1):
+        for start in range(len(tokens) - 1, size - 1, -1):
+            if tokens[start - size : start] == tokens[len(tokens) - size :]:
+                length = size
+                while length < min(start, MOST_COMPARED) and tokens[start - 1 - length] == tokens[-1 - length]:
+                    length += 1
+                return Match(start, length)
+    return None
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_the_longest_run_is_found_where_it_stood_last_however_tokens_come(tokens, longest, shortest, data):
+    longest, shortest = max(longest, shortest), min(longest, shortest)
+    index, known = NGramIndex(longest, shortest), 0
+    while known < len(tokens):
+        known = data.draw(st.integers(known + 1, len(tokens)))
+        assert index.match(tokens[:known]) == slow_match(tokens[:known], longest, shortest)
+
+
+def test_a_run_that_reaches_the_end_repeats_itself():
+    tokens = [9, 1, 2, 3, 1, 2, 3]
+    match = NGramIndex(3, 1).match(tokens)
+    assert match == Match(4, 3)
+    assert continuation(tokens, match.start, 7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_rates_begin_as_expected_and_follow_what_happens():
+    acceptance = Acceptance([0.2, 0.8], weight=8)
+    assert acceptance.rate(0) == pytest.approx(0.2)
+    for _ in range(500):
+        acceptance.note(0, kept=1, lost=0)
+    assert acceptance.rate(0) > 0.95 and acceptance.rate(1) == pytest.approx(0.8)
+    for _ in range(1200):
+        acceptance.note(0, kept=0, lost=1)
+    assert acceptance.rate(0) < 0.1, "what is long ago fades"
+
+
+@given(st.floats(0, 1), st.integers(0, 12), st.integers(1, 64), st.booleans())
+def test_the_number_of_drafts_makes_a_token_cheapest(rate, most, batch, verifies):
+    def cost_of_a_token(length: int) -> float:
+        tokens = batch + sum(rate**i for i in range(1, length + 1))
+        extra = COSTS.token * length + (COSTS.verifying if length and not verifies else 0)
+        return (1 + COSTS.token * (batch - 1) + extra) / tokens
+
+    best = best_length(rate, most, COSTS, batch=batch, verifies=verifies)
+    assert 0 <= best <= most
+    assert cost_of_a_token(best) <= min(map(cost_of_a_token, range(most + 1))) + 1e-3
+
+
+def test_drafts_end_where_they_do_not_pay():
+    assert best_length(0.05, 8, COSTS, batch=1, verifies=False) == 0
+    assert best_length(0.95, 8, COSTS, batch=1, verifies=False) == 8
+    dear = StepCosts(token=0.5, verifying=0.2)
+    assert best_length(0.7, 8, dear, batch=32, verifies=False) <= best_length(0.7, 8, dear, batch=1, verifies=False)

@@ -1,0 +1,110 @@
+"""Who is let in: shared blocks count once, and what running prompts have yet to take is theirs already."""
+
+from __future__ import annotations
+
+import pytest
+from fake_device import Loop, alone, group, make_request, make_scheduler
+
+from jpaged.memory import Pins
+
+PREFIX = list(range(160))
+"""40 blocks of 4 tokens."""
+
+
+def pinned_loop(num_blocks: int, **options) -> Loop:
+    """An engine that holds the 40 blocks of PREFIX for good, and nothing else."""
+    loop = Loop(make_scheduler(num_blocks, prefix_caching=True, budget=256, **options))
+    loop.run(make_request([*PREFIX, 0], 1))
+    memory = loop.scheduler.memory
+    assert Pins(memory, 1).pin(-1, PREFIX)
+    return loop
+
+
+def most_running(loop: Loop, requests) -> int:
+    for request in requests:
+        loop.scheduler.add(request)
+    most = 0
+    while loop.scheduler.has_work or loop.in_flight is not None:
+        loop.step()
+        most = max(most, len(loop.scheduler.running))
+    return most
+
+
+@pytest.mark.parametrize(("watermark", "most"), [(0.0, 56), (0.05, 52)])  # 5 % of 96 blocks are 4
+def test_with_a_pinned_prefix_as_many_run_as_have_a_block_of_their_own(watermark, most):
+    loop = pinned_loop(96, max_num_seqs=64, watermark=watermark)
+    requests = [make_request([*PREFIX, i], 2) for i in range(60)]
+    assert most_running(loop, requests) == most
+    assert loop.scheduler.num_preemptions == 0
+    assert {request.num_cached_tokens for request in requests} == {160}
+    assert requests[7].sequences[0].output_token_ids == alone(requests[7], [group()])[0]
+
+
+def test_requests_that_share_what_another_computed_are_let_in_by_their_own_blocks():
+    loop = Loop(make_scheduler(50, prefix_caching=True, budget=256, max_num_seqs=16))
+    first = make_request([*PREFIX, 99], 12)
+    loop.scheduler.add(first)
+    for _ in range(6):
+        loop.step()
+    assert most_running(loop, [make_request([*PREFIX, i], 3) for i in range(5)]) == 6
+
+
+def test_blocks_of_a_pinned_prefix_count_once_at_refusal():
+    loop = pinned_loop(50)
+    with pytest.raises(ValueError, match="can never fit the pool of 50 large pages"):
+        loop.scheduler.add(make_request([*PREFIX, 1], 40))  # 11 blocks beside the prefix
+    with pytest.raises(ValueError, match="can never fit"):
+        loop.scheduler.add(make_request([7, *PREFIX[1:], 1], 3))  # begins otherwise
+    request = make_request([*PREFIX, 1], 39)
+    loop.run(request)
+    assert request.sequences[0].output_token_ids == alone(request, [group()])[0]
+
+
+def test_a_prefix_that_is_cached_but_not_pinned_does_not_count_at_refusal():
+    loop = Loop(make_scheduler(45, prefix_caching=True, budget=256))
+    loop.run(make_request([*PREFIX, 0], 1))
+    with pytest.raises(ValueError, match="can never fit"):
+        loop.scheduler.add(make_request([*PREFIX, 0], 20, width=2))
+
+
+def test_a_request_that_asks_for_its_prompts_log_probabilities_computes_a_pinned_prefix_itself():
+    loop = pinned_loop(50)
+    with pytest.raises(ValueError, match="can never fit"):
+        loop.scheduler.add(make_request([*PREFIX, 1], 3, prompt_logprobs=1))
+
+
+@pytest.mark.parametrize("threshold", [0, 16])
+def test_prompts_are_let_in_only_beside_what_running_ones_have_yet_to_take(threshold):
+    scheduler = make_scheduler(45, budget=64, max_num_seqs=8, long_prefill_token_threshold=threshold)
+    loop = Loop(scheduler)
+    requests = [make_request(160, 2) for _ in range(8)]  # 40 blocks, and one for what follows
+    steps = loop.run(*requests)
+    assert scheduler.num_preemptions == 0
+    assert sum(step.num_tokens for step in steps) == 8 * (160 + 1)
+    assert loop.finished == requests
+
+
+def test_prompts_that_fit_together_are_computed_together():
+    scheduler = make_scheduler(90, budget=64, max_num_seqs=8, long_prefill_token_threshold=16)
+    loop = Loop(scheduler)
+    steps = loop.run(*[make_request(160, 2) for _ in range(4)])
+    assert max(len(step.chunks) for step in steps) == 2
+    assert scheduler.num_preemptions == 0
+
+
+def test_outputs_that_will_be_forked_are_counted_while_the_prompt_is_computed():
+    scheduler = make_scheduler(24, budget=32, max_num_seqs=16, long_prefill_token_threshold=8)
+    loop = Loop(scheduler)
+    loop.run(make_request(34, 2, width=6), make_request(34, 2, width=6))  # 8 full blocks and 6 tails each
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_swapped_prompt_comes_back_only_where_the_rest_of_it_fits():
+    scheduler = make_scheduler(
+        24, budget=40, max_num_seqs=4, long_prefill_token_threshold=8, preemption_mode="swap", swap_blocks=24
+    )
+    loop = Loop(scheduler)
+    older, newer = make_request(20, 60), make_request(48, 4)
+    steps = loop.run(older, newer)
+    assert newer.num_preemptions <= 1
+    assert sum(step.num_tokens for step in steps) == 20 + 59 + 48 + 3

@@ -1,0 +1,170 @@
+"""Drafts on the made-up device: verified beside other requests, kept where they are what is drawn, else forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+from fake_device import Loop, alone, group, hash_model, make_request, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler_random import GROUPS, arrivals, pages_for
+from thorough import examples
+
+from jpaged.sampling_params import BeamSearchParams
+from jpaged.speculative import NGram
+
+ALWAYS = NGram(tokens=5, longest=3, shortest=1)
+
+
+def few_tokens(name: Hashable) -> int:
+    """Two tokens in a random order, so that drafts are found everywhere and kept half of the time."""
+    return 3 + hash(("few", name)) % 2
+
+
+def in_circles(name: Hashable) -> int:
+    """One token for ever: every draft is kept."""
+    return 5
+
+
+def test_kept_drafts_save_steps():
+    requests = [make_request([5, 6, 5], 40) for _ in range(2)]
+    steps = Loop(make_scheduler(speculative=ALWAYS, max_num_seqs=16), in_circles).run(*requests)
+    assert [r.sequences[0].output_token_ids for r in requests] == [[5] * 40] * 2
+    assert len([step for step in steps if step.chunks]) <= 10
+
+
+def test_without_drafts_that_are_kept_soon_none_are_made():
+    """A sequence that never repeats itself runs ahead of the host as without speculation."""
+    scheduler = make_scheduler(speculative=ALWAYS, budget=64)
+    request = make_request(range(20, 60), 60)
+    numbers = iter(range(100, 1000))
+    steps = Loop(scheduler, lambda name: next(numbers)).run(request)
+    assert scheduler.speculation.num_drafted == 0
+    assert all(chunk.source_row >= 0 for step in steps[1:] for chunk in step.chunks)
+
+
+def test_a_step_verifies_no_more_drafts_than_the_sampler_has_rows_left():
+    scheduler = make_scheduler(speculative=ALWAYS, max_num_seqs=4, budget=64)
+    requests = [make_request([5] * 4, 30) for _ in range(3)]
+    steps = Loop(scheduler, in_circles).run(*requests)
+    assert max(len(step.samples) for step in steps) == 4
+    assert sum(len(chunk.drafts) for step in steps for chunk in step.chunks) > 0
+
+
+def test_a_request_never_computes_beyond_its_last_token():
+    for most in range(1, 9):
+        request = make_request([5] * 6, most)
+        steps = Loop(make_scheduler(speculative=ALWAYS), in_circles).run(request)
+        assert max(chunk.start + chunk.length for step in steps for chunk in step.chunks) < request.max_total_tokens
+        assert len(request.sequences[0].output_token_ids) == most
+
+
+def test_lost_drafts_never_enter_the_prefix_cache():
+    """Whoever shares a prefix later reads the KV of the tokens it has, not of drafts that lay in the same slots."""
+    scheduler = make_scheduler(speculative=ALWAYS, prefix_caching=True)
+    loop = Loop(scheduler, few_tokens)
+    first = make_request([3, 4, 3, 3, 4], 40)
+    loop.run(first)
+    lost = scheduler.speculation.num_drafted - scheduler.speculation.num_accepted
+    again = make_request(first.sequences[0].token_ids[:-3], 12)
+    loop.run(again)
+    assert lost > 5 and again.num_cached_tokens >= 36
+    assert again.sequences[0].output_token_ids == alone(again, [group()], few_tokens)[0]
+    other = make_request([*first.sequences[0].token_ids[:20], 9, 9, 9], 12)
+    loop.run(other)
+    assert other.sequences[0].output_token_ids == alone(other, [group()], few_tokens)[0]
+
+
+def test_nobody_is_preempted_for_a_draft():
+    requests = [make_request([5] * 4, 12) for _ in range(2)]
+    scheduler = make_scheduler(8, speculative=ALWAYS)
+    Loop(scheduler, in_circles).run(*requests)
+    assert scheduler.num_preemptions == 0
+
+
+def test_the_others_do_not_run_ahead_while_drafts_are_verified():
+    """A step without the sequence that awaits the host would cost as much as one with it."""
+    drafting, plain = make_request([5] * 8, 30), make_request(range(20, 28), 30)
+    loop = Loop(make_scheduler(speculative=ALWAYS), lambda name: 5)
+    steps = [step for step in loop.run(drafting, plain) if step.chunks]
+    for step in steps:
+        if any(chunk.drafts for chunk in step.chunks) and not (drafting.sequences[0].finished):
+            assert len(step.chunks) == 2
+
+
+@pytest.mark.parametrize("beam_width", [2, 3])
+def test_beams_go_without_drafts(beam_width):
+    scheduler = make_scheduler(speculative=ALWAYS)
+    beams = make_request([5] * 6, beam=BeamSearchParams(beam_width=beam_width, max_tokens=8))
+    steps = Loop(scheduler, in_circles).run(beams)
+    assert not any(chunk.drafts for step in steps for chunk in step.chunks)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    arrivals=arrivals,
+    groups=st.sampled_from(sorted(set(GROUPS) - {"budgets", "states", "hybrid"})),
+    spare_pages=st.integers(0, 6),
+    max_num_seqs=st.integers(2, 8),
+    extra_budget=st.integers(0, 24),
+    prefix_caching=st.booleans(),
+    preemption_mode=st.sampled_from(["recompute", "swap"]),
+    swap_blocks=st.integers(1, 4),
+    model=st.sampled_from([few_tokens, in_circles, hash_model]),
+    tokens=st.integers(1, 7),
+    longest=st.integers(1, 3),
+)
+def test_outputs_with_drafts_are_those_without(
+    arrivals,
+    groups,
+    spare_pages,
+    max_num_seqs,
+    extra_budget,
+    prefix_caching,
+    preemption_mode,
+    swap_blocks,
+    model,
+    tokens,
+    longest,
+):
+    options = {
+        "groups": GROUPS[groups],
+        "max_num_seqs": max_num_seqs,
+        "budget": max_num_seqs + extra_budget,
+        "prefix_caching": prefix_caching,
+    }
+    num_pages = pages_for(arrivals, options) + spare_pages
+    options |= {"preemption_mode": preemption_mode, "swap_blocks": min(swap_blocks, num_pages)}
+    scheduler = make_scheduler(num_pages, speculative=NGram(tokens=tokens, longest=longest), **options)
+    loop, todo, accepted = Loop(scheduler, model), sorted(arrivals, key=lambda a: a[0]), []
+    for now in range(20_000):
+        while todo and todo[0][0] <= now:
+            _, length, prompt, most, eos, least, patience, width, _ = todo.pop(0)
+            tokens_in = [(3, 4, 5)[(prompt + i) % 3] for i in range(length)]
+            request = make_request(
+                tokens_in, most, eos=eos, min_tokens=min(least, most), width=min(width, max_num_seqs)
+            )
+            try:
+                scheduler.add(request)
+            except ValueError:
+                continue
+            accepted.append((request, None if patience is None else now + patience))
+        for request, end in accepted:
+            if end == now:
+                scheduler.abort(request)
+        if not todo and not scheduler.has_work and loop.in_flight is None:
+            break
+        loop.step()
+        if not scheduler.has_work:
+            loop.in_flight = None
+    else:
+        raise AssertionError("it does not end")
+    for request, _ in accepted:
+        for seq in request.sequences:
+            want, reason = alone(request, GROUPS[groups], model, seq.index)
+            if seq.finish_reason == "abort":
+                assert want[: len(seq.output_token_ids)] == seq.output_token_ids
+            else:
+                assert (seq.output_token_ids, seq.finish_reason) == (want, reason)
+    assert loop.num_used_blocks == 0

@@ -1,0 +1,125 @@
+"""The GPU check without a GPU: what it says, and its parts on the CPU at small sizes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from transformers import LlamaConfig
+
+from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report
+from jpaged.benchmarks.device_trace import busy_share, covered
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+TINY = gpu_kernels.Sizes(
+    batch=2, context=32, kv_heads=2, group=2, head_dim=64, writes=8, copies=2, prompts=1, repeats=2, gemm=16
+)
+LOAD = gpu_engine.Load(decode_batch=2, decode_context=8, decode_steps=4, sequences=2, max_model_len=64)
+
+
+def test_without_a_gpu_it_says_so_in_one_line():
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "gpu_check needs an NVIDIA GPU; JAX runs on 'cpu' here"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_right_kernels_pass_every_check(kv_dtype):
+    heads = gpu_correctness.Heads(
+        kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30, sinks=True, kv_dtype=kv_dtype
+    )
+    lines = list(gpu_correctness.checks(1, impl="xla", context=100, cases=(heads,)))
+    assert len(lines) == 4
+    assert [line for line in lines if not line["error"] <= line["limit"]] == []
+
+
+def test_a_wrong_kernel_fails_its_check(monkeypatch):
+    right = gpu_correctness.paged_attention
+    monkeypatch.setattr(gpu_correctness, "paged_attention", lambda *args, **options: right(*args, **options) * 1.1)
+    (decode, *_) = gpu_correctness.checks(1, impl="reference", context=64, cases=(gpu_correctness.Heads(kv_heads=1),))
+    assert decode["error"] > decode["limit"]
+
+
+def test_kernels_are_measured():
+    sizes = replace(TINY, yardstick_bytes=1 << 16)
+    figures = gpu_kernels.measure(sizes, "xla")
+    assert set(figures) == set(gpu_report.COLUMNS)
+    assert all(value > 0 for value in figures.values())
+    assert gpu_kernels.copy_bandwidth(sizes) > 0
+    assert gpu_kernels.gemm_flops(sizes) > 0
+
+
+def test_the_work_that_is_counted_is_the_arithmetics():
+    sizes = gpu_kernels.Sizes()
+    assert sizes.kv_bytes == 64 * 4096 * 8 * 128 * 2 * 2
+    assert sizes.prefill_flop == 4 * 4 * 32 * 128 * sum(range(1, 4097))
+
+
+def test_a_peer_that_cannot_run_is_named_with_the_reason():
+    assert "missing" in gpu_peers.measure(TINY)["torch SDPA, contiguous"]
+
+
+def test_the_engine_is_measured_on_random_weights(monkeypatch):
+    monkeypatch.setattr(gpu_engine, "busy_share", lambda folder: 0.99)  # a CPU's trace has no device
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=100,
+        tie_word_embeddings=False,
+    )
+    llm = gpu_engine.random_llm(config, jnp.float32, **gpu_engine.settings(LOAD))
+    layer = 64 * 128 + 64 * 64 + 3 * 64 * 64 + 2 * 64
+    assert gpu_engine.weight_bytes(llm) == 4 * (2 * layer + 64 + 64 * 100)
+    assert gpu_engine.token_bytes(llm) == 4 * 2 * 2 * 32
+    figures = gpu_engine.measure(llm, LOAD, bandwidth=1e9)
+    assert figures["output_tokens_per_second"] > 0
+    assert figures["host_gap_share"] == pytest.approx(0.01)
+
+
+def test_a_device_is_busy_while_any_of_its_events_runs(tmp_path):
+    assert covered([(0, 2), (1, 3), (5, 6), (5, 5.5)]) == 4
+    events = [
+        {"name": "process_name", "ph": "M", "pid": 7, "args": {"name": "/device:GPU:0"}},
+        {"name": "process_name", "ph": "M", "pid": 8, "args": {"name": "/host:CPU"}},
+        {"ph": "X", "pid": 7, "ts": 10, "dur": 6},
+        {"ph": "X", "pid": 7, "ts": 18, "dur": 2},
+        {"ph": "X", "pid": 8, "ts": 0, "dur": 100},
+    ]
+    with gzip.open(tmp_path / "perfetto_trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    assert busy_share(tmp_path) == 0.8
+
+
+def test_a_report_takes_the_place_of_the_one_before(tmp_path):
+    page = tmp_path / "performance.md"
+    page.write_text("# Performance\n\nbefore\n")
+    results = {
+        "device": "Some GPU",
+        "date": "2026-01-01",
+        "command": "python scripts/gpu_check.py",
+        "versions": {"jax": "0.11"},
+        "copy_bytes_per_second": 4e12,
+        "gemm_flops": 8e14,
+        "checks": [{"check": "a", "error": 0.0, "limit": 0.0}, {"check": "b", "error": 2.0, "limit": 1.0}],
+        "kernels": {"jpaged (gpu)": {"decode_bytes_per_second": 3.6e12}, "torch": {"missing": "not there"}},
+    }
+    gpu_report.write(page, results)
+    gpu_report.write(page, results | {"device": "Another GPU"})
+    text = page.read_text()
+    assert text.startswith("# Performance\n\nbefore\n\n")
+    assert text.count("| jpaged (gpu) | 3600 (0.90) |  |  |  |") == 1
+    assert "| torch | not there | | | |" in text
+    assert "2 checks against float64, 1 failed. b" in text
+    assert "On Another GPU" in text
+    assert "Some GPU" not in text

@@ -1,0 +1,109 @@
+"""The setting `speculative`, and vLLM's name for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from jpaged import DraftModel, Layers, NGram
+from jpaged.cli.options import read_speculative
+from jpaged.config import EngineConfig
+from jpaged.pyramid_kv import PyramidKV
+from jpaged.vllm_names import engine_settings
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NGram(0), "tokens=0 must be at least 1"),
+        (lambda: NGram(shortest=5), "shortest=5 is above longest=4"),
+        (lambda: NGram(tokens=2.5), "tokens=2.5 must be an integer"),
+        (lambda: Layers(0), "layers=0 must be at least 1"),
+        (lambda: Layers(3, tokens=0), "tokens=0"),
+        (lambda: DraftModel(""), "model='' must be a non-empty string"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speculative": "ngram"}, "speculative='ngram' must be an NGram"),
+        ({"speculative": NGram(8), "max_num_seqs": 8}, "speculative.tokens=8 must be below max_num_seqs=8"),
+        ({"speculative": NGram(), "data_parallel_size": 2}, "data_parallel_size=2: speculative needs"),
+        (
+            {"speculative": NGram(), "kv_budget": PyramidKV(budget=64), "enable_prefix_caching": False},
+            "speculative needs kv_budget=None",
+        ),
+    ],
+)
+def test_settings_that_leave_no_place_for_drafts_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(model="m", **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 3}, NGram(3, longest=5, shortest=5)),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+            NGram(3, longest=4, shortest=2),
+        ),
+        ({"model": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}, NGram(3, longest=2, shortest=2)),
+        ({"model": "folder", "num_speculative_tokens": 5}, DraftModel("folder", tokens=5)),
+        ({"method": "draft_model", "model": "folder", "num_speculative_tokens": 5}, DraftModel("folder", tokens=5)),
+    ],
+)
+def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
+    assert engine_settings({"speculative_config": config}) == {"speculative": wanted}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("ngram", "must be a mapping"),
+        ({"method": "eagle", "num_speculative_tokens": 3}, "method='eagle' is not one of ngram, draft_model"),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "tokens=0 must be at least 1"),
+        ({"model": "m", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, "model is missing"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3},
+            "shortest=3",
+        ),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused_by_its_key(config, message):
+    with pytest.raises(ValueError, match=message):
+        engine_settings({"speculative_config": config})
+
+
+def test_the_two_names_of_the_setting_exclude_each_other():
+    config = {"method": "ngram", "num_speculative_tokens": 3}
+    with pytest.raises(ValueError, match="one setting"):
+        engine_settings({"speculative_config": config, "speculative": NGram()})
+    assert engine_settings({"speculative_config": None, "speculative": None}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (None, None),
+        ("ngram", NGram()),
+        ("ngram@3", NGram(3)),
+        ("layers:8", Layers(8)),
+        ("layers:8@2", Layers(8, tokens=2)),
+        ("draft:a/b@6", DraftModel("a/b", tokens=6)),
+    ],
+)
+def test_the_command_line_names_a_way_to_draft(text, wanted):
+    assert read_speculative(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["ngram:3", "layers", "layers:x", "draft:", "eagle", ""])
+def test_the_command_line_refuses_what_is_no_way_to_draft(text):
+    with pytest.raises(ValueError, match="is none of ngram"):
+        read_speculative(text)

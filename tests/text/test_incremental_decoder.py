@@ -1,0 +1,161 @@
+"""All pieces together are the whole decode, for every kind of decoder there is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from kinds_of_tokenizers import TOKENIZERS, byte_level, cached, sentencepiece
+from thorough import examples
+
+from jpaged.text.incremental_decoder import IncrementalDecoder
+
+SCRIPTS = st.one_of(
+    st.text(),
+    st.text(st.sampled_from("👨‍👩‍👧👍🏽🇫🇷😀é日本語中文한국어ñ́̂ ")),
+    st.sampled_from(["family 👨‍👩‍👧‍👦!", "日本語と中文 한국어", "e\u0301\u0302 नमस्ते", " \n\t ", "\ufffd half \ufffd"]),
+)
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def tokenizer(request):
+    return TOKENIZERS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return TOKENIZERS["demo"]()
+
+
+@pytest.fixture(scope="module")
+def bytes_():
+    return byte_level()
+
+
+def pieces(tokenizer, ids, skip, prompt=()):
+    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, prompt=prompt)
+    return [*map(decoder.push, ids), decoder.finish()]
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_random_tokens_give_the_whole_decode(tokenizer, data, skip):
+    most = len(tokenizer) + 2  # two ids the tokenizer does not know, as of a padded vocabulary
+    special = st.sampled_from(sorted(tokenizer.backend_tokenizer.get_added_tokens_decoder()))
+    ids = data.draw(st.lists(st.one_of(st.integers(0, most - 1), special), max_size=40))
+    assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(text=SCRIPTS)
+def test_the_tokens_of_any_text_give_the_whole_decode(demo, text):
+    ids = demo.encode(text)
+    assert "".join(pieces(demo, ids, False)) == demo.decode(ids)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(text=SCRIPTS)
+def test_any_text_comes_back_from_its_bytes(bytes_, text):
+    ids = bytes_.encode(text, add_special_tokens=False)
+    assert "".join(pieces(bytes_, ids, False)) == text
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(text=SCRIPTS.filter(lambda text: "\ufffd" not in text), data=st.data())
+@pytest.mark.parametrize("name", ["demo", "byte level"])
+def test_a_text_is_cut_into_prompt_and_output_at_any_token_and_nothing_is_lost(name, text, data):
+    tokenizer = cached(name)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assume(tokenizer.decode(ids) == text)  # some bytes are no token of the demo model
+    cut = data.draw(st.integers(0, len(ids)))
+    prompt, output = ids[:cut], ids[cut:]
+    shown = next(text for n in range(cut, -1, -1) if not (text := tokenizer.decode(ids[:n])).endswith("\ufffd"))
+    decoder = IncrementalDecoder(tokenizer, prompt=prompt)
+    assert shown + "".join([*map(decoder.push, output), decoder.finish()]) == tokenizer.decode(ids)
+    assert shown + IncrementalDecoder(tokenizer, prompt=prompt).whole(output) == tokenizer.decode(ids)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_behind_a_prompt_all_at_once_is_the_same_as_token_by_token(tokenizer, data, skip):
+    ids = st.lists(st.integers(0, len(tokenizer) - 1), max_size=20)
+    prompt, output = data.draw(ids), data.draw(ids)
+    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, prompt=prompt)
+    whole = IncrementalDecoder(tokenizer, skip_special_tokens=skip, prompt=prompt).whole(output)
+    assert "".join([*map(decoder.push, output), decoder.finish()]) == whole
+
+
+def test_a_prompt_that_ends_inside_a_character_has_it_completed(bytes_):
+    ids = bytes_.encode("a😀é", add_special_tokens=False)
+    assert pieces(bytes_, ids[2:], False, ids[:2]) == ["😀", "", "é", ""]
+    assert pieces(bytes_, ids[:1], False, ids[:2]) == ["\ufffda", ""]
+    runs = sentencepiece()
+    ids = runs.convert_tokens_to_ids(["▁cab", "<0xE6>", "<0x97>", "<0xA5>", "s"])
+    assert pieces(runs, ids[3:], False, ids[:3]) == ["", "日s", ""]
+
+
+def test_the_first_word_behind_a_prompt_keeps_its_space():
+    tokenizer = sentencepiece()
+    the, cab = tokenizer.convert_tokens_to_ids(["▁the", "▁cab"])
+    assert pieces(tokenizer, [cab], True, [the]) == [" cab", ""]
+    assert pieces(tokenizer, [cab], True) == ["cab", ""]
+
+
+def test_characters_are_shown_as_soon_as_they_are_whole(bytes_):
+    ids = bytes_.encode("a😀é", add_special_tokens=False)
+    assert bytes_.convert_ids_to_tokens(ids) == ["a", "ðŁ", "ĺĢ", "Ã", "©"]
+    assert pieces(bytes_, ids, False) == ["a", "", "😀", "", "é", ""]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end_because_one_bad_byte_spoils_it():
+    tokenizer = sentencepiece()
+    good, bad = (tokenizer.convert_tokens_to_ids(["<0xC3>", "<0xA9>", *more, "s"]) for more in ([], ["<0xFF>"]))
+    assert pieces(tokenizer, good, False) == ["", "", "és", ""]
+    assert pieces(tokenizer, bad, False) == ["", "", "", "\ufffd\ufffd\ufffds", ""]
+
+
+def test_words_come_with_their_spaces():
+    tokenizer = sentencepiece()
+    ids = tokenizer.convert_tokens_to_ids(["▁the", "▁cab", "s", "</s>", "▁cab", "▁", "▁cab"])
+    assert pieces(tokenizer, ids, True) == ["the", " cab", "s", "", " cab", " ", " cab", ""]
+
+
+@pytest.mark.parametrize("text", [" n't", "n't", "  ' m", " . ' nt", "xyz n't ' .", " 'm  .."])
+def test_spaces_that_are_cleaned_up_are_never_shown(text):
+    tokenizer = TOKENIZERS["cleaned up"]()
+    for tokens in ([*text.replace("xyz", "")], re.findall(r"xyz|n'|.", text)):
+        ids = tokenizer.convert_tokens_to_ids(["xyz", *tokens, "xyz"])
+        whole = tokenizer.clean_up_tokenization("".join(["xyz", *tokens, "xyz"]))
+        assert "".join(pieces(tokenizer, ids, False)) == tokenizer.decode(ids) == whole
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data())
+def test_no_space_between_added_tokens_where_none_is_wanted(tokenizer, data):
+    """Runs that are cut between two added tokens are decoded each for itself; without a cut nothing changes."""
+    added = sorted(tokenizer.backend_tokenizer.get_added_tokens_decoder())
+    ids = data.draw(st.lists(st.one_of(st.integers(0, len(tokenizer) - 1), st.sampled_from(added)), max_size=12))
+    runs: list[list[int]] = []
+    for i, token in enumerate(ids):
+        if i == 0 or {ids[i - 1], token} <= set(added):
+            runs.append([])
+        runs[-1].append(token)
+    options = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+    whole = IncrementalDecoder(tokenizer, **options).whole(ids)
+    assert len(runs) != 1 or whole == tokenizer.decode(ids)
+    decoder = IncrementalDecoder(tokenizer, **options)
+    assert "".join([*map(decoder.push, ids), decoder.finish()]) == whole
+
+
+def test_two_special_tokens_stand_together_or_apart():
+    tokenizer = TOKENIZERS["word piece"]()
+    start, end = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+    ids = [start, end, tokenizer.convert_tokens_to_ids("word"), end]
+
+    def text(apart):
+        options = {"skip_special_tokens": False, "spaces_between_special_tokens": apart}
+        return IncrementalDecoder(tokenizer, **options).whole(ids)
+
+    assert text(True) == "<s> </s> word </s>" and text(False) == "<s></s> word </s>"

@@ -1,0 +1,70 @@
+r"""`\d`, `\w` and `\s` mean ASCII unless asked, wherever a regular expression stands."""
+
+from __future__ import annotations
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
+
+
+@pytest.fixture(scope="module")
+def bytes_():
+    """A tokenizer of the 256 bytes, for itself and for llguidance."""
+    vocab = {piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["</s>"])
+    return backend, LLTokenizer(backend.to_str(), n_vocab=257, eos_token=256)
+
+
+def matches(bytes_, grammar, text):
+    backend, tokens = bytes_
+    matcher = LLMatcher(tokens, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = backend.encode(text).ids
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("regex", "fits", "misfits"),
+    [
+        (r"\d+", "0123456789", "٣"),
+        (r"\w+", "aZ_9", "é"),
+        (r"\s+", " \t\n\r\x0b\x0c", "\u00a0"),
+        (r"\D", "٣", "3"),
+        (r"\W+", "é-", "a"),
+        (r"\S+", "\u00a0x", " "),
+        (r"[\d.]+", "3.1", "٣"),
+        (r"[^\W_]+", "a9", "_"),
+        (r"[^\d]", "٣", "3"),
+        (r"\\d", "\\d", "3"),
+        (r"(?i)x\d", "X3", "x٣"),
+        (r"(?x) \d \s", "3 ", "٣ "),
+        (r"\p{Nd}", "٣", "x"),
+    ],
+)
+def test_classes_mean_ascii(bytes_, regex, fits, misfits):
+    grammar = LLMatcher.grammar_from_regex(ascii_classes(regex))
+    assert matches(bytes_, grammar, fits)
+    assert not matches(bytes_, grammar, misfits)
+
+
+@pytest.mark.parametrize("regex", [r"(?u)\d+", r"(?u:\d)+", r"(?iu)\d", r"(?u-i)\d"])
+def test_a_regex_that_asks_for_unicode_gets_it(bytes_, regex):
+    assert matches(bytes_, LLMatcher.grammar_from_regex(ascii_classes(regex)), "٣")
+
+
+@pytest.mark.parametrize("regex", [r"\(\?u\)\d", r"(?:u)\d", r"(?P<u>u)\d", r"u\d", r"\\\d"])
+def test_what_only_looks_like_asking_is_none(regex):
+    assert ascii_classes(regex).endswith("[0-9]")
+
+
+def test_the_regular_expressions_of_a_grammar_are_read_alike(bytes_):
+    grammar = r'start: "\"/\\d/" NUMBER // a comment: /\d/ "' + "\n" + r"NUMBER: /\d+(\/\d+)?/i"
+    made = ascii_classes_in_lark(grammar)
+    assert made == grammar[: grammar.index("NUMBER: ")] + r"NUMBER: /[0-9]+(\/[0-9]+)?/i"
+    assert matches(bytes_, LLMatcher.grammar_from_lark(made), '"/\\d/3/4')
+    assert not matches(bytes_, LLMatcher.grammar_from_lark(made), '"/\\d/٣')

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jpaged.async_llm import AsyncLLM
     from jpaged.engine.stats import EngineStats
     from jpaged.errors import EngineBusy, EngineStopped, ProcessLost
+    from jpaged.images.settings import ImageSources
     from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
@@ -28,6 +29,7 @@ _HOMES = {
     "EngineBusy": "jpaged.errors",
     "EngineStats": "jpaged.engine.stats",
     "EngineStopped": "jpaged.errors",
+    "ImageSources": "jpaged.images.settings",
     "ProcessLost": "jpaged.errors",
     "PyramidKV": "jpaged.pyramid_kv",
     "NGram": "jpaged.speculative",
@@ -53,6 +55,7 @@ __all__ = [
     "EngineBusy",
     "EngineStats",
     "EngineStopped",
+    "ImageSources",
     "Layers",
     "MemoryReport",
     "NGram",

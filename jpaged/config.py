@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jpaged.images.settings import ImageSources
 from jpaged.model_api import LayerGroup
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.speculative import Speculative
@@ -44,6 +45,7 @@ _INTEGERS = {  # name: least
 }
 _OPTIONAL = ("max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
 _FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic")
+_FLAGS += ("language_model_only",)
 _PATHS = ("tokenizer", "revision", "download_dir", "generation_config")
 
 
@@ -108,6 +110,9 @@ class EngineConfig:
         enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
             when a step first has it.
         disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.
+        images: where images of prompts may come from and how large they may be: a `jpaged.ImageSources`. By default PIL
+            images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt.
+        language_model_only: whether of a model that sees only the language model is loaded.
         deterministic: whether a sequence's log-probabilities are the same to the last bit however it is batched,
             chunked, preempted or served from the cache. That is slower: every token is computed by programs of one
             shape. Engines agree when they agree on max_num_seqs, max_model_len, block_size, dtype, device kind and
@@ -146,6 +151,8 @@ class EngineConfig:
     seed: int = 0
     enforce_eager: bool = False
     disable_log_stats: bool = False
+    images: ImageSources = ImageSources()
+    language_model_only: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -188,6 +195,8 @@ class EngineConfig:
                 )
             if self.deterministic:
                 raise ValueError(f"deterministic=True needs data_parallel_size=1, not {self.data_parallel_size}")
+        if not isinstance(self.images, ImageSources):
+            raise ValueError(f"images={self.images!r} must be an ImageSources")
         if self.kv_budget is not None:
             if not isinstance(self.kv_budget, PyramidKV):
                 raise ValueError(f"kv_budget={self.kv_budget!r} must be a PyramidKV or None")

@@ -12,7 +12,8 @@ class TextPrompt(TypedDict):
     Attributes:
         prompt: the text.
         cache_salt: the prompt shares cached KV only with those of the same salt.
-        multi_modal_data: None, or nothing in it: prompts are text only.
+        multi_modal_data: ``{"image": one image or a list}`` for models that see: PIL images, URLs or paths. The text
+            has the model's placeholder for each.
     """
 
     prompt: str

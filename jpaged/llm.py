@@ -76,7 +76,9 @@ class LLM(ModelHandle):
         Args:
             prompts: one or several of: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``. A mapping may
                 hold ``"cache_salt"``: prompts share cached KV only with those of the same salt. Of one with text and
-                ids, the ids are used and the text is only echoed in the output.
+                ids, the ids are used and the text is only echoed in the output. It may hold ``"multi_modal_data":
+                {"image": ...}`` with one image or several, for each of which the prompt has the model's placeholder:
+                PIL images and ``data:`` URLs, and what the setting `images` allows.
             sampling_params: one for all, or one each; None = `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
             lora_request: None: there are no adapters.
@@ -169,6 +171,8 @@ class LLM(ModelHandle):
         Args:
             messages: a conversation (``[{"role": ..., "content": ...}, ...]``) or a list of them. Content is text or
                 a list of parts ``{"type": "text", "text": ...}``, joined by newlines unless the template takes parts.
+                Parts may be images too: ``{"type": "image_url", "image_url": {"url": ...}}``, or of type "image_pil" or
+                "image" with a PIL image under that name.
             sampling_params, use_tqdm, lora_request, tokenization_kwargs, on_error: as `generate`; a conversation
                 counts as a prompt, to which the tokenizer adds nothing unless told to.
             chat_template, chat_template_content_format, add_generation_prompt, continue_final_message, tools,
@@ -200,7 +204,7 @@ class LLM(ModelHandle):
         Raises:
             ValueError: there is no chat template, or the messages do not fit it, or as `chat`.
         """
-        return chat_prompt(Conversation(messages, ChatOptions(**options)), self.tokenizer)
+        return chat_prompt(Conversation(messages, ChatOptions(**options)), self.tokenizer, self.input_processor.images)
 
     def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:
         """Give a stream's deltas; while it lives, so does this LLM, however soon its user forgets it."""

@@ -10,7 +10,16 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerGroup, WeightSource, padded
+from jpaged.model_api import (
+    TENSOR_AXIS,
+    Attend,
+    BuildContext,
+    ImageGroup,
+    LayerGroup,
+    LayerRef,
+    WeightSource,
+    padded,
+)
 
 from . import weights as convert
 from .layers import LayerNorm, RMSNorm
@@ -30,6 +39,9 @@ class Decoder(nnx.Module):
     _embed_name = "embed_tokens"
     _norm_name = "norm"
     """A checkpoint's names: what all but the vocabulary's head begin with, the embedding, and the final norm."""
+
+    image_group: ImageGroup | None = None
+    """What the model keeps of images, where it takes any; see `jpaged.model_api.SeesImages`."""
 
     _has_experts = False
     """Whether `BuildContext.expert_parallel` means something."""
@@ -93,6 +105,8 @@ class Decoder(nnx.Module):
         live_rows: LiveRows = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         hidden, shared = self.embed(tokens, positions, live_rows), self.shared(positions, live_rows)
+        if self.image_group is not None:
+            cache, hidden = attend(cache, LayerRef(self.image_group.name, 0), hidden)
         hidden, cache = self.layers(hidden, shared, cache, attend)
         return (hidden if self.norm is None else self.norm(hidden)), cache
 

@@ -10,6 +10,7 @@ from jpaged.config import EngineConfig
 from jpaged.distributed import Follower, Leader, join
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.engine import Engine
+from jpaged.engine.image_limits import why_no_images
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.startup import tell_loaded, tell_pool
@@ -18,9 +19,10 @@ from jpaged.execution.gpu_share import claim_gpu_share
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.loading import load_model
 from jpaged.memory import MemoryManager
-from jpaged.model_api import CausalLM
+from jpaged.model_api import CausalLM, SeesImages
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
+from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.output_processor import OutputProcessor
 
@@ -85,7 +87,9 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         revision=config.revision,
         download_dir=config.download_dir,
         generation_config=config.generation_config,
+        language_model_only=config.language_model_only,
     )
+    no_images = why_no_images(config, loaded.model, platform(mesh), part is not None)
     if config.speculative is not None:
         check_speculation(config.speculative, loaded.model, part is not None)
     drafting = draft_source(config, loaded)
@@ -114,6 +118,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         deterministic=config.deterministic,
         verifies=config.speculative is not None,
         draft=drafting.program,
+        images=no_images is None,
         **shapes,
     )
     if isinstance(part, Follower):
@@ -134,6 +139,14 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         max_logprobs=config.max_logprobs,
         data_parallel_size=config.data_parallel_size,
         seed=config.seed,
+        images=ImageInputs(
+            no_images,
+            folder=loaded.location,
+            config=loaded.config,
+            tokenizer=loaded.tokenizer,
+            sources=config.images,
+            whole=isinstance(loaded.model, SeesImages) and loaded.model.image_group.whole,
+        ),
     )
     engine.stats_log.enabled = not config.disable_log_stats
     tell_loaded(loaded, config)

@@ -166,7 +166,7 @@ def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
     Raises:
         ValueError: more is asked for than the model was trained for.
     """
-    limit = getattr(model_config, "max_position_embeddings", None)
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if asked is None:
         return min(DEFAULT_MAX_MODEL_LEN, limit or DEFAULT_MAX_MODEL_LEN)
     if limit is not None and asked > limit:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.caches.base import HostStep
+from jpaged.execution.caches.base import HostStep, ImageRows
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.scheduling.step import Chunk, ScheduledStep
 
@@ -81,7 +81,10 @@ class BatchBuilder:
         tables = [np.full((bucket.seqs, table.shape[1]), -1, np.int32) for table in self._tables]
         for padded, table in zip(tables, self._tables, strict=True):
             padded[:num_seqs] = table[slots]
-        host = HostStep(chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs)
+        images = self._images(step, query_starts) if bucket.images else None
+        host = HostStep(
+            chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images
+        )
         return StepBatch(
             tokens=tokens,
             source_rows=source_rows,
@@ -120,6 +123,10 @@ class BatchBuilder:
             elif length:
                 tokens[at : at + length] = seq.token_ids[start : start + length]
         return tokens, source_rows
+
+    def _images(self, step: ScheduledStep, query_starts: np.ndarray) -> list[ImageRows]:
+        before = {chunk.seq.seq_id: int(query_starts[i]) - chunk.start for i, chunk in enumerate(step.chunks)}
+        return [ImageRows(before[read.seq_id] + read.start, read) for read in step.reads]
 
     def _sample_at(self, step: ScheduledStep, query_starts: np.ndarray) -> np.ndarray:
         before = {chunk.seq.seq_id: int(query_starts[i]) - chunk.start for i, chunk in enumerate(step.chunks)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, order=True)
@@ -14,11 +14,13 @@ class Bucket:
         tokens: rows of the ragged batch.
         seqs: sequences.
         decode_only: every sequence has exactly one token; token i belongs to sequence i.
+        images: some tokens may stand for images.
     """
 
     tokens: int
     seqs: int
     decode_only: bool
+    images: bool = False
 
 
 class Buckets:
@@ -31,6 +33,7 @@ class Buckets:
     Args:
         verifies: whether steps verify drafts, mostly of a few sequences: mixed steps of 16 and 32 tokens have buckets
             too, as what is computed of padding would cost as much as the drafts save.
+        images: whether tokens may stand for images: mixed steps with some have buckets of their own.
         only: the one bucket all steps run in, and the sampler for max_num_seqs rows only.
     """
 
@@ -39,8 +42,15 @@ class Buckets:
     sample_rows: tuple[int, ...]
 
     def __init__(
-        self, *, max_num_seqs: int, max_num_batched_tokens: int, verifies: bool = False, only: Bucket | None = None
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        verifies: bool = False,
+        images: bool = False,
+        only: Bucket | None = None,
     ) -> None:
+        self._images = images and only is None
         if only is not None:
             self.decode, self.mixed, self.sample_rows = (only,), (), (max_num_seqs,)
             return
@@ -57,14 +67,18 @@ class Buckets:
 
     @property
     def all(self) -> tuple[Bucket, ...]:
-        return self.decode + self.mixed
+        with_images = tuple(replace(bucket, images=True) for bucket in self.mixed) if self._images else ()
+        return self.decode + self.mixed + with_images
 
     def smallest_sample(self, rows: int) -> int:
         """Return the fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
         return next(size for size in self.sample_rows if size >= rows)
 
-    def common(self, sizes: Iterable[tuple[int, int]]) -> Bucket:
+    def common(self, sizes: Iterable[tuple[int, int]], *, images: bool = False) -> Bucket:
         """Return the smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
+        if images:
+            tokens = max(tokens for tokens, _ in sizes)
+            return replace(next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=True)
         each = [self.smallest(tokens=tokens, seqs=seqs) for tokens, seqs in sizes]
         if all(bucket.decode_only for bucket in each):
             return max(each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.encode import make_encode
 from jpaged.execution.mesh import is_local
 from jpaged.execution.params import check_like, plain_dict
 from jpaged.execution.program import Program
@@ -56,6 +57,9 @@ class ModelPrograms:
         told, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
         self._step = Program(make_step(graphdef, spec, mesh, prefix=prefix), *told, ("step", *step_of))
         self._sample = Program(make_sample_step(graphdef, mesh), *told, ("sample", *rest_of))
+        self._encode = Program(
+            make_encode(graphdef, spec, mesh, prefix=prefix), *told, ("encode", graphdef, spec, mesh, prefix)
+        )
         self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
         self._set_params(params)
 
@@ -87,7 +91,7 @@ class ModelPrograms:
     def close(self) -> None:
         """Let go of the weights and of all that was compiled."""
         self._params, self._weights = None, {}
-        for program in (self._step, self._sample, self._score):
+        for program in (self._step, self._sample, self._score, self._encode):
             program.forget()
 
     # ------------------------------------------------------------------ running
@@ -97,6 +101,13 @@ class ModelPrograms:
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
         """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
         return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
+
+    def encode(
+        self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]
+    ) -> Pool:
+        """Encode an image and leave its features in the pool, which is donated; see `make_encode`."""
+        shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
+        return self._encode(("encode", shapes), self._weights, pool, arrays, rows)
 
     def sample(
         self,

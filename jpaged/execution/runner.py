@@ -32,7 +32,8 @@ from jpaged.execution.sampling.sampling_batch import (
     top_size,
 )
 from jpaged.execution.worker import Worker
-from jpaged.scheduling.step import ScheduledStep
+from jpaged.memory.policies import ImageFeatures
+from jpaged.scheduling.step import Encode, ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class Runner:
         deterministic: whether steps run as `jpaged.execution.deterministic` says.
         verifies: whether steps verify drafts, see `Buckets`.
         draft: what makes drafts on the device; None = nothing does.
+        images: whether steps may have tokens that stand for images, see `Buckets`.
 
     Attributes:
         worker: owns the device state.
@@ -111,6 +113,7 @@ class Runner:
         deterministic: bool = False,
         verifies: bool = False,
         draft: DraftProgram | None = None,
+        images: bool = False,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -120,6 +123,7 @@ class Runner:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             verifies=verifies,
+            images=images,
             only=BUCKET if deterministic else None,
         )
         self.worker = Worker(
@@ -161,6 +165,8 @@ class Runner:
             self.worker.swap(first.dropped, first.swap_out, first.swap_in)
         if any(step.copies for step in steps):
             self._copy_blocks(*steps)
+        for encode in first.encodes:  # replicas take no images
+            self._encode(encode)
         if not any(step.chunks for step in steps):
             return [None] * len(steps)
         if first.undrafted:  # replicas have no drafts
@@ -169,7 +175,8 @@ class Runner:
         if self._deterministic:
             bucket = padded_bucket(first.num_tokens, self.max_num_seqs)
         else:
-            bucket = self.buckets.common((step.num_tokens, len(step.chunks)) for step in steps)
+            sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
+            bucket = self.buckets.common(sizes, images=bool(first.reads))
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
@@ -177,6 +184,16 @@ class Runner:
         if len(steps) == 1:
             return [InFlight(first, draw, scores=scores)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
+
+    def _encode(self, encode: Encode) -> None:
+        group = next(plan for plan in self.spec.layout.groups if isinstance(plan.spec.policy, ImageFeatures))
+        blocks, size = np.asarray(encode.stored.blocks, np.int32), group.spec.block_size
+        if blocks.min() < 0 or blocks.max() >= group.num_blocks:
+            raise RuntimeError(f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {group.num_blocks})")
+        feature = np.arange(encode.image.features, dtype=np.int32)
+        names = tuple(sorted(encode.image.arrays))
+        arrays = tuple(encode.image.arrays[name] for name in names)
+        self.worker.encode(names, arrays, blocks[feature // size] * size + feature % size)
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
@@ -252,7 +269,7 @@ class Runner:
         if self._can_swap:
             yield from self.worker.prepare_swaps()
         for bucket in self.buckets.all:
-            kind = "decode" if bucket.decode_only else "mixed"
+            kind = "decode" if bucket.decode_only else "mixed with images" if bucket.images else "mixed"
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for rows in self.buckets.sample_rows:

@@ -189,6 +189,15 @@ class Worker:
             self.pool = self._zero("zero pages", self.pool, shards)
 
     @device_call
+    def encode(self, names: Sequence[str], arrays: Sequence[np.ndarray], rows: Int[np.ndarray, " features"]) -> None:
+        """Encode an image and leave its features in `rows` of the pool.
+
+        Args:
+            names, arrays: the encoder's arguments, without an axis of images.
+        """
+        self.pool = self.model.encode(self.pool, dict(zip(names, arrays, strict=True)), rows)
+
+    @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled, self._hidden = None, []

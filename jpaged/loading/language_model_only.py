@@ -1,4 +1,8 @@
-"""Reads the text model inside a multimodal checkpoint (Gemma 3, Llama 4, Mistral Small 3.1), without eyes and ears."""
+"""Reads multimodal checkpoints (Gemma 3, Llama 4, Mistral Small 3.1), with or without their eyes and ears.
+
+Tensors have one name here whatever version of transformers wrote them: that of a checkpoint of text only for the text
+model's, and ``vision_tower.`` and so on for the others.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,28 @@ _PREFIXES = {
 """The beginning of a tensor's name in a multimodal checkpoint, old or new, -> that in a checkpoint of text only."""
 
 
+_OTHER_PARTS = {
+    "model.vision_tower.vision_model.": "vision_tower.",
+    "model.vision_tower.": "vision_tower.",
+    "vision_tower.vision_model.": "vision_tower.",
+    "vision_tower.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "multi_modal_projector.": "multi_modal_projector.",
+}
+"""The same for what is no part of the text model; the first that fits counts."""
+
+
 class LanguageModelReader:
     """Reads the text model's tensors as a `TensorReader`, under the names they have where it stands alone.
 
+    Args:
+        other_parts: whether the tensors of the other parts are read too.
+
     Raises:
-        ValueError: the checkpoint has no such tensors.
+        ValueError: the checkpoint has no text model.
     """
 
-    def __init__(self, whole: TensorReader):
+    def __init__(self, whole: TensorReader, *, other_parts: bool = False):
         self._whole = whole
         self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
         self._names = {
@@ -36,6 +54,10 @@ class LanguageModelReader:
         }
         if not self._names:
             raise ValueError(f"{self.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
+        for name in whole.names() if other_parts else ():
+            prefix = next((prefix for prefix in _OTHER_PARTS if name.startswith(prefix)), None)
+            if prefix is not None:
+                self._names[_OTHER_PARTS[prefix] + name.removeprefix(prefix)] = name
 
     @property
     def has_head(self) -> bool:

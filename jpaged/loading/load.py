@@ -37,6 +37,7 @@ def load_model(
     revision: str | None = None,
     download_dir: str | Path | None = None,
     generation_config: str = "auto",
+    language_model_only: bool = False,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -50,7 +51,7 @@ def load_model(
         stacked: stack the layers for a scan; by default as `build_context` says.
         quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
             checkpoint of ours was saved in.
-        tokenizer, revision, download_dir, generation_config: see `EngineConfig`.
+        tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -61,7 +62,9 @@ def load_model(
     check_quantization(quantization)
     check_device(quantization, mesh.devices.flat[0])
     other = None if tokenizer is None else find_tokenizer(tokenizer, download_dir)
-    opened = open_model(name, revision=revision, download_dir=download_dir)
+    opened = open_model(
+        name, revision=revision, download_dir=download_dir, language_model_only=language_model_only
+    )
     held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)

@@ -34,11 +34,18 @@ class OpenedModel:
     gguf: GGUFFile | None = None
 
 
-def open_model(name: str | Path, *, revision: str | None = None, download_dir: str | Path | None = None) -> OpenedModel:
+def open_model(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    language_model_only: bool = False,
+) -> OpenedModel:
     """Find a model, download it if need be, and read its description.
 
     Args:
         revision, download_dir: see `resolve_source`.
+        language_model_only: whether of a multimodal model only the text model is read.
 
     Raises:
         ValueError: nothing of that name, a family that is not installed, or damaged files.
@@ -48,26 +55,29 @@ def open_model(name: str | Path, *, revision: str | None = None, download_dir: s
         gguf = GGUFFile(source.path)
         config = config_from_gguf(gguf)
         return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
-    config, family = described(source.path)
+    config, family = described(source.path, language_model_only=language_model_only)
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
     weights = SafetensorsWeights(source.path)
     if is_quantised(config):
         return OpenedModel(source, config, family, MXFP4Weights(weights))
-    if not _is_multimodal(_fields(source.path, source.path / "config.json")):
+    if "text_config" not in _fields(source.path, source.path / "config.json"):
         return OpenedModel(source, config, family, weights)
-    text = LanguageModelReader(weights)
-    config.tie_word_embeddings = not text.has_head
+    text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
+    config.get_text_config().tie_word_embeddings = not text.has_head
     return OpenedModel(source, config, family, text)
 
 
-def described(folder: Path, file: Path | None = None) -> tuple[PretrainedConfig, type[Any]]:
+def described(
+    folder: Path, file: Path | None = None, *, language_model_only: bool = False
+) -> tuple[PretrainedConfig, type[Any]]:
     """Return a folder's config and family; the family is looked up first, for a clearer error than transformers'.
 
-    A multimodal model gives those of its text model.
+    A multimodal model gives those of its text model where it is no family that is installed, or nothing else is wanted.
 
     Args:
         file: what errors call the config, when it was copied to the folder.
+        language_model_only: whether nothing else is wanted.
 
     Raises:
         ValueError: the config is no JSON object, of no family that is installed, or refused by transformers.
@@ -75,7 +85,7 @@ def described(folder: Path, file: Path | None = None) -> tuple[PretrainedConfig,
     file = file or folder / "config.json"
     fields = _fields(folder, file)
     _check_quantisation(fields, file)
-    if _is_multimodal(fields):
+    if "text_config" in fields and (language_model_only or fields["model_type"] not in model_types()):
         config = _config(folder, file).get_text_config()
         return config, model_class(config.model_type)
     family = model_class(fields["model_type"])
@@ -122,7 +132,3 @@ def _fields(folder: Path, file: Path) -> dict[str, Any]:
     if "model_type" not in fields:
         raise ValueError(f"{file} names no model_type")
     return fields
-
-
-def _is_multimodal(fields: dict[str, Any]) -> bool:
-    return fields["model_type"] not in model_types() and "text_config" in fields

@@ -3,7 +3,7 @@
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
-block_tables, copies, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership, relief,
+block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership, images, relief,
 admission, swap, state, admission_questions, manager, pins; then report and invariants.
 """
 
@@ -11,6 +11,7 @@ from jpaged.memory.admission import Fit
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory.images import HeldImage, StoredImage
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.pins import Pins
@@ -18,6 +19,7 @@ from jpaged.memory.policies import (
     ChunkedLocalAttention,
     CrossAttention,
     FullAttention,
+    ImageFeatures,
     Policy,
     PromptBudget,
     SlidingWindow,
@@ -26,6 +28,7 @@ from jpaged.memory.policies import (
 )
 from jpaged.memory.relief import Relief
 from jpaged.memory.report import GroupReport, MemoryReport
+from jpaged.memory.spans import TokenSpan
 
 __all__ = [
     "NO_BLOCK",
@@ -38,7 +41,9 @@ __all__ = [
     "GroupLayout",
     "GroupReport",
     "GroupSpec",
+    "HeldImage",
     "HostBlock",
+    "ImageFeatures",
     "MemoryManager",
     "MemoryReport",
     "Pins",
@@ -48,6 +53,8 @@ __all__ = [
     "Relief",
     "SlidingWindow",
     "StateCheckpoints",
+    "StoredImage",
     "SwapCopy",
     "TokenBudget",
+    "TokenSpan",
 ]

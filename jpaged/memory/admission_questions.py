@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from jpaged.memory.admission import Admission, Demand, Fit
 from jpaged.memory.policies import Policy
 from jpaged.memory.relief import Relief
+from jpaged.memory.spans import TokenSpan
 from jpaged.memory.state import MemoryState
 
 
@@ -83,9 +84,16 @@ class AdmissionQuestions(MemoryState):
         demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens)
         return self._admission.is_tight(demand, pinned_pages=self._pinned.num_pages)
 
-    def pinned_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, encoder_tokens: int = 0) -> int:
+    def pinned_prefix(
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: Hashable = None,
+        encoder_tokens: int = 0,
+        spans: Sequence[TokenSpan] = (),
+    ) -> int:
         """Return how many leading tokens of a prompt are sure to be found, because they lie in pinned blocks."""
-        return self._pinned.prefix(token_ids, salt, encoder_tokens) if self.prefix_caching else 0
+        return self._pinned.prefix(token_ids, salt, encoder_tokens, spans) if self.prefix_caching else 0
 
     def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
         """Return how many blocks of each group a sequence has yet to take until `num_tokens` tokens are computed. A
@@ -120,4 +128,4 @@ class AdmissionQuestions(MemoryState):
 
     def _check_encoder(self, encoder_tokens: int) -> None:
         if encoder_tokens and all(policy.names_tokens for policy, _ in self._groups):
-            raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention")
+            raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention or takes images")

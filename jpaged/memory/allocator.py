@@ -21,11 +21,19 @@ class BlockAllocator(BlockStates):
     Args:
         blocks_per_page: number of blocks in a large page, for each group.
         num_pages: large pages in the pool.
-        on_evict: called with (group, block) when a cached block loses its content.
+        on_evict: called with (group, block) when a cached block loses its content; it changes no block.
+        after_evicting: called when all blocks that were to be evicted are; it may `discard` more.
     """
 
-    def __init__(self, blocks_per_page: Sequence[int], num_pages: int, on_evict: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        blocks_per_page: Sequence[int],
+        num_pages: int,
+        on_evict: Callable[[int, int], None],
+        after_evicting: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(LargePages(num_pages), [GroupBlocks(num_pages, n) for n in blocks_per_page], on_evict)
+        self._after_evicting = after_evicting
 
     def associate(self) -> Association:
         """Return the placement state of a new request."""
@@ -72,6 +80,7 @@ class BlockAllocator(BlockStates):
         for g in missing:
             while len(taken[g]) < needs[g]:
                 taken[g].append(self._take_one(g, request))
+        self._after_evicting()
         return taken
 
     def share(self, g: int, block: int) -> None:
@@ -152,6 +161,7 @@ class BlockAllocator(BlockStates):
             for blocks in (group.evictable, group.protected):
                 while blocks:
                     self._evict_page(g, next(iter(blocks)) // group.blocks_per_page)
+        self._after_evicting()
 
     # The five steps.
 

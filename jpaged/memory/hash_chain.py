@@ -7,13 +7,15 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from jpaged.memory.spans import TokenSpan, marks
+
 
 class Link(NamedTuple):
     """One full block in a chain.
 
     Attributes:
         digest: 16 bytes that stand for the salt and all tokens up to the block's end.
-        tokens: the block's own token ids, to be compared on a hit.
+        tokens: the block's own token ids, and the images that they stand for, to be compared on a hit.
     """
 
     digest: bytes
@@ -21,13 +23,19 @@ class Link(NamedTuple):
 
 
 class HashChain:
-    """The links of one sequence's full blocks of one block size; it grows with the tokens the host knows."""
+    """The links of one sequence's full blocks of one block size; it grows with the tokens the host knows.
 
-    __slots__ = ("_root", "block_size", "links")
+    Args:
+        salt: keeps the chain apart from those of other salts.
+        spans: tokens that stand for images, in order; a block that holds some of them is named by the images too.
+    """
 
-    def __init__(self, block_size: int, salt: Hashable = None) -> None:
+    __slots__ = ("_root", "_spans", "block_size", "links")
+
+    def __init__(self, block_size: int, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> None:
         self.block_size = block_size
         self.links: list[Link] = []
+        self._spans = spans
         self._root = blake2b(repr(salt).encode(), digest_size=16).digest()
 
     def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
@@ -36,6 +44,8 @@ class HashChain:
         digest = self.links[-1].digest if self.links else self._root
         for start in range(len(self.links) * size, num_blocks * size, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
+            if self._spans:
+                tokens += marks(self._spans, start, start + size)
             digest = blake2b(digest + tokens, digest_size=16).digest()
             self.links.append(Link(digest, tokens))
 
@@ -47,4 +57,5 @@ class HashChain:
         """Return an independent chain with the same links, for a fork."""
         twin = HashChain.__new__(HashChain)
         twin.block_size, twin.links, twin._root = self.block_size, self.links.copy(), self._root
+        twin._spans = self._spans
         return twin

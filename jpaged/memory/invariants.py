@@ -7,12 +7,15 @@ from collections.abc import Iterable
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.images import ImageBlocks
 from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
 
 
-def check(allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables]) -> None:
-    """Compare all state with the block tables. O(pool).
+def check(
+    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], images: ImageBlocks
+) -> None:
+    """Compare all state with the block tables and the images that are held. O(pool).
 
     Raises:
         AssertionError: a count is wrong; the message names the group, page or block.
@@ -21,12 +24,14 @@ def check(allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockT
     for sequence in tables:
         for g, table in enumerate(sequence.tables):
             owners[g].update(block for block in table if block != NO_BLOCK)
+    if images.group is not None:
+        owners[images.group] = images.owners()
     for g, counts in enumerate(owners):
-        _check_group(g, allocator, cache, counts)
+        _check_group(g, allocator, images if g == images.group else cache, counts)
     _check_pages(allocator)
 
 
-def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache, owners: Counter[int]) -> None:
+def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache | ImageBlocks, owners: Counter[int]) -> None:
     group, pages = allocator.groups[g], allocator.pages
     for block in owners:
         assert 0 <= block < group.num_blocks, f"group {g}: block {block} is out of range"

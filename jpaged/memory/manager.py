@@ -14,12 +14,14 @@ from jpaged.memory.admission_questions import AdmissionQuestions
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences
 from jpaged.memory.copies import BlockCopy
+from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache, prefix_tables
 from jpaged.memory.recent_prefixes import RecentPrefixes
+from jpaged.memory.spans import TokenSpan
 from jpaged.memory.swap import SwapSpace
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
@@ -78,7 +80,10 @@ class MemoryManager(AdmissionQuestions):
         layout = self.layout
         self._cache = PrefixCache(self._groups)
         self._allocator = BlockAllocator(
-            [group.blocks_per_page for group in layout.groups], layout.num_pages, self._cache.forget
+            [group.blocks_per_page for group in layout.groups],
+            layout.num_pages,
+            self._lost,
+            lambda: self.images.after_taking(),
         )
         self._admission = Admission(layout, self._allocator, self._watermark, self.max_step_tokens)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
@@ -89,6 +94,7 @@ class MemoryManager(AdmissionQuestions):
         self._ownership = Ownership(
             self._allocator, self._cache, aligned=aligned, recent=recent, predicted=self._predicted
         )
+        self.images = ImageBlocks(layout, self._allocator, self._ownership.next_tick, keeps=self.prefix_caching)
         self._sequences = Sequences()
         self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
         self.swap_space = SwapSpace(
@@ -100,6 +106,13 @@ class MemoryManager(AdmissionQuestions):
             admission=self._admission,
         )
         self._requests: dict[int, RequestBlocks] = {}
+
+    def _lost(self, g: int, block: int) -> None:
+        """Note that a cached block lost its content."""
+        if g == self.images.group:
+            self.images.lost(block)
+        else:
+            self._cache.forget(g, block)
 
     # The life of a sequence.
 
@@ -141,7 +154,13 @@ class MemoryManager(AdmissionQuestions):
         self._sequences[seq_id] = BlockTables(request, self._cache.chains(), self._ownership.next_version())
 
     def match_prefix(
-        self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
+        self,
+        seq_id: int,
+        token_ids: Sequence[int],
+        *,
+        salt: Hashable = None,
+        spans: Sequence[TokenSpan] = (),
+        max_tokens: int | None = None,
     ) -> int:
         """Attach the cached blocks of the longest prefix of `token_ids` that is valid for every group.
 
@@ -150,11 +169,12 @@ class MemoryManager(AdmissionQuestions):
             token_ids: all tokens to be computed; the sequence keeps to them.
             salt: anything with a stable repr that keeps tenants, adapters or images apart. It also marks what
                 this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
+            spans: tokens that stand for images, in order; they are told for the same ends.
             max_tokens: upper bound on the hit.
 
         Returns:
-            Cached tokens: a multiple of every block size and at most ``len(token_ids) - 1``, so that the last
-            token is computed and yields logits; 0 without prefix caching.
+            Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1``, so that the last
+            token is computed and yields logits, and not in the midst of a whole image; 0 without prefix caching.
 
         Raises:
             RuntimeError: when the sequence already has blocks.
@@ -165,8 +185,8 @@ class MemoryManager(AdmissionQuestions):
         if not self.prefix_caching:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
-        sequence.chains = self._cache.chains(salt)
-        length, found = self._cache.match(sequence, token_ids, max(limit, 0))
+        sequence.chains = self._cache.chains(salt, spans)
+        length, found = self._cache.match(sequence, token_ids, max(limit, 0), spans)
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
         sequence.request.begin(length, shared)
         if self._predicted is not None:
@@ -175,13 +195,15 @@ class MemoryManager(AdmissionQuestions):
             self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
 
-    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None) -> int:
+    def cached_prefix(
+        self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()
+    ) -> int:
         """Return how many tokens `match_prefix` would attach now; nothing is attached."""
         if not self.prefix_caching:
             return 0
         request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
-        tables = BlockTables(request, self._cache.chains(salt), 0)
-        return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0))[0]
+        tables = BlockTables(request, self._cache.chains(salt, spans), 0)
+        return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
 
     def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed

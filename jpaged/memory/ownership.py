@@ -45,6 +45,11 @@ class Ownership:
         self._version += 1
         return self._version
 
+    def next_tick(self) -> int:
+        """Return a time on the clock of evictions that is after all before."""
+        self._clock += 1
+        return self._clock
+
     def attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
         """Give a sequence without blocks the cached ones of a prefix of `length` tokens."""
         for g, (policy, size) in enumerate(sequence.request.groups):

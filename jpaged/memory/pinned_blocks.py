@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.spans import TokenSpan
 
 
 class PinnedBlocks:
@@ -39,11 +40,13 @@ class PinnedBlocks:
             self.seq_ids.remove(seq_id)
             self._count()
 
-    def prefix(self, token_ids: Sequence[int], salt: Hashable, encoder_tokens: int) -> int:
+    def prefix(
+        self, token_ids: Sequence[int], salt: Hashable, encoder_tokens: int, spans: Sequence[TokenSpan] = ()
+    ) -> int:
         """Return how many leading tokens, at most all but the last, lie in pinned blocks of every group."""
         if not self.seq_ids:
             return 0
-        return self._cache.covered(token_ids, salt, len(token_ids) - 1, self._blocks, encoder_tokens)
+        return self._cache.covered(token_ids, salt, len(token_ids) - 1, self._blocks, encoder_tokens, spans)
 
     def _count(self) -> None:
         tables = [self._sequences[seq_id].tables for seq_id in self.seq_ids]

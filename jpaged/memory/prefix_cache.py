@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.hash_chain import HashChain, Link
 from jpaged.memory.policies import Policy
+from jpaged.memory.spans import TokenSpan, may_end
 
 
 class PrefixCache:
@@ -62,10 +63,13 @@ class PrefixCache:
 
     # One sequence.
 
-    def chains(self, salt: Hashable = None) -> dict[int, HashChain]:
+    def chains(self, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> dict[int, HashChain]:
         """Return the empty hash chains of a new sequence, by block size (of tokens) or minus the block size (of encoder
         tokens)."""
-        return {key: HashChain(abs(key), salt if key > 0 else ("encoder", salt)) for key in self._chain_keys}
+        return {
+            key: HashChain(key, salt, spans) if key > 0 else HashChain(-key, ("encoder", salt))
+            for key in self._chain_keys
+        }
 
     def _name(self, tables: BlockTables, g: int, token_ids: Sequence[int], num_blocks: int) -> HashChain:
         """Return the hash chain of a group, with links for `num_blocks` blocks."""
@@ -74,9 +78,11 @@ class PrefixCache:
         chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
         return chain
 
-    def match(self, tables: BlockTables, token_ids: Sequence[int], limit: int) -> tuple[int, list[list[int | None]]]:
-        """Return the longest cached prefix of at most `limit` tokens, and each group's blocks, None where one is not
-        cached. The blocks are not yet owned."""
+    def match(
+        self, tables: BlockTables, token_ids: Sequence[int], limit: int, spans: Sequence[TokenSpan] = ()
+    ) -> tuple[int, list[list[int | None]]]:
+        """Return the longest cached prefix of at most `limit` tokens that ends within no whole image, and each group's
+        blocks, None where one is not cached. The blocks are not yet owned."""
         groups = tables.request.groups
         found: list[list[int | None]] = []
         for g, (policy, size) in enumerate(groups):
@@ -84,7 +90,7 @@ class PrefixCache:
             links = self._name(tables, g, token_ids, wanted).links
             found.append([self.find(g, link) for link in links[:wanted]])
         hits = [[block is not None for block in blocks] for blocks in found]
-        return longest_prefix(groups, hits, limit), found
+        return longest_prefix(groups, hits, limit, spans), found
 
     def covered(
         self,
@@ -93,15 +99,16 @@ class PrefixCache:
         limit: int,
         blocks: Sequence[Collection[int]],
         encoder_tokens: int,
+        spans: Sequence[TokenSpan] = (),
     ) -> int:
         """Return the longest prefix of at most `limit` tokens that lies in `blocks`, a set for each group."""
         groups = [(policy.for_request(encoder_tokens), size) for policy, size in self._groups]
-        chains, hits = self.chains(salt), []
+        chains, hits = self.chains(salt, spans), []
         for g, (policy, size) in enumerate(groups):
             chain, wanted = chains[self._chain_keys[g]], policy.full_blocks(limit, 0, size)
             chain.extend(token_ids if policy.names_tokens else range(wanted * size), wanted)
             hits.append([self.find(g, link) in blocks[g] for link in chain.links[:wanted]])
-        return longest_prefix(groups, hits, limit)
+        return longest_prefix(groups, hits, limit, spans)
 
     def newly_full(
         self, tables: BlockTables, token_ids: Sequence[int], num_known: int
@@ -160,7 +167,12 @@ def prefix_tables(
     return tables
 
 
-def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence[bool]], limit: int) -> int:
+def longest_prefix(
+    groups: Sequence[tuple[Policy, int]],
+    hits: Sequence[Sequence[bool]],
+    limit: int,
+    spans: Sequence[TokenSpan] = (),
+) -> int:
     """Return the longest prefix, in tokens and at most `limit`, that is valid for every group (Jenga, section 5).
 
     Its length divides by every group's alignment: most can only attach whole blocks.
@@ -169,6 +181,7 @@ def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence
         groups: policy and block size (tokens) of each group.
         hits: one list for each group that says of each logical block whether it is cached.
         limit: upper bound in tokens.
+        spans: tokens that stand for images, of which those of a whole image are served together.
     """
     bound = limit
     possible: list[tuple[int, Collection[int]]] = []
@@ -178,6 +191,6 @@ def longest_prefix(groups: Sequence[tuple[Policy, int]], hits: Sequence[Sequence
         possible.append((unit, lengths if isinstance(lengths, range) else set(lengths)))
     step = math.lcm(*(unit for unit, _ in possible))
     for length in range(bound // step * step, 0, -step):
-        if all(length // unit in lengths for unit, lengths in possible):
+        if all(length // unit in lengths for unit, lengths in possible) and may_end(length, spans):
             return length
     return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.swap import HostBlocks
 
@@ -143,12 +144,13 @@ def build_report(
     lengths: Mapping[int, int],
     host: HostBlocks,
     pinned: Iterable[int],
+    images: ImageBlocks,
 ) -> MemoryReport:
     """Collect the report; `lengths` overrides the committed length of a sequence. O(blocks in use)."""
     groups = []
     for g, group in enumerate(layout.groups):
         state = allocator.groups[g]
-        filled, entries = _filled_tokens(g, tables, lengths)
+        filled, entries = images.filled() if g == images.group else _filled_tokens(g, tables, lengths)
         real_bytes = group.spec.real_bytes
         groups.append(
             GroupReport(

@@ -8,6 +8,7 @@ from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
+from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.prefix_cache import PrefixCache
@@ -21,10 +22,12 @@ class MemoryState:
     Attributes:
         layout: how the pool is cut.
         swap_space: where sequences are swapped out to, and how they come back.
+        images: the features of images, which belong to no sequence.
     """
 
     layout: PoolLayout
     swap_space: SwapSpace
+    images: ImageBlocks
     _allocator: BlockAllocator
     _cache: PrefixCache
     _sequences: Sequences
@@ -37,7 +40,7 @@ class MemoryState:
 
     @property
     def num_used_blocks(self) -> int:
-        """Return how many blocks sequences hold, over all groups."""
+        """Return how many blocks sequences and images in use hold, over all groups."""
         return sum(group.num_used for group in self._allocator.groups)
 
     @property
@@ -91,7 +94,13 @@ class MemoryState:
             lengths: tokens with KV by sequence id, where the caller knows better than the last `commit`.
         """
         return build_report(
-            self.layout, self._allocator, self._sequences, lengths or {}, self.swap_space.host, self._pinned.seq_ids
+            self.layout,
+            self._allocator,
+            self._sequences,
+            lengths or {},
+            self.swap_space.host,
+            self._pinned.seq_ids,
+            self.images,
         )
 
     def check_invariants(self) -> None:
@@ -100,5 +109,5 @@ class MemoryState:
         Raises:
             AssertionError: a count is wrong; the message names the group, page or block.
         """
-        invariants.check(self._allocator, self._cache, self._sequences.values())
+        invariants.check(self._allocator, self._cache, self._sequences.values(), self.images)
         self.swap_space.check()

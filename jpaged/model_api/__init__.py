@@ -15,9 +15,26 @@ Dimension letters used everywhere:
     layers     layers of a group (or a stack)      tiles     128-lane tiles of one token's K and V
 """
 
-from jpaged.model_api.contract import Attend, AttendToLatents, BuildContext, CausalLM, Cuttable, Recur
+from jpaged.model_api.contract import (
+    Attend,
+    AttendToLatents,
+    BuildContext,
+    CausalLM,
+    Cuttable,
+    Recur,
+    SeesImages,
+    TakeImages,
+)
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
-from jpaged.model_api.layer_groups import AttentionGroup, LatentGroup, LayerGroup, LayerRef, StateGroup, StatePart
+from jpaged.model_api.layer_groups import (
+    AttentionGroup,
+    ImageGroup,
+    LatentGroup,
+    LayerGroup,
+    LayerRef,
+    StateGroup,
+    StatePart,
+)
 from jpaged.model_api.weight_source import HostArray, WeightSource
 
 __all__ = [
@@ -30,12 +47,15 @@ __all__ = [
     "Cuttable",
     "HeadLayout",
     "HostArray",
+    "ImageGroup",
     "LatentGroup",
     "LayerGroup",
     "LayerRef",
     "Recur",
+    "SeesImages",
     "StateGroup",
     "StatePart",
+    "TakeImages",
     "WeightSource",
     "head_layout",
     "padded",

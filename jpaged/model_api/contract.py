@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Float, Int
 
-    from jpaged.model_api.layer_groups import LayerGroup, LayerRef
+    from jpaged.model_api.layer_groups import ImageGroup, LayerGroup, LayerRef
     from jpaged.model_api.weight_source import WeightSource
     from pallas_kernels.platform import Impl
 
@@ -51,7 +51,8 @@ class Attend(Protocol):
     attends over each token's own sequence.
 
     The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
-    For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`.
+    For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`, for an `ImageGroup` a
+    `TakeImages`.
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
@@ -118,6 +119,35 @@ class Recur(Protocol):
         out_axis: int,
         **options: Any,
     ) -> tuple[Any, Array]: ...
+
+
+class TakeImages(Protocol):
+    """What the engine does for an `ImageGroup`: in the place of tokens that stand for images it puts their features.
+
+    `layer` names the group. The cache must be threaded through, as for `Attend`.
+    """
+
+    def __call__(
+        self, cache: Any, layer: LayerRef, hidden: Float[Array, "tokens embed"]
+    ) -> tuple[Any, Float[Array, "tokens embed"]]: ...
+
+
+@runtime_checkable
+class SeesImages(Protocol):
+    """What a `CausalLM` offers that takes images.
+
+    It has an `ImageGroup`, and calls the engine with it where tokens become hidden states, see `TakeImages`.
+    """
+
+    image_group: ImageGroup
+
+    def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
+        """Return what the tokens of some images are to be, from what an image processor made of them.
+
+        Args:
+            arrays: by name, each with a leading axis of images.
+        """
+        ...
 
 
 @runtime_checkable

@@ -41,6 +41,7 @@ class AttentionGroup(LayerGroup):
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
         readers: number of further layers that read the KV of these and keep none.
+        sees_images: whether the tokens of an image see all tokens of that image, also those behind them.
 
     Raises:
         ValueError: both a window and chunks are given.
@@ -51,6 +52,7 @@ class AttentionGroup(LayerGroup):
     sliding_window: int | None = None
     chunk_size: int | None = None
     readers: int = 0
+    sees_images: bool = False
 
     @property
     def kind(self) -> str:
@@ -63,6 +65,33 @@ class AttentionGroup(LayerGroup):
             raise ValueError(
                 f"sliding_window={self.sliding_window} and chunk_size={self.chunk_size} exclude each other"
             )
+
+
+@dataclass(frozen=True)
+class ImageGroup(LayerGroup):
+    """What an encoder made of images, kept until the language model's tokens took it and, while there is room, for the
+    next request with the same image.
+
+    Attributes:
+        width: width of the vectors, that of the language model's hidden states.
+        dtype: name of the dtype they are kept in, whatever the pool's.
+        whole: whether all tokens of an image have to be computed in one step, because they see each other.
+
+    Raises:
+        ValueError: the width is not positive.
+    """
+
+    width: int
+    dtype: str = "float32"
+    whole: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "image features"
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"layer group {self.name!r}: width={self.width} must be positive")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
         config: Hugging Face's; says how many experts a token meets.
         params: arrays, or shapes with shardings.
     """
+    config = config.get_text_config()
     held = flat_values(params)
     sizes = {path: device_bytes(value) for path, value in held.items()}
     by_path = {target.path: target for target in targets_of(model)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
+from jpaged.scheduling.encoding import Encoding, Reach
 from jpaged.scheduling.forks import plan_forks, tokens_to_fork
 from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence
@@ -18,10 +19,12 @@ class Allocation:
 
     Attributes:
         free_slots: slots that no sequence has.
+        encoding: plans what is done with images.
     """
 
-    def __init__(self, memory: MemoryManager, max_num_seqs: int) -> None:
+    def __init__(self, memory: MemoryManager, max_num_seqs: int, encoding: Encoding) -> None:
         self.memory = memory
+        self.encoding = encoding
         self._max_num_seqs = max_num_seqs
         self._prompt_tail = memory.layout.prompt_tail
         self.free_slots = self._all_slots
@@ -51,7 +54,9 @@ class Allocation:
         if request.packed:
             self.memory.pack(seq.seq_id)
         most = most_cached if request.params.prompt_logprobs is None else 0
-        seq.num_computed = self.memory.match_prefix(seq.seq_id, seq.token_ids, salt=request.cache_salt, max_tokens=most)
+        seq.num_computed = self.memory.match_prefix(
+            seq.seq_id, seq.token_ids, salt=request.cache_salt, spans=request.spans, max_tokens=most
+        )
 
     def detach(self, seq: Sequence) -> None:
         """Take the tables back from a sequence that has no more than what `attach` gave it."""
@@ -60,10 +65,11 @@ class Allocation:
 
     def place(
         self, request: Request, live: list[Sequence], budget: int, max_chunk: int, most_cached: int | None
-    ) -> tuple[list[Chunk], list[BlockCopy]] | None:
-        """Return the first chunks of a request's sequences, of which the first is attached; None (and nothing held)
-        when memory is short. They take `budget` tokens at most, each of them `max_chunk`. A sequence that begins like
-        another is left to be forked from it, unless the cache holds what they share.
+    ) -> tuple[list[Chunk], list[BlockCopy], int] | None:
+        """Return the first chunks of a request's sequences, of which the first is attached, the copies to make, and
+        what is left of `budget`, the most tokens that they and the encoder take; None (and nothing held) when memory is
+        short. Each chunk takes `max_chunk` at most. A sequence that begins like another is left to be forked from it,
+        unless the cache holds what they share.
 
         Args:
             most_cached: see `attach`.
@@ -79,8 +85,15 @@ class Allocation:
                 self.attach(request, seq, most_cached)
             length = min(seq.num_tokens - seq.num_computed, budget, max_chunk, tokens_to_fork(live, seq))
             length = tokens_before_end(seq, length, self._prompt_tail)
-            made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
+            reach: Reach | None = Reach(length, 0)
+            if request.images:
+                reach = self.encoding.reach(request, seq.num_computed, length, budget)
+            made: list[BlockCopy] | None = None
+            if reach is not None:
+                length, budget = reach.length, budget - reach.cost
+                made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
             if made is None:
+                self.encoding.let_go(request)
                 for placed in live[: number + 1]:
                     if placed.parent is None:
                         self.drop(placed)
@@ -90,7 +103,7 @@ class Allocation:
                 copies += made
                 chunks.append(Chunk(seq, seq.num_computed, length, -1, self.tables(seq)))
                 budget -= length
-        return chunks, copies
+        return chunks, copies, budget
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share every block of its parent; the next append of either looks whether it has to copy."""

@@ -105,8 +105,8 @@ class Entrance(ABC):
             planned = self._place(request, live, plan, is_enough, self.room.pinned_tokens(request))
         if planned is None:
             return False
-        chunks, copies = planned
-        plan.left -= sum(chunk.length for chunk in chunks)
+        chunks, copies, left = planned
+        plan.left = left + plan.reserved
         for seq in live:
             seq.slot = self.allocation.free_slots.pop()
         if request.first_scheduled_time is None:
@@ -125,9 +125,9 @@ class Entrance(ABC):
         plan: StepPlan,
         is_enough: Callable[[int], bool],
         most_cached: int | None,
-    ) -> tuple[list[Chunk], list[BlockCopy]] | None:
-        """Return the first chunks of a waiting request behind what the cache holds; None (and nothing held) without
-        room."""
+    ) -> tuple[list[Chunk], list[BlockCopy], int] | None:
+        """Return the first chunks of a waiting request behind what the cache holds, see `Allocation.place`; None (and
+        nothing held) without room."""
         self.allocation.attach(request, live[0], most_cached)
         if not self._make_room(request, plan, is_enough):
             self.allocation.detach(live[0])

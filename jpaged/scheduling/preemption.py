@@ -46,6 +46,7 @@ class Preemption:
         plan.preempted.append(request)
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
         request.num_preemptions += 1
+        self.allocation.encoding.let_go(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
         if swaps and not plan.swap_in:  # the host blocks that these leave are read after all that goes out is written
             moved = self.allocation.swap_out(live, unmade)

@@ -8,10 +8,12 @@ from enum import Enum
 
 import numpy as np
 
+from jpaged.memory import HeldImage, TokenSpan
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
+from jpaged.scheduling.prompt_image import PromptImage
 from jpaged.scheduling.top_tokens import TokenRanking
 
 
@@ -104,8 +106,10 @@ class Request:
         prompt_logprobs: log-probability and ranking of each prompt token, by position, once it was scored; for requests
             that ask for them.
         bad_words: token sequences that its output cannot hold.
-        encoder_tokens: number of tokens of its images or audio, for models with cross-attention; the salt must name
-            them.
+        encoder_tokens: number of tokens of its images or audio, for models with cross-attention, where the salt must
+            name them; of its largest image, for models that keep images' features.
+        images: the images of its prompt, in order.
+        held: the images that it holds in the pool, by their place among them.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
         allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
@@ -135,6 +139,8 @@ class Request:
     beam: BeamSearch | None = None
     encoder_tokens: int = 0
     kept_tokens: int = 0
+    images: tuple[PromptImage, ...] = ()
+    held: dict[int, HeldImage] = field(default_factory=dict)
     packed: bool = False
     alone: bool = False
     arrival_number: int = -1
@@ -152,6 +158,11 @@ class Request:
     def parts(self) -> list[Request]:
         """Return the request and those for its later outputs."""
         return [self, *self.later]
+
+    @property
+    def spans(self) -> tuple[TokenSpan, ...]:
+        """Return the tokens of its prompt that stand for images."""
+        return tuple(image.span for image in self.images)
 
     @property
     def live(self) -> list[Sequence]:

@@ -26,6 +26,7 @@ def begin_again(request: Request) -> None:
             seq.cumulative_logprob = sum(logprob for logprob, _ in seq.logprobs)
         if seq.finish_reason is None and request.beam is None:
             _look_again(request, seq)
+    request.held.clear()
     request.status = Status.WAITING
 
 
@@ -55,4 +56,4 @@ def renewed(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]
-    return replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={})
+    return replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, held={})

@@ -48,7 +48,10 @@ class Room:
         if request.params.prompt_logprobs is not None:
             return 0
         return self._memory.pinned_prefix(
-            request.prompt_token_ids, salt=request.cache_salt, encoder_tokens=request.encoder_tokens
+            request.prompt_token_ids,
+            salt=request.cache_salt,
+            encoder_tokens=request.encoder_tokens,
+            spans=request.spans,
         )
 
     def may_fit(self, request: Request) -> bool:

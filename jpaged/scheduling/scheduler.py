@@ -12,6 +12,7 @@ from jpaged.outputs import FinishReason
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.drafting import Drafting, drafts_kept
+from jpaged.scheduling.encoding import Encoding
 from jpaged.scheduling.entrance import Entrance
 from jpaged.scheduling.forks import children_due, tokens_to_fork
 from jpaged.scheduling.order import SchedulingPolicy, service_order
@@ -71,7 +72,8 @@ class Scheduler(Entrance):
         self._unfinished: dict[int, Request] = {}  # what an exception in the middle of a change cannot tear
         self._num_added = 0
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
-        self.allocation = Allocation(memory, max_num_seqs)
+        self.encoding = Encoding(memory, max_num_batched_tokens - max_num_seqs + 1)
+        self.allocation = Allocation(memory, max_num_seqs, self.encoding)
         self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
         self._prompt_tail = memory.layout.prompt_tail
         self.preemption = Preemption(self.allocation, preemption_mode)
@@ -96,8 +98,8 @@ class Scheduler(Entrance):
         """Queue a request.
 
         Raises:
-            ValueError: it needs more sequences than may run at once, could not fit an empty pool, or has a
-                priority where none counts.
+            ValueError: it needs more sequences than may run at once, could not fit an empty pool, has an image that
+                no step could compute, or a priority where none counts.
         """
         if request.priority is not None and self.policy != "priority":
             raise ValueError(f"priority={request.priority} needs scheduling_policy='priority', not {self.policy!r}")
@@ -106,6 +108,7 @@ class Scheduler(Entrance):
             name = "n" if request.beam is None else "beam_width"
             raise ValueError(f"{name}={width} is above max_num_seqs={self.max_num_seqs}")
         num_prompt = len(request.prompt_token_ids)
+        self.encoding.check(request, self._max_chunk)
         if not self.room.is_possible(request):
             layout, several = self.memory.layout, f" in each of {width} sequences" if width > 1 else ""
             raise ValueError(
@@ -151,6 +154,7 @@ class Scheduler(Entrance):
         if not (plan.preempted or plan.closed):
             while (request := self._next_in_line()) is not None and self._enter(request, plan):
                 pass
+        plan.encodes = self.encoding.take_encodes()
         return plan.step()
 
     def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
@@ -169,6 +173,13 @@ class Scheduler(Entrance):
                 most = tokens_to_fork(request.sequences, seq)
                 length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
                 length = tokens_before_end(seq, length, self._prompt_tail)
+            if length > 0 and request.images and seq.num_computed < seq.num_prompt:
+                budget = plan.left - plan.reserved + (missing == 1)
+                while (reach := self.encoding.reach(request, seq.num_computed, length, budget)) is None:
+                    if not self._give_way(request, seq, plan, copies, may_preempt, left, reserved):
+                        return False
+                length = reach.length
+                plan.left -= reach.cost
             if length <= 0:
                 continue
             tables = None
@@ -183,16 +194,7 @@ class Scheduler(Entrance):
                     tables = self.allocation.tables(seq)
             if end > seq.capacity:
                 while (made := self.allocation.allocate(seq, end)) is None:
-                    if not may_preempt:
-                        plan.left, plan.reserved = left, reserved
-                        plan.add(request, [], copies)
-                        for other in request.live:
-                            other.capacity = 0  # the tables were not sent
-                        return False
-                    if self.running == [request]:
-                        request.alone = request.packed = True
-                        self.memory.pack(seq.seq_id)
-                    if self._preempt_last(plan, request, copies) is request:
+                    if not self._give_way(request, seq, plan, copies, may_preempt, left, reserved):
                         return False
                 copies += made
                 tables = self.allocation.tables(seq)
@@ -205,8 +207,39 @@ class Scheduler(Entrance):
         self._plan(request, chunks, copies, plan)
         return True
 
+    def _give_way(
+        self,
+        request: Request,
+        seq: Sequence,
+        plan: StepPlan,
+        copies: list[BlockCopy],
+        may_preempt: bool,
+        left: int,
+        reserved: int,
+    ) -> bool:
+        """Make room for a request that is being planned by preempting the last one; return False when it is itself that
+        has to go or to wait.
+
+        Args:
+            copies: those planned for it so far.
+            left, reserved: what the plan had before it.
+        """
+        if not may_preempt:
+            plan.left, plan.reserved = left, reserved
+            plan.add(request, [], copies)
+            for other in request.live:
+                other.capacity = 0  # the tables were not sent
+            return False
+        if self.running == [request]:
+            request.alone = request.packed = True
+            self.memory.pack(seq.seq_id)
+        return self._preempt_last(plan, request, copies) is not request
+
     def _plan(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy], plan: StepPlan) -> None:
         plan.add(request, chunks, copies)
+        if request.images:
+            for chunk in chunks:
+                plan.reads += self.encoding.reads(request, chunk)
         if len(request.sequences) > 1:
             for chunk in chunks:
                 for child in children_due(request.sequences, chunk.seq):
@@ -225,6 +258,7 @@ class Scheduler(Entrance):
             seq = chunk.seq
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
+        self.encoding.dispatched(step.encodes, step.reads)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
@@ -318,5 +352,6 @@ class Scheduler(Entrance):
 
     def _forget(self, request: Request) -> None:
         self._queue(request).remove(request)
+        self.encoding.let_go(request)
         request.status = Status.FINISHED
         self._unfinished.pop(request.request_id, None)

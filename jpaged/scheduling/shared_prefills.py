@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import MemoryManager
 from jpaged.memory.predicted_prefixes import STEP_OVERHEAD
+from jpaged.memory.spans import in_common, last_end
 from jpaged.scheduling.order import service_order
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step_builder import StepPlan
@@ -36,7 +37,8 @@ class SharedPrefills:
         shared, computed = self._longest_shared(request, tokens, plan)
         if not shared:
             return False
-        cached = min(shared, self._memory.cached_prefix(tokens, salt=request.cache_salt))
+        cached = self._memory.cached_prefix(tokens, salt=request.cache_salt, spans=request.spans)
+        cached = min(shared, cached)
         rest, missing = max(0, shared - computed), len(tokens) - cached
         alone = max(_steps(missing, self._max_chunk), 1 + _steps(missing + rest - plan.left, self._budget))
         after = 1 + _steps(rest, self._max_chunk) + _steps(len(tokens) - shared, self._max_chunk)
@@ -55,7 +57,10 @@ class SharedPrefills:
                 or service_order(other) > service_order(request)
             ):
                 continue
-            shared = min(common_prefix(theirs, tokens), len(tokens) - 1) // step * step
+            shared = min(common_prefix(theirs, tokens), len(tokens) - 1)
+            if request.images or other.images:
+                shared = in_common(request.spans, other.spans, shared)
+            shared = last_end(shared, request.spans, step)
             shared = self._memory.prefix_to_come(chunk.seq.seq_id, shared)
             if shared > max(most, chunk.start):
                 most, computed = shared, chunk.start + chunk.length

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jpaged.memory import BlockCopy, HostBlock, SwapCopy
+    from jpaged.memory import BlockCopy, HostBlock, StoredImage, SwapCopy
+    from jpaged.scheduling.prompt_image import PromptImage
     from jpaged.scheduling.request import Request, Sequence
 
 
@@ -54,6 +55,34 @@ class Sample(NamedTuple):
     chunk: Chunk
 
 
+class Encode(NamedTuple):
+    """An image to encode before the step's chunks run; its features go to the blocks of `stored`."""
+
+    image: PromptImage
+    stored: StoredImage
+
+
+class ImageRead(NamedTuple):
+    """Tokens [`start`, `stop`) of a sequence, by position, that take the features of one of the request's images.
+
+    Attributes:
+        number: place of the image among the request's.
+        blocks: all blocks of the image's features.
+    """
+
+    request: Request
+    number: int
+    seq_id: int
+    start: int
+    stop: int
+    blocks: list[int]
+
+    @property
+    def image(self) -> PromptImage:
+        """Return the image."""
+        return self.request.images[self.number]
+
+
 class PromptScore(NamedTuple):
     """A prompt token, by its position, whose log-probability a request asks for."""
 
@@ -72,6 +101,8 @@ class ScheduledStep:
         swap_out: blocks the device copies to host memory before anything else of the step.
         swap_in: blocks it copies back after that and before `copies`.
         scored: chunks of requests that ask for prompt_logprobs.
+        encodes: images that the device encodes before the chunks run.
+        reads: the chunks' tokens that stand for images.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -82,6 +113,8 @@ class ScheduledStep:
     swap_out: list[SwapCopy] = field(default_factory=list)
     swap_in: list[SwapCopy] = field(default_factory=list)
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
+    encodes: list[Encode] = field(default_factory=list)
+    reads: list[ImageRead] = field(default_factory=list)
 
     @property
     def undrafted(self) -> list[Chunk]:

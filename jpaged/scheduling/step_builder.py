@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jpaged.memory import BlockCopy, HostBlock, SwapCopy
 from jpaged.scheduling.request import Request, Sequence
-from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
+from jpaged.scheduling.step import Chunk, Encode, ImageRead, Sample, ScheduledStep
 
 
 class StepPlan:
@@ -21,6 +21,8 @@ class StepPlan:
         free_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
+        encodes: images to encode first.
+        reads: tokens that stand for images, as planned so far.
     """
 
     def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
@@ -33,6 +35,8 @@ class StepPlan:
         self.swap_out: list[SwapCopy] = []
         self.swap_in: list[SwapCopy] = []
         self.prefills: list[tuple[Request, Chunk]] = []
+        self.encodes: list[Encode] = []
+        self.reads: list[ImageRead] = []
         self._decodes: list[Chunk] = []
         self._verified: list[Chunk] = []
         self._samples: list[Sample] = []
@@ -75,6 +79,8 @@ class StepPlan:
             swap_out=self.swap_out,
             swap_in=self.swap_in,
             scored=self._scored,
+            encodes=self.encodes,
+            reads=self.reads,
         )
 
 

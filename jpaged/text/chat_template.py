@@ -12,8 +12,10 @@ from jpaged.validation import boolean, one_of
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``[{"role": ..., "content": ...}, ...]``.
 
-Content is text or ``[{"type": "text", "text": ...}, ...]``.
+Content is text or a list of parts, ``{"type": "text", "text": ...}`` and images: ``{"type": "image_url", "image_url":
+{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``.
 """
+_IMAGES = ("image_url", "image_pil", "image")
 ContentFormat = Literal["auto", "string", "openai"]
 _FORMATS = ("auto", "string", "openai")
 
@@ -78,11 +80,35 @@ class ChatOptions:
             )
 
 
-def templated(messages: Messages, tokenizer: Any, options: ChatOptions) -> str:
+def images_in(messages: Any) -> list[Any]:
+    """Return the images of a conversation, in order; nothing is checked but what has to be to find them.
+
+    Raises:
+        ValueError: a part that says that it is an image has none.
+    """
+    found = []
+    for message in messages if isinstance(messages, Sequence) and not isinstance(messages, str) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
+            if _is_image(part):
+                kind = part["type"]
+                image = part.get(kind)
+                if kind == "image_url" and isinstance(image, Mapping):
+                    image = image.get("url")
+                if image is None:
+                    raise ValueError(f"content has a part of type {kind!r} without an image: {part!r}")
+                found.append(image)
+    return found
+
+
+def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: str = "") -> str:
     """Return a conversation as text, through the chat template.
 
     Where the template takes no list of parts, the parts of a content are joined by newlines. Arguments of tool calls
     that are JSON text are given to the template as what they mean.
+
+    Args:
+        image: what the text has in the place of an image where the template does not write it itself.
 
     Raises:
         ValueError: there is no chat template, it has no place for the tools, or the messages are none or do not fit it.
@@ -92,12 +118,14 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions) -> str:
         raise ValueError(f"messages={messages!r} must be a list of {{'role': ..., 'content': ...}}")
     if not messages:
         raise ValueError(f"messages={messages!r} has no message; at least 1 is needed")
-    parts = [_check(message) for message in messages]
+    parts = [_check(message, image) for message in messages]
     if any(parts) and not _takes_parts(tokenizer, template, options.chat_template_content_format):
         messages = [
             {**message, "content": "\n".join(texts)} if texts else message
             for message, texts in zip(messages, parts, strict=True)
         ]
+    elif image:
+        messages = [_with_plain_images(message) for message in messages]
     try:
         return tokenizer.apply_chat_template(
             [_with_parsed_calls(message) for message in messages],
@@ -125,8 +153,21 @@ def _template(tokenizer: Any, options: ChatOptions) -> str:
     return template
 
 
-def _check(message: Any) -> list[str]:
-    """Return the texts of a message whose content is a list of parts; none of other messages."""
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _IMAGES
+
+
+def _with_plain_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with ``{"type": "image"}`` for each image, which is how templates know them."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "image"} if _is_image(part) else part for part in content]}
+
+
+def _check(message: Any, image: str) -> list[str]:
+    """Return the texts of a message whose content is a list of parts, `image` for each image; none of other
+    messages."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"message {message!r} must be {{'role': ..., 'content': ...}}")
     content = message.get("content")
@@ -134,13 +175,13 @@ def _check(message: Any) -> list[str]:
         return []
     if not isinstance(content, Sequence) or not content:
         raise ValueError(f"content={content!r} must be text or a list of parts")
-    return [_text(part) for part in content]
+    return [image if _is_image(part) and image else _text(part) for part in content]
 
 
 def _text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind != "text":
-        raise ValueError(f"content has a part of type {kind!r}, {part!r}; only 'text' is taken")
+        raise ValueError(f"content has a part of type {kind!r}, {part!r}; only 'text' is taken, and images by models that see")
     if not isinstance(part.get("text"), str):
         raise ValueError(f"content has {part!r}, whose 'text' must be text")
     return part["text"]

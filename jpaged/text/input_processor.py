@@ -18,6 +18,7 @@ from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.combined_rules import CombinedRules, Limits
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.grammar import Grammar, GrammarCompiler
+from jpaged.text.images import ImageInputs
 from jpaged.text.prompt import DEFAULT, Conversation, ParsedPrompt, Prompt, Tokenization, check_salt, parse_prompt
 from jpaged.text.token_constraints import allowed_mask, bad_word_tokens, check_token_ids, check_tokens_left
 
@@ -37,6 +38,7 @@ class InputProcessor:
         max_logprobs: most that a request's `logprobs` may ask for; -1 = the whole vocabulary.
         data_parallel_size: replicas of the engine.
         seed: draws the seeds of requests that bring none.
+        images: prepares images; None = none are taken.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class InputProcessor:
         max_logprobs: int = 20,
         data_parallel_size: int = 1,
         seed: int = 0,
+        images: ImageInputs | None = None,
     ) -> None:
+        self.images = images or ImageInputs()
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -86,17 +90,19 @@ class InputProcessor:
             ValueError: the prompt has none of the forms of `parse_prompt`, is empty, holds an id outside the
                 vocabulary, or leaves no room for a token; or a parameter is not for this model or engine.
         """
-        parsed = parse_prompt(prompt, self.tokenizer, tokenization)
+        parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images)
         return self.request(parsed, params, priority, streamed=streamed)
 
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
         """Parse a prompt whose salt may be given beside it.
 
         Raises:
-            ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`.
+            ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`, or images.
         """
         check_salt(cache_salt)
-        parsed = parse_prompt(prompt, self.tokenizer)
+        parsed = parse_prompt(prompt, self.tokenizer, images=self.images)
+        if parsed.images:
+            raise ValueError(f"the prompt has {len(parsed.images)} images: only prefixes of text can be pinned")
         if cache_salt is not None and parsed.cache_salt not in (None, cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r} is not the prompt's own, {parsed.cache_salt!r}")
         return ParsedPrompt(parsed.text, parsed.token_ids, cache_salt or parsed.cache_salt)
@@ -115,6 +121,11 @@ class InputProcessor:
             beam_params, params = params, params.sampling_params()
         params = self._resolved(params)
         token_ids = self._truncated(prompt.token_ids, params)
+        if prompt.images and len(token_ids) < len(prompt.token_ids):
+            raise ValueError(
+                f"the prompt has {len(prompt.token_ids)} tokens, those of its images included, and "
+                f"truncate_prompt_tokens={params.truncate_prompt_tokens} would cut it: prompts with images are not cut"
+            )
         count = len(token_ids)
         self._check_prompt(token_ids)
         self._check_params(params)
@@ -140,6 +151,8 @@ class InputProcessor:
             cache_salt=prompt.cache_salt,
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size),
+            encoder_tokens=max((image.features for image in prompt.images), default=0),
+            images=prompt.images,
             beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
         request.later = self._later(request, request_ids[1:], sequences[self.max_num_seqs :])
@@ -150,7 +163,9 @@ class InputProcessor:
         """Make requests for outputs that are more than may run at once; they do not score the prompt again."""
         params, width = replace(request.params, prompt_logprobs=None), self.max_num_seqs
         return [
-            replace(request, request_id=request_id, sequences=sequences[i * width : (i + 1) * width], params=params)
+            replace(
+                request, request_id=request_id, sequences=sequences[i * width : (i + 1) * width], params=params, held={}
+            )
             for i, request_id in enumerate(request_ids)
         ]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import index
 from typing import Any, cast
 
-from jpaged.text.chat_template import ChatOptions, Messages, templated
+from jpaged.scheduling.prompt_image import PromptImage
+from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
+from jpaged.text.images import ImageInputs, images_of
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_requests import check_prompt_keys
 
@@ -25,11 +28,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ParsedPrompt:
-    """A prompt as the engine takes it; see `Request` for `cache_salt`."""
+    """A prompt as the engine takes it; see `Request` for `cache_salt` and `images`."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,23 +80,39 @@ def parse_prompt(
     prompt: Prompt | Conversation,
     tokenizer: Any,
     tokenization: Tokenization = DEFAULT,
+    images: ImageInputs | None = None,
     *,
     add_special_tokens: bool = True,
 ) -> ParsedPrompt:
     """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
+    Args:
+        images: prepares images; None = none are taken.
+
     Raises:
-        ValueError: a mapping lacks what it needs or has more than that, ids are no integers, text has no tokenizer, or
-            messages do not fit the chat template.
+        ValueError: a mapping lacks what it needs or has more than that, ids are no integers, text has no tokenizer,
+            messages do not fit the chat template, or an image cannot be used.
     """
+    images = images or ImageInputs()
     if isinstance(prompt, Conversation):
-        templated_text = templated(prompt.messages, tokenizer, prompt.options)
-        return parse_prompt(templated_text, tokenizer, tokenization, add_special_tokens=False)
-    text, ids, salt = None, None, None
+        given = images_in(prompt.messages)
+        mark = images.placeholder_text if given else ""
+        said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, mark)}
+        if given:
+            return parse_prompt(
+                {**said, "multi_modal_data": {"image": given}},
+                tokenizer,
+                tokenization,
+                images,
+                add_special_tokens=False,
+            )
+        return parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False)
+    text, ids, salt, pictures = None, None, None, []
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Mapping):
-        check_prompt_keys(prompt, _KEYS)
+        pictures = images_of(prompt.get("multi_modal_data"))
+        check_prompt_keys({key: prompt[key] for key in prompt if key != "multi_modal_data"}, _KEYS)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if text is None and ids is None:
             raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
@@ -103,12 +123,17 @@ def parse_prompt(
         ids = prompt
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt={text!r} must be text")
+    placed: tuple[PromptImage, ...] = ()
     if ids is None:
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
         check_unicode("prompt", cast(str, text))
         special = tokenization.add_special_tokens
-        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens if special is None else special)
+        encode = partial(tokenizer.encode, add_special_tokens=add_special_tokens if special is None else special)
+        if pictures:
+            ids, placed = images.of_text(cast(str, text), pictures, encode)
+        else:
+            ids = encode(text)
     try:
         ids = list(ids)
         plain = [index(token) for token in ids]
@@ -116,7 +141,15 @@ def parse_prompt(
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
     if any(isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt_token_ids={ids!r} must be integers")
-    return ParsedPrompt(text, plain if tokenization.max_length is None else plain[-tokenization.max_length :], salt)
+    if pictures and not placed:
+        plain, placed = images.of_ids(plain, pictures)
+    if placed and tokenization.max_length is not None and len(plain) > tokenization.max_length:
+        raise ValueError(
+            f"the prompt has {len(plain)} tokens, those of its images included, and max_length="
+            f"{tokenization.max_length} would cut it: prompts with images are not cut"
+        )
+    kept = plain if tokenization.max_length is None else plain[-tokenization.max_length :]
+    return ParsedPrompt(text, kept, salt, placed)
 
 
 def check_salt(salt: str | None) -> None:
@@ -127,11 +160,13 @@ def check_salt(salt: str | None) -> None:
         raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
 
 
-def chat_prompt(conversation: Conversation, tokenizer: Any) -> dict[str, Any]:
-    """A conversation as a prompt, through the chat template.
+def chat_prompt(conversation: Conversation, tokenizer: Any, images: ImageInputs | None = None) -> dict[str, Any]:
+    """A conversation as a prompt, through the chat template; with its images, if it has any.
 
     Raises:
-        ValueError: as `templated`.
+        ValueError: as `templated`, or an image cannot be used.
     """
-    parsed = parse_prompt(conversation, tokenizer)
-    return {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
+    parsed = parse_prompt(conversation, tokenizer, images=images)
+    prompt = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
+    given = images_in(conversation.messages)
+    return {**prompt, "multi_modal_data": {"image": given}} if given else prompt

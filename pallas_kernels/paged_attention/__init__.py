@@ -34,6 +34,7 @@ def paged_attention(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -54,12 +55,14 @@ def paged_attention(
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
+        last_keys: position of the last key that each query sees, its own or one behind it that is cached; None = its
+            own. The TPU kernel takes none; on GPUs the `xla` version runs with it.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
     Raises:
-        ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype.
+        ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype or `last_keys`.
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
@@ -70,14 +73,18 @@ def paged_attention(
         run = reference.paged_attention
     elif chosen == "cpu" and view.dtype == jnp.float32:
         run = cpu.paged_attention
-    elif chosen in ("xla", "cpu"):
+    elif chosen in ("xla", "cpu") or (chosen == "gpu" and last_keys is not None):
         run = xla.paged_attention
     elif chosen == "gpu":
         from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
 
         run = gpu.paged_attention
+    elif last_keys is not None:
+        raise ValueError(f"impl={chosen!r} takes no last_keys: its queries see nothing behind their own position")
     else:
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
+    if last_keys is not None:
+        run = partial(run, last_keys=last_keys)
     return run(
         *args,
         scale=scale,

@@ -30,6 +30,7 @@ def paged_attention(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     value_dim: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
@@ -45,7 +46,8 @@ def paged_attention(
     seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1, dtype=jnp.int32), len(kv_lens) - 1)
     position = kv_lens[seq] - query_starts[seq + 1] + token
     first = Reach(sliding_window, chunk_size).first_key(position)
-    stop = jnp.where(token < query_starts[-1], position + 1, 0)
+    last = position if last_keys is None else last_keys.astype(jnp.int32)
+    stop = jnp.where(token < query_starts[-1], last + 1, 0)
     shares = jnp.full((kv_heads, q_per_kv), NO_SINK) if sinks is None else sinks.astype(jnp.float32)
     scale_and_cap = jnp.asarray([scale, soft_cap or 0.0], jnp.float32)
     tokens_together = 1 if max_query_len == 1 else max(1, QUERIES_TOGETHER // q_per_kv)

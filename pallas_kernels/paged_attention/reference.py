@@ -23,6 +23,7 @@ def paged_attention(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     value_dim: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
@@ -36,11 +37,12 @@ def paged_attention(
     token = jnp.arange(tokens)
     seq = jnp.clip(jnp.searchsorted(query_starts[1:], token, side="right"), 0, seqs - 1)
     query_pos = kv_lens[seq] - query_starts[seq + 1] + token
+    last = query_pos if last_keys is None else last_keys
     key_pos = jnp.arange(pages * block_size)
 
     table = block_tables[seq]
     known = (table >= 0) & (table < blocks)
-    seen = jnp.repeat(known, block_size, axis=1) & (key_pos <= query_pos[:, None])
+    seen = jnp.repeat(known, block_size, axis=1) & (key_pos <= last[:, None])
     seen &= (token < query_starts[-1])[:, None]
     seen &= key_pos >= Reach(sliding_window, chunk_size).first_key(query_pos)[:, None]
 

@@ -53,6 +53,7 @@ def paged_attention(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     value_dim: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
@@ -71,7 +72,7 @@ def paged_attention(
     if max_query_len == 1:
         out = decoded
     else:
-        prefilled = prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0))
+        prefilled = prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0), last_keys)
         out = jnp.where((lengths[seq] == 1)[:, None, None, None], decoded, prefilled)
     out = jnp.where((token < query_starts[-1])[:, None, None, None], out, 0)
     return out[..., : value_dim or head_dim].astype(q.dtype)
@@ -151,9 +152,13 @@ def _decode(
 
 
 def prefill(
-    problem: Problem, query_starts: Int[Array, " seqs+1"], lengths: Int[Array, " seqs"]
+    problem: Problem,
+    query_starts: Int[Array, " seqs+1"],
+    lengths: Int[Array, " seqs"],
+    last_keys: Int[Array, " tokens"] | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_width"]:
-    """Attend causally from each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens."""
+    """Attend from each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens, to all tokens up to
+    theirs or, with `last_keys`, up to those."""
     tokens, kv_heads, q_per_kv, width = problem.q.shape
     seqs, pages = problem.tables.shape
     block_size = tokens_of(problem.view)
@@ -170,8 +175,13 @@ def prefill(
         mine = lax.dynamic_slice(padded, (start, 0, 0, 0), (tile, kv_heads, q_per_kv, width))
         mine = mine.transpose(1, 0, 2, 3).reshape(1, kv_heads, tile * q_per_kv, width)
         begin = problem.kv_lens[seq] - lengths[seq] + nth * tile
-        query_pos = jnp.repeat(begin + jnp.arange(tile), q_per_kv)
+        query_pos = last_pos = jnp.repeat(begin + jnp.arange(tile), q_per_kv)
         stop = jnp.minimum(begin + tile, problem.kv_lens[seq])
+        if last_keys is not None:
+            last = lax.dynamic_slice(jnp.pad(last_keys, (0, tile)), (start,), (tile,))
+            own = jnp.arange(tile) < lengths[seq] - nth * tile
+            stop = jnp.maximum(stop, jnp.where(own, last, 0).max() + 1)
+            last_pos = jnp.repeat(last, q_per_kv)
         first = problem.reach.first_key(begin) // span if problem.reach.limited else 0
 
         def one_span(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -179,7 +189,7 @@ def prefill(
             position = j * span + jnp.arange(span)
             blocks = problem.tables[seq, jnp.minimum(page, pages - 1)]
             k, v, known = _gather(problem, blocks[None], (position < stop)[None])
-            seen = known[0] & (position <= query_pos[:, None])
+            seen = known[0] & (position <= last_pos[:, None])
             if problem.reach.limited:
                 seen &= position >= problem.reach.first_key(query_pos)[:, None]
             scores = jnp.where(seen, _cap(_scores(mine, k, "uhrd,uhkd->uhrk"), problem.soft_cap)[0], _NEVER)

@@ -32,10 +32,12 @@ class AttentionBatch(NamedTuple):
     Attributes:
         table: logical block -> physical block; -1 where there is none.
         slots: where each token's KV goes; padding tokens lie out of range and are dropped.
+        last_keys: position of the last token that each token sees; None = its own.
     """
 
     table: Int[HostOrDevice, "seqs pages"]
     slots: Int[HostOrDevice, " tokens"]
+    last_keys: Int[HostOrDevice, " tokens"] | None = None
 
 
 class Place(NamedTuple):
@@ -45,6 +47,7 @@ class Place(NamedTuple):
         layer: the layer's index in the view.
         table, slots: see `AttentionBatch`.
         kv_lens: tokens of each sequence that lie there.
+        last_keys: see `AttentionBatch`.
         extra: what else `attend`'s `finish` needs.
     """
 
@@ -53,6 +56,7 @@ class Place(NamedTuple):
     slots: Int[HostOrDevice, " tokens"]
     kv_lens: Int[HostOrDevice, " seqs"]
     extra: Any = ()
+    last_keys: Int[HostOrDevice, " tokens"] | None = None
 
 
 class Mask(TypedDict, total=False):
@@ -97,6 +101,10 @@ class AttentionCache(TokenSlots):
         heads = group.kv_heads // form.shards
         return view_shape(1, 1, heads, group.head_dim, form.block_size, form.dtype, form.tile)[2:]
 
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+        arrays = super().batch(step, tables, plans)
+        return arrays._replace(last_keys=last_keys(step)) if self.group.sees_images else arrays
+
     def pool_groups(self) -> tuple[GroupSpec, ...]:
         return (self.spec(self.group.name, len(self.group.layers), self.policy),)
 
@@ -123,7 +131,8 @@ class AttentionCache(TokenSlots):
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
-        place = Place(jnp.asarray(index, jnp.int32), call.arrays.table, call.arrays.slots, call.kv_lens)
+        table, slots, seen_last = call.arrays
+        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
 
 
@@ -178,6 +187,19 @@ def write_slots(
     return slots
 
 
+def last_keys(step: HostStep) -> Int[np.ndarray, " padded_tokens"] | None:
+    """Return the position of the last token that each of the step's tokens sees: tokens of a whole image see all of
+    it. None where the step has no place for images."""
+    if step.images is None:
+        return None
+    last = np.zeros(step.padded_tokens, np.int32)
+    last[: len(step.positions)] = step.positions
+    for image in step.images:
+        if image.read.image.whole:
+            last[image.rows] = image.read.image.stop - 1
+    return last
+
+
 def attend(
     call: LayerCall,
     pool: Pool,
@@ -214,6 +236,7 @@ def attend(
             soft_cap=soft_cap,
             **mask,
             sinks=sinks,
+            last_keys=place.last_keys,
             max_query_len=call.max_query_len,
             impl=call.impl,
         )

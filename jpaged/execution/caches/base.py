@@ -23,7 +23,7 @@ from jpaged.execution.arrays import HostOrDevice
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Policy
 from jpaged.model_api import LayerGroup
-from jpaged.scheduling.step import Chunk
+from jpaged.scheduling.step import Chunk, ImageRead
 from pallas_kernels.platform import Impl
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
@@ -49,6 +49,23 @@ class BlockFormat:
     state_interval: int = 512
 
 
+class ImageRows(NamedTuple):
+    """Says which rows of a batch stand for an image.
+
+    Attributes:
+        row: the first of them.
+        read: which tokens of which image.
+    """
+
+    row: int
+    read: ImageRead
+
+    @property
+    def rows(self) -> slice:
+        """Return all of them."""
+        return slice(self.row, self.row + self.read.stop - self.read.start)
+
+
 class HostStep(NamedTuple):
     """Describes a step as the host knows it, before padding; a kind of layer makes its arrays from it.
 
@@ -58,6 +75,7 @@ class HostStep(NamedTuple):
         seq_of_token: which chunk each token belongs to.
         positions: the tokens' positions in their sequences.
         padded_tokens, padded_seqs: numbers of tokens and sequences that arrays are padded to.
+        images: the tokens that stand for images; None where the step's shape has no place for any.
     """
 
     chunks: Sequence[Chunk]
@@ -67,6 +85,7 @@ class HostStep(NamedTuple):
     positions: Int[np.ndarray, " tokens"]
     padded_tokens: int
     padded_seqs: int
+    images: Sequence[ImageRows] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from jpaged.execution.caches.attention import ChunkedAttentionCache, FullAttentionCache, SlidingWindowCache
 from jpaged.execution.caches.base import BlockFormat, LayerCache
+from jpaged.execution.caches.images import ImageCache
 from jpaged.execution.caches.latent import LatentCache
 from jpaged.execution.caches.prompt_budget import PromptBudgetCache
 from jpaged.execution.caches.state import StateCache
@@ -18,6 +19,7 @@ KINDS: dict[str, type[LayerCache]] = {
     "prompt budget": PromptBudgetCache,
     "state": StateCache,
     "latent attention": LatentCache,
+    "image features": ImageCache,
 }
 """The kinds of layers by `LayerGroup.kind`."""
 

@@ -10,6 +10,7 @@ from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttentio
 from jpaged.memory.policies.base import UNBOUNDED, Policy
 from jpaged.memory.policies.budget import TokenBudget
 from jpaged.memory.policies.encoder import CrossAttention
+from jpaged.memory.policies.images import ImageFeatures
 from jpaged.memory.policies.prompt_budget import PromptBudget
 from jpaged.memory.policies.state_checkpoints import StateCheckpoints
 
@@ -18,6 +19,7 @@ __all__ = [
     "ChunkedLocalAttention",
     "CrossAttention",
     "FullAttention",
+    "ImageFeatures",
     "LocalAttention",
     "Policy",
     "PromptBudget",

@@ -1,0 +1,144 @@
+"""Keeps the features of images, from their encoder until the tokens that stand for them have taken them.
+
+Which image lies in which blocks the host says (`jpaged.memory.images`). A block holds as many features as an attention
+block holds tokens; each tensor shard keeps its own columns of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
+from jpaged.execution.replicas import over_tensor
+from jpaged.memory.layout import GroupLayout, GroupSpec
+from jpaged.memory.policies import ImageFeatures
+from jpaged.model_api import TENSOR_AXIS, ImageGroup
+from pallas_kernels.layout import LANES
+
+
+class ImageBatch(NamedTuple):
+    """Holds a step's arrays for images.
+
+    Attributes:
+        rows: which feature of the pool each token takes, ``block * block_size + place``; -1 for a token that stands for
+            no image. None where no token does.
+    """
+
+    rows: Int[HostOrDevice, " tokens"] | None = None
+
+
+@dataclass(frozen=True)
+class ImageCache(LayerCache):
+    """Serves what a model keeps of images."""
+
+    group: ImageGroup
+    Batch: ClassVar[type[tuple[Any, ...]]] = ImageBatch
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Return the dtype of the features."""
+        return jnp.dtype(self.group.dtype)
+
+    @property
+    def columns(self) -> int:
+        """Return how many columns of a feature each shard keeps, those of padding included."""
+        return -(-self.group.width // self.format.shards)
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        elements = -(-self.columns * self.dtype.itemsize // self.format.dtype.itemsize)
+        return (self.format.block_size, -(-elements // LANES), LANES)
+
+    def pool_groups(self) -> tuple[GroupSpec, ...]:
+        return (self.spec(self.group.name, 1, ImageFeatures()),)
+
+    def reads(self) -> Reads:
+        return Reads(0, None, 0)  # once for each token of an image, not for each token
+
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+        if step.images is None:
+            return ImageBatch()
+        (plan,) = plans
+        size, rows = plan.spec.block_size, np.full(step.padded_tokens, -1, np.int32)
+        for image in step.images:
+            read = image.read
+            feature = np.arange(read.start, read.stop) - read.image.start
+            blocks = np.asarray(read.blocks, np.int32)
+            if blocks.min() < 0 or blocks.max() >= plan.num_blocks:
+                raise RuntimeError(f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {plan.num_blocks})")
+            rows[image.rows] = blocks[feature // size] * size + feature % size
+        return ImageBatch(rows)
+
+    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+        return ImageBatch(None if arrays.rows is None else arrays.rows[rows])
+
+    def operate(
+        self,
+        call: LayerCall,
+        pool: Pool,
+        index: int | Int[Array, ""],
+        hidden: Float[Array, "tokens embed"],
+    ) -> tuple[Pool, Float[Array, "tokens embed"]]:
+        """Put features in the place of tokens that stand for images; see `jpaged.model_api.TakeImages`."""
+        rows = call.arrays.rows
+        if rows is None:
+            return pool, hidden
+
+        def on_shard(pool, rows):
+            view = pool.reshape(call.views[0])
+            size = self.format.block_size
+            return self._features(view[rows // size, 0, rows % size])
+
+        shard, whole, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(), PartitionSpec(None, TENSOR_AXIS)
+        taken = over_tensor(on_shard, call.mesh, in_specs=(shard, whole), out_specs=columns)(
+            pool, jnp.maximum(jnp.asarray(rows), 0)
+        )
+        taken = taken[:, : self.group.width].astype(hidden.dtype)
+        return pool, jnp.where(jnp.asarray(rows)[:, None] >= 0, taken, hidden)
+
+    def write(
+        self,
+        mesh: Mesh,
+        view: tuple[int, ...],
+        pool: Pool,
+        features: Float[Array, "features embed"],
+        rows: Int[HostOrDevice, " features"],
+    ) -> Pool:
+        """Write an image's features to rows of the pool, which is updated in place; rows out of range are dropped."""
+        missing = self.columns * self.format.shards - self.group.width
+        features = jnp.pad(features.astype(self.dtype), ((0, 0), (0, missing)))
+
+        def on_shard(pool, features, rows):
+            blocks, size = pool.reshape(view), self.format.block_size
+            return blocks.at[rows // size, 0, rows % size].set(self._stored(features), mode="drop").reshape(pool.shape)
+
+        shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, TENSOR_AXIS)
+        sharded = over_tensor(on_shard, mesh, in_specs=(shard, columns, PartitionSpec()), out_specs=shard)
+        return sharded(pool, features, rows)
+
+    def _stored(self, features: Float[Array, "features columns"]) -> Array:
+        """Return features as rows of a block, in the pool's dtype."""
+        if self.dtype != self.format.dtype:
+            features = jax.lax.bitcast_convert_type(features, self.format.dtype)
+        flat = features.reshape(len(features), -1)
+        tiles = self.layer_shape[1]
+        return jnp.pad(flat, ((0, 0), (0, tiles * LANES - flat.shape[1]))).reshape(-1, tiles, LANES)
+
+    def _features(self, stored: Array) -> Float[Array, "features columns"]:
+        """Return rows of a block as features."""
+        flat, ratio = stored.reshape(len(stored), -1), self.dtype.itemsize // self.format.dtype.itemsize
+        flat = flat[:, : self.columns * ratio]
+        if self.dtype == self.format.dtype:
+            return flat
+        if ratio > 1:
+            flat = flat.reshape(len(flat), -1, ratio)
+        return jax.lax.bitcast_convert_type(flat, self.dtype)

@@ -1,0 +1,215 @@
+"""Which blocks hold the features of which image: a vision-embedding cache in the pool (Jenga, section 5).
+
+An image's blocks are its own, whoever asks for it: requests hold them while their tokens have yet to take the features'
+place, give up what was taken, and leave the rest of the pool's users to it. An image that nobody holds stays cached.
+Its blocks then have one time, and when the first of them is evicted the others are given up too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.layout import PoolLayout
+from jpaged.memory.pages import Time
+from jpaged.memory.policies import ImageFeatures
+
+
+@dataclass(eq=False)
+class StoredImage:
+    """An image's features in the pool.
+
+    Attributes:
+        digest: names the image.
+        features: how many vectors it has.
+        blocks: where they lie, in order.
+        users: number of those who hold it.
+        is_encoded: whether the device was told to write them.
+        is_torn: whether some of the blocks were evicted: nobody finds it any more.
+    """
+
+    digest: bytes
+    features: int
+    blocks: list[int]
+    users: int = 0
+    is_encoded: bool = False
+    is_torn: bool = False
+
+
+@dataclass(eq=False)
+class HeldImage:
+    """One user's hold on an image; `given` leading blocks were given up."""
+
+    image: StoredImage
+    given: int = field(default=0)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return the image's blocks."""
+        return self.image.blocks
+
+
+class ImageBlocks:
+    """Blocks of images by digest.
+
+    Args:
+        layout: how the pool is cut.
+        allocator: the state of the pool's blocks.
+        next_tick: moves the common clock of evictions on.
+        keeps: whether images that nobody holds stay cached.
+
+    Attributes:
+        group: number of the pool group that holds features; None = the model takes no images.
+        block_size: features of a block.
+    """
+
+    def __init__(
+        self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
+    ) -> None:
+        found = [g for g, group in enumerate(layout.groups) if isinstance(group.spec.policy, ImageFeatures)]
+        self.group: int | None = found[0] if found else None
+        self.block_size = layout.groups[found[0]].spec.block_size if found else 1
+        self._allocator = allocator
+        self._next_tick = next_tick
+        self._keeps = keeps
+        self._images: dict[bytes, StoredImage] = {}
+        self._image_of: dict[int, StoredImage] = {}  # by block, once encoded
+        self._pending: dict[bytes, StoredImage] = {}
+        self._held: set[HeldImage] = set()
+        self._torn: list[int] = []
+
+    # ------------------------------------------------------------------ whoever needs an image
+
+    def holds_content(self, digest: bytes) -> bool:
+        """Tell whether an image need not be encoded again: it is there, or about to be."""
+        return digest in self._images
+
+    def hold(self, digest: bytes, features: int) -> HeldImage | None:
+        """Hold an image; None, with nothing changed, when memory is short. One that is not there is `take_pending`'s.
+
+        Raises:
+            ValueError: the model takes no images.
+        """
+        if self.group is None:
+            raise ValueError("no layer group takes images")
+        image = self._images.get(digest)
+        if image is None:
+            needs = [0] * len(self._allocator.groups)
+            needs[self.group] = -(-features // self.block_size)
+            taken = self._allocator.take(needs, self._allocator.associate())
+            if taken is None:
+                return None
+            image = StoredImage(digest, features, taken[self.group])
+            self._images[digest] = self._pending[digest] = image
+        else:
+            for block in image.blocks:
+                self._allocator.share(self.group, block)
+        image.users += 1
+        held = HeldImage(image)
+        self._held.add(held)
+        return held
+
+    def take_pending(self) -> list[StoredImage]:
+        """Return the images that are to be encoded before the next step, in order, and take them to be under way."""
+        pending, self._pending = list(self._pending.values()), {}
+        return pending
+
+    def encoded(self, image: StoredImage) -> None:
+        """Note that the device was told to encode an image: whoever comes later finds it."""
+        image.is_encoded = True
+        self._image_of |= dict.fromkeys(image.blocks, image)
+
+    def consumed(self, held: HeldImage, features: int) -> None:
+        """Give up the blocks of the first `features` features, whose tokens were dispatched."""
+        stop = features // self.block_size
+        if stop > held.given:
+            self._release(held.image, held.blocks[held.given : stop])
+            held.given = stop
+
+    def release(self, held: HeldImage) -> None:
+        """Give up what is left of a hold. An image that nobody holds then is evictable as a whole, or forgotten."""
+        image = held.image
+        assert self.group is not None
+        self._held.remove(held)
+        image.users -= 1
+        if image.users or not self._stays(image):
+            self._release(image, held.blocks[held.given :])
+        else:  # what was given up before gets the same time
+            for block in held.blocks[: held.given]:
+                self._allocator.share(self.group, block)
+            self._release(image, image.blocks)
+
+    def _stays(self, image: StoredImage) -> bool:
+        return self._keeps and image.is_encoded and not image.is_torn
+
+    def _release(self, image: StoredImage, blocks: list[int]) -> None:
+        assert self.group is not None
+        time, keep = Time(self._next_tick(), 0), self._stays(image)
+        for block in reversed(blocks):
+            self._allocator.release(self.group, block, time, keep)
+        ref_count = self._allocator.groups[self.group].ref_count
+        if not keep and not all(ref_count[block] for block in blocks):
+            self._forget(image)  # those who hold the rest go on
+            self._sweep()
+
+    # ------------------------------------------------------------------ what the allocator tells
+
+    def lost(self, block: int) -> None:
+        """Note that a cached block lost its content: the rest of its image is of no use."""
+        if (image := self._image_of.get(block)) is not None:
+            self._forget(image)
+
+    def after_taking(self) -> None:
+        """Give up the other blocks of images of which some were evicted."""
+        if self._torn:
+            self._sweep()
+
+    def _forget(self, image: StoredImage) -> None:
+        if image.is_torn:
+            return
+        image.is_torn = True
+        del self._images[image.digest]
+        self._pending.pop(image.digest, None)
+        for block in image.blocks:
+            self._image_of.pop(block, None)
+        self._torn += image.blocks
+
+    def _sweep(self) -> None:
+        torn, self._torn = self._torn, []
+        assert self.group is not None
+        evictable = self._allocator.groups[self.group].evictable
+        for block in torn:
+            if block in evictable and block not in self._image_of:
+                self._allocator.discard(self.group, block)
+
+    # ------------------------------------------------------------------ questions
+
+    def holds(self, g: int, block: int) -> bool:
+        """Tell whether the content of a block can be found."""
+        return block in self._image_of
+
+    def owners(self) -> Counter[int]:
+        """Return how many holds there are on each block."""
+        return Counter(block for held in self._held for block in held.blocks[held.given :])
+
+    def filled(self) -> tuple[int, int]:
+        """Return (features in used blocks, each shared one once; blocks over all holds)."""
+        images = {held.image for held in self._held}
+        owners, size = self.owners(), self.block_size
+        features = (
+            min(size, image.features - i * size)
+            for image in images
+            for i, block in enumerate(image.blocks)
+            if block in owners
+        )
+        return sum(features), owners.total()
+
+    def check(self, g: int) -> None:
+        """Raise AssertionError when images and blocks do not name each other."""
+        for digest, image in self._images.items():
+            assert image.digest == digest and not image.is_torn, "an image is found under another's name, or in part"
+            named = {block for block in image.blocks if self._image_of.get(block) is image}
+            assert named == (set(image.blocks) if image.is_encoded else set()), "an image's blocks are not its own"
+        assert set(self._image_of.values()) <= set(self._images.values()), "blocks name an image that is lost"

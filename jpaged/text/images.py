@@ -1,0 +1,172 @@
+"""Images of prompts: read, prepared for the model's encoder and given their tokens, in the caller's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jpaged.images import (
+    ImageProcessor,
+    ImageSources,
+    Picture,
+    PreparedImage,
+    expand_ids,
+    expand_text,
+    find_spans,
+    open_image_processor,
+    read_images,
+)
+from jpaged.scheduling.prompt_image import PromptImage
+
+_MOST_PREPARED = 8
+"""Prepared images that are remembered, as the same image tends to come in several prompts."""
+
+
+def images_of(data: Any) -> list[Any]:
+    """Return the images of a prompt's ``multi_modal_data``.
+
+    Raises:
+        ValueError: it is no mapping, or has something else than images.
+    """
+    if data is None:
+        return []
+    if not isinstance(data, Mapping):
+        raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
+    for key, value in data.items():
+        if key != "image" and value is not None and not _is_empty(value):
+            raise ValueError(f"multi_modal_data has {key!r}: of what is no text only 'image' is taken")
+    images = data.get("image")
+    if images is None or _is_empty(images):
+        return []
+    return list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Sequence | Mapping) and not value
+
+
+class ImageInputs:
+    """Makes a model's `PromptImage`s; any number of threads may do so at once.
+
+    The model's image processor is opened when the first image comes: whoever sends none needs neither Pillow nor the
+    files that say how images are prepared.
+
+    Args:
+        refusal: why no images are taken; None = they are.
+        folder: the checkpoint's folder.
+        config: the model's config, of transformers.
+        tokenizer: the model's tokenizer, of transformers.
+        sources: where images may come from.
+        whole: whether an image's tokens see each other.
+    """
+
+    def __init__(
+        self,
+        refusal: str | None = "prompts are text only",
+        *,
+        folder: str | Path = "",
+        config: Any = None,
+        tokenizer: Any = None,
+        sources: ImageSources | None = None,
+        whole: bool = False,
+    ) -> None:
+        self.refusal = refusal
+        self._folder = folder
+        self._config = config
+        self._tokenizer = tokenizer
+        self._sources = sources or ImageSources()
+        self._whole = whole
+        self._lock = threading.Lock()
+        self._opened: ImageProcessor | None = None
+        self._prepared: OrderedDict[bytes, PreparedImage] = OrderedDict()
+
+    @property
+    def placeholder_text(self) -> str:
+        """Return what a prompt of text writes for an image.
+
+        Raises:
+            ValueError: the model takes no images, or its files do not say how.
+        """
+        return self._processor().placeholder.text
+
+    def of_text(
+        self, text: str, images: Sequence[Any], encode: Callable[[str], list[int]]
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Return the ids of a prompt of text, in which each image has its tokens, and the images.
+
+        Args:
+            encode: makes ids of text.
+
+        Raises:
+            ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
+        """
+        processor = self._processor()
+        pictures, counts = self._read(processor, images)
+        ids = encode(expand_text(text, processor.placeholder, counts))
+        return ids, self._placed(processor, pictures, find_spans(ids, processor.placeholder, counts))
+
+    def of_ids(self, ids: Sequence[int], images: Sequence[Any]) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
+
+        Raises:
+            ValueError: as `of_text`.
+        """
+        processor = self._processor()
+        pictures, counts = self._read(processor, images)
+        placeholder, ids = processor.placeholder, list(ids)
+        there = ids.count(placeholder.image_token)
+        if there and (placeholder.token != placeholder.image_token or there != len(images)):
+            spans = find_spans(ids, placeholder, counts)
+        else:
+            ids, spans = expand_ids(ids, placeholder, counts)
+        return ids, self._placed(processor, pictures, spans)
+
+    def _processor(self) -> ImageProcessor:
+        if self.refusal is not None:
+            raise ValueError(f"a prompt has 'multi_modal_data': {self.refusal}")
+        with self._lock:
+            if self._opened is None:
+                try:
+                    self._opened = open_image_processor(self._folder, self._config, self._tokenizer)
+                except (OSError, AttributeError, TypeError) as error:
+                    raise ValueError(f"{self._folder} does not say how images are prepared: {error}") from error
+            return self._opened
+
+    def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[int]]:
+        """Return the pictures, and how many tokens each takes.
+
+        Raises:
+            ValueError: there are too many, or one is of no kind that is read, too large, not allowed, corrupt or
+                animated; the message names the image and the limit.
+        """
+        try:
+            pictures = read_images(list(images), self._sources)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        return pictures, [processor.tokens(picture.size, alone=len(pictures) == 1) for picture in pictures]
+
+    def _placed(
+        self, processor: ImageProcessor, pictures: Sequence[Picture], spans: Sequence[tuple[int, int]]
+    ) -> tuple[PromptImage, ...]:
+        placed = []
+        for picture, (start, length) in zip(pictures, spans, strict=True):
+            alone = len(pictures) == 1
+            digest = processor.digest(picture, alone=alone)
+            made = self._prepare(processor, picture, digest, alone)
+            placed.append(PromptImage(start, length, digest, made.features, made.arrays, self._whole))
+        return tuple(placed)
+
+    def _prepare(self, processor: ImageProcessor, picture: Picture, digest: bytes, alone: bool) -> PreparedImage:
+        with self._lock:
+            if (known := self._prepared.get(digest)) is not None:
+                self._prepared.move_to_end(digest)
+                return known
+        made = processor.prepare(picture, alone=alone)
+        with self._lock:
+            self._prepared[digest] = made
+            while len(self._prepared) > _MOST_PREPARED:
+                self._prepared.popitem(last=False)
+        return made

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LORA = "LoRA adapters are not supported: merge them into the weights, or call update_params()"
-IMAGES = "prompts are text only: multimodal models run as their language model"
+IMAGES = "images are prepared as the checkpoint says, and come in multi_modal_data or as image_url parts of messages"
 _BEAMS = "call beam_search() with BeamSearchParams"
 _LOGITS = "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn"
 _STRUCTURED = "give structured_outputs=StructuredOutputsParams(...), with the same arguments"
@@ -44,7 +44,6 @@ _IMPORTS: Mapping[str, str] = {
 _PROMPT_KEYS: Mapping[str, str] = {
     "encoder_prompt": "models with an encoder are not supported",
     "mm_processor_kwargs": IMAGES,
-    "multi_modal_data": IMAGES,
     "multi_modal_uuids": IMAGES,
     "prompt_embeds": "prompts are text or token ids, not embeddings",
 }

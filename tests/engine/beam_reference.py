@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -21,20 +21,27 @@ class Beam(NamedTuple):
 
 
 def torch_beams(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], params: BeamSearchParams, eos: Sequence[int] = ()
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    params: BeamSearchParams,
+    eos: Sequence[int] = (),
+    more: Sequence[Mapping[str, torch.Tensor]] | None = None,
 ) -> list[list[Beam]]:
-    """The outputs for each prompt, best first."""
+    """The outputs for each prompt, best first; `more` is what the model is given beside each."""
+    more = [{}] * len(prompts) if more is None else more
     model.generation_config.eos_token_id = list(eos) or None
     model.generation_config.pad_token_id = -1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_one(model, prompt, params) for prompt in prompts]
+        return [_one(model, prompt, params, others) for prompt, others in zip(prompts, more, strict=True)]
     finally:
         torch.set_num_threads(threads)
 
 
-def _one(model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams) -> list[Beam]:
+def _one(
+    model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams, more: Mapping[str, torch.Tensor]
+) -> list[Beam]:
     ids = torch.tensor([list(prompt)])
     with torch.inference_mode():
         out = model.generate(
@@ -48,6 +55,7 @@ def _one(model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
+            **more,
         )
     outputs = [[token for token in row if token >= 0] for row in out.sequences[:, len(prompt) :].tolist()]
     return [Beam(tokens, score) for tokens, score in zip(outputs, out.sequences_scores.tolist(), strict=True)]

@@ -142,8 +142,20 @@ def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int
     return Batch(cast(q, case.dtype), view, layer, tables, starts, kv_lens, dense)
 
 
-def dense_attention(case: Case, batch: Batch) -> np.ndarray:
-    """Plain attention in float64 over each sequence's contiguous K and V; 0 for rows of no sequence."""
+def last_keys(case: Case, batch: Batch, length: int) -> np.ndarray:
+    """Of each query, the last key it sees where `length` neighbouring positions of a chunk see each other."""
+    last = np.zeros(case.tokens, np.int32)
+    for s, kv_len in enumerate(batch.kv_lens):
+        mine = slice(batch.query_starts[s], batch.query_starts[s + 1])
+        position = np.arange(kv_len - (mine.stop - mine.start), kv_len)
+        last[mine] = np.minimum((position // length + 1) * length, kv_len) - 1
+    return last
+
+
+def dense_attention(case: Case, batch: Batch, last: np.ndarray | None = None) -> np.ndarray:
+    """Plain attention in float64 over each sequence's contiguous K and V; 0 for rows of no sequence.
+
+    `last` is the last key that each query sees, its own where there is none."""
     out = np.zeros(batch.q.shape)
     for s, (k, v) in enumerate(batch.dense):
         mine = slice(batch.query_starts[s], batch.query_starts[s + 1])
@@ -152,7 +164,7 @@ def dense_attention(case: Case, batch: Batch) -> np.ndarray:
             continue
         query = np.arange(len(k) - len(q), len(k))[:, None]
         key = np.arange(len(k))
-        seen = key <= query
+        seen = key <= (query if last is None else last[mine, None])
         if case.sliding_window is not None:
             seen &= key > query - case.sliding_window
         if case.chunk_size is not None:

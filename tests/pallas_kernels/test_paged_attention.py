@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_cases import NOWHERE, Case, dense_attention, make_batch
+from ragged_cases import NOWHERE, Case, dense_attention, last_keys, make_batch
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.paged_attention import cpu, paged_attention, tpu
@@ -85,6 +85,25 @@ def test_agrees_with_dense_attention(impl, case):
         assert_close(got, dense_attention(case, batch), case.dtype)
 
     check()
+
+
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("impl", ["reference", "xla", "cpu"])
+def test_queries_see_keys_behind_their_own_up_to_their_last(impl, window):
+    case = Case(tokens=120, pages=14, q_per_kv=3, sliding_window=window)
+    batch = make_batch(case, [1, 70, 20, 29], [30, 3, 100, 0])
+    last = last_keys(case, batch, 12)
+    want = dense_attention(case, batch, last)
+    assert np.abs(want - dense_attention(case, batch)).max() > 0.1
+    got = compiled(impl, case)(*batch.arrays, last_keys=last)
+    assert_close(got, want, case.dtype)
+
+
+def test_the_tpu_kernel_refuses_keys_behind_a_query():
+    case = CASES["llama heads"]
+    last = np.zeros(case.tokens, np.int32)
+    with pytest.raises(ValueError, match="impl='tpu_interpret' takes no last_keys"):
+        paged_attention(*make_batch(case, [5], [3]).arrays, **case.options, last_keys=last, impl="tpu_interpret")
 
 
 @pytest.mark.parametrize(

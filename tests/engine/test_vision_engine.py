@@ -1,0 +1,132 @@
+"""Gemma 3 with images: tokens are those of transformers, each image is encoded once, and nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+from beam_reference import assert_same_beams, torch_beams
+from greedy_reference import assert_same_tokens
+from vision_checkpoints import IMAGE_TOKENS, make_gemma3, picture, prompt_of, seen_by_torch, torch_vision_greedy
+
+from jpaged import LLM, BeamSearchParams, SamplingParams
+
+SETTINGS = {
+    "dtype": "float32",
+    "block_size": 8,
+    "max_num_seqs": 16,
+    "max_model_len": 160,
+    "max_num_batched_tokens": 96,
+    "kv_cache_memory_bytes": 8 << 20,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+A, B, C = picture(0), picture(1), picture(2)
+PARTS = [
+    (3, A, 5),
+    (A,),
+    (20, B, 30),
+    (9,),
+    (A, B, 2),
+    (3, A, 5, C, 1),
+    (31,),
+    (2, C, 33, A, 4),
+    (16, A, 1),
+    (7, B, B, 7),
+    (1,),
+    (13, C),
+    (3, A, 9),
+    (57,),
+    (24, A, 24),
+    (5, B, 6),
+]
+PROMPTS = [prompt_of(parts, seed) for seed, parts in enumerate(PARTS)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gemma3")
+    return str(folder), make_gemma3(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
+    return LLM(checkpoint[0], **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def expected(engine, checkpoint):
+    requests = [engine.input_processor.process(prompt, GREEDY) for prompt in PROMPTS]
+    return torch_vision_greedy(checkpoint[1], requests, 48)
+
+
+@pytest.fixture
+def llm(engine):
+    """The engine; after every test its memory is empty and sound."""
+    yield engine
+    check(engine)
+
+
+def check(llm):
+    llm._engine.memory.check_invariants()
+    assert llm._engine.memory.num_used_blocks == 0
+
+
+def test_greedy_tokens_are_those_of_transformers(llm, expected):
+    assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
+
+
+def test_greedy_tokens_are_the_same_with_prefix_hits(llm, expected):
+    assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
+    assert llm.stats().prefix_hits > 0
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_greedy_tokens_are_the_same_in_chunks_of_24_and_a_pool_that_forces_preemption(checkpoint, expected, mode):
+    small = SETTINGS | {"long_prefill_token_threshold": 24, "kv_cache_memory_bytes": 30 << 14}
+    llm = LLM(checkpoint[0], preemption_mode=mode, **small)
+    assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
+    assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
+    check(llm)
+
+
+def test_four_outputs_fork_behind_an_image_and_output_0_is_what_one_output_gives(llm):
+    drawn = SamplingParams(n=4, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
+    alone = SamplingParams(n=1, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
+    several, one = ([out.outputs for out in llm.generate(PROMPTS[:4], p, use_tqdm=False)] for p in (drawn, alone))
+    assert all(len({tuple(o.token_ids) for o in outputs}) == 4 for outputs in several)
+    assert [outputs[0].token_ids for outputs in several] == [outputs[0].token_ids for outputs in one]
+
+
+def test_beams_of_four_are_those_of_transformers(llm, checkpoint):
+    params = BeamSearchParams(4, 8, ignore_eos=True)
+    requests = [llm.input_processor.process(prompt, GREEDY) for prompt in PROMPTS[:5]]
+    prompts, more = [r.prompt_token_ids for r in requests], [seen_by_torch(r) for r in requests]
+    expected = torch_beams(checkpoint[1], prompts, params, more=more)
+    assert_same_beams(llm.beam_search(PROMPTS[:5], params, use_tqdm=False), expected, params)
+
+
+def test_the_same_image_in_50_requests_is_encoded_once_and_another_once_more(llm):
+    llm.reset_prefix_cache()
+    before = llm.stats().num_encoded_images
+    one, other = picture(10), picture(11)
+    prompts = [prompt_of((1 + n % 9, one, n % 5), n) for n in range(50)]
+    few = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    llm.generate(prompts, few, use_tqdm=False)
+    assert llm.stats().num_encoded_images == before + 1
+    llm.generate([prompt_of((4, one, 2, other), 99)], few, use_tqdm=False)
+    assert llm.stats().num_encoded_images == before + 2
+    images = next(group for group in llm.memory_report().groups if group.name == "images")
+    assert (images.used, images.evictable) == (0, 2 * IMAGE_TOKENS // 8)
+
+
+def test_equal_images_share_a_prefix_and_different_ones_never_do(llm):
+    few = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+
+    def cached(image):
+        return llm.generate([prompt_of((20, image, 20), 5)], few, use_tqdm=False)[0].num_cached_tokens
+
+    llm.reset_prefix_cache()
+    assert cached(A) == 0
+    same_pixels, other_pixels = A.copy(), A.copy()
+    other_pixels.putpixel((0, 0), (1, 2, 3))
+    assert cached(same_pixels) == 56
+    assert cached(other_pixels) == 16, "the blocks before the image's first token are shared"
+    assert cached(other_pixels) == 56

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jpaged.images.settings import ImageSources
@@ -45,7 +45,7 @@ _INTEGERS = {  # name: least
 }
 _OPTIONAL = ("max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
 _FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic")
-_FLAGS += ("language_model_only",)
+_MODEL_FLAGS = ("language_model_only",)
 _PATHS = ("tokenizer", "revision", "download_dir", "generation_config")
 
 
@@ -110,8 +110,8 @@ class EngineConfig:
         enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
             when a step first has it.
         disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.
-        images: where images of prompts may come from and how large they may be: a `jpaged.ImageSources`. By default PIL
-            images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt.
+        images: where images of prompts may come from and how large they may be: a `jpaged.ImageSources`, or a mapping
+            of its fields. By default PIL images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt.
         language_model_only: whether of a model that sees only the language model is loaded.
         deterministic: whether a sequence's log-probabilities are the same to the last bit however it is batched,
             chunked, preempted or served from the cache. That is slower: every token is computed by programs of one
@@ -151,7 +151,7 @@ class EngineConfig:
     seed: int = 0
     enforce_eager: bool = False
     disable_log_stats: bool = False
-    images: ImageSources = ImageSources()
+    images: ImageSources = field(default_factory=ImageSources)
     language_model_only: bool = False
     deterministic: bool = False
 
@@ -170,7 +170,7 @@ class EngineConfig:
         for name, low in _INTEGERS.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 self._store(name, integer(name, getattr(self, name), low=low))
-        for name in _FLAGS:
+        for name in _FLAGS + _MODEL_FLAGS:
             boolean(name, getattr(self, name))
         self._store(
             "memory_utilization",
@@ -195,6 +195,8 @@ class EngineConfig:
                 )
             if self.deterministic:
                 raise ValueError(f"deterministic=True needs data_parallel_size=1, not {self.data_parallel_size}")
+        if isinstance(self.images, Mapping):
+            self._store("images", ImageSources(**self.images))
         if not isinstance(self.images, ImageSources):
             raise ValueError(f"images={self.images!r} must be an ImageSources")
         if self.kv_budget is not None:

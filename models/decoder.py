@@ -17,6 +17,7 @@ from jpaged.model_api import (
     ImageGroup,
     LayerGroup,
     LayerRef,
+    TakeImages,
     WeightSource,
     padded,
 )
@@ -106,7 +107,8 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         hidden, shared = self.embed(tokens, positions, live_rows), self.shared(positions, live_rows)
         if self.image_group is not None:
-            cache, hidden = attend(cache, LayerRef(self.image_group.name, 0), hidden)
+            take: TakeImages = attend  # type: ignore[assignment]  # one callback serves groups of every kind
+            cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)
         hidden, cache = self.layers(hidden, shared, cache, attend)
         return (hidden if self.norm is None else self.norm(hidden)), cache
 

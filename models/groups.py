@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +78,7 @@ def layer_groups(
             raise ValueError(f"{field}={tokens} must be a positive number of tokens: some layers are local")
         return tokens
 
-    limits = {
+    limits: dict[str, Callable[[], dict[str, Any]]] = {
         "window": lambda: {"sliding_window": checked("sliding_window", sliding_window)},
         "chunk": lambda: {"chunk_size": checked("attention_chunk_size", attention_chunk_size)},
         "full": dict,

@@ -102,9 +102,7 @@ class ModelPrograms:
         """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
         return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
 
-    def encode(
-        self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]
-    ) -> Pool:
+    def encode(self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]) -> Pool:
         """Encode an image and leave its features in the pool, which is donated; see `make_encode`."""
         shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
         return self._encode(("encode", shapes), self._weights, pool, arrays, rows)

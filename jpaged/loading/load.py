@@ -62,9 +62,7 @@ def load_model(
     check_quantization(quantization)
     check_device(quantization, mesh.devices.flat[0])
     other = None if tokenizer is None else find_tokenizer(tokenizer, download_dir)
-    opened = open_model(
-        name, revision=revision, download_dir=download_dir, language_model_only=language_model_only
-    )
+    opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
     held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)

@@ -12,9 +12,7 @@ from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
 
 
-def check(
-    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], images: ImageBlocks
-) -> None:
+def check(allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], images: ImageBlocks) -> None:
     """Compare all state with the block tables and the images that are held. O(pool).
 
     Raises:

@@ -195,9 +195,7 @@ class MemoryManager(AdmissionQuestions):
             self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
 
-    def cached_prefix(
-        self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()
-    ) -> int:
+    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
         """Return how many tokens `match_prefix` would attach now; nothing is attached."""
         if not self.prefix_caching:
             return 0

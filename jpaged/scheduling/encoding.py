@@ -23,7 +23,7 @@ class Reach(NamedTuple):
 
 
 class Encoding:
-    """Plans the encoder's work: an image is encoded in the step in which a chunk comes to its tokens, or before it.
+    """Plans the encoder's work: an image is encoded in the step in which a chunk reaches its tokens, or just before.
 
     The encoder's work counts as as many tokens of the step as it makes features, at most as many as a prompt can be sure
     of, and an image that is in the pool, or encoded in this step for another request, costs nothing.
@@ -47,8 +47,8 @@ class Encoding:
         for number, image in enumerate(request.images, start=1):
             if image.whole and image.length > most:
                 raise ValueError(
-                    f"image {number} takes {image.length} tokens, which one step has to compute together, and the limit "
-                    f"is {most}: max_num_batched_tokens less a token for each other sequence, or "
+                    f"image {number} takes {image.length} tokens, which one step has to compute together, and the "
+                    f"limit is {most}: max_num_batched_tokens less a token for each other sequence, or "
                     "long_prefill_token_threshold; raise these"
                 )
 

@@ -181,7 +181,9 @@ def _check(message: Any, image: str) -> list[str]:
 def _text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind != "text":
-        raise ValueError(f"content has a part of type {kind!r}, {part!r}; only 'text' is taken, and images by models that see")
+        raise ValueError(
+            f"content has a part of type {kind!r}, {part!r}; only 'text' is taken, and images by models that see"
+        )
     if not isinstance(part.get("text"), str):
         raise ValueError(f"content has {part!r}, whose 'text' must be text")
     return part["text"]

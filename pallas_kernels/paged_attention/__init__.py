@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -83,10 +84,10 @@ def paged_attention(
         raise ValueError(f"impl={chosen!r} takes no last_keys: its queries see nothing behind their own position")
     else:
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
-    if last_keys is not None:
-        run = partial(run, last_keys=last_keys)
+    more: dict[str, Any] = {} if last_keys is None else {"last_keys": last_keys}
     return run(
         *args,
+        **more,
         scale=scale,
         soft_cap=soft_cap,
         sliding_window=sliding_window,

@@ -1,4 +1,4 @@
-"""A tiny random checkpoint of Gemma 3 with eyes, its tokenizer and image processor, and what transformers makes of it."""
+"""A tiny random checkpoint of Gemma 3 with eyes, with all its files, and what transformers makes of it."""
 
 from __future__ import annotations
 

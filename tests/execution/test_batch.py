@@ -66,7 +66,8 @@ def test_query_starts_positions_and_lengths(mixed):
 
 
 def test_tables_and_write_slots_of_every_group(mixed):
-    (full, full_slots), (window, window_slots) = mixed.caches
+    (full, full_slots, last), (window, window_slots, _) = mixed.caches
+    assert last is None
     assert full.tolist() == [[7, -1, -1, -1], [1, -1, -1, -1], [9, 2, -1, -1], [-1] * 4]
     assert window[2].tolist() == [-1, 6, 5, 1, -1, -1, -1, -1]
     assert full_slots.tolist() == [31, 5, 38, 39, 8, 9, 10] + [48] * 3

@@ -74,7 +74,9 @@ class ImageCache(LayerCache):
             feature = np.arange(read.start, read.stop) - read.image.start
             blocks = np.asarray(read.blocks, np.int32)
             if blocks.min() < 0 or blocks.max() >= plan.num_blocks:
-                raise RuntimeError(f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {plan.num_blocks})")
+                raise RuntimeError(
+                    f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {plan.num_blocks})"
+                )
             rows[image.rows] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 

@@ -1,0 +1,179 @@
+"""Images of prompts and messages: their tokens, and what is refused with which words."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import Gemma3ImageProcessorPil
+from vision_checkpoints import BEGIN, END, IMAGE, IMAGE_TOKENS, SIZE, TOKENIZER, gemma3_config, picture
+
+from jpaged import ImageSources, SamplingParams
+from jpaged.text.chat_template import ChatOptions
+from jpaged.text.images import ImageInputs
+from jpaged.text.input_processor import InputProcessor
+from jpaged.text.prompt import Conversation, chat_prompt
+
+LIMITS = {"vocab_size": 211, "max_model_len": 128, "max_num_seqs": 4}
+OURS = [IMAGE] * IMAGE_TOKENS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processor")
+    Gemma3ImageProcessorPil(size=SIZE).save_pretrained(folder)
+    return folder
+
+
+def inputs_of(folder, **sources):
+    images = ImageInputs(
+        None,
+        folder=folder,
+        config=gemma3_config(),
+        tokenizer=TOKENIZER,
+        sources=ImageSources(**sources),
+        whole=True,
+    )
+    return InputProcessor(TOKENIZER, images=images, **LIMITS)
+
+
+@pytest.fixture(scope="module")
+def inputs(folder):
+    return inputs_of(folder, max_images=3, max_pixels=5000)
+
+
+def process(inputs, prompt, **params):
+    return inputs.process(prompt, SamplingParams(**params))
+
+
+def with_image(image, text="a<begin>b"):
+    return {"prompt": text, "multi_modal_data": {"image": image}}
+
+
+def test_each_placeholder_becomes_the_tokens_of_its_image(inputs):
+    request = process(inputs, with_image([picture(0), picture(1)], "a<begin>b<begin>"))
+    spans = [(image.start, image.length) for image in request.images]
+    assert [request.prompt_token_ids[start : start + length] for start, length in spans] == [OURS, OURS]
+    assert request.prompt_token_ids[spans[0][0] - 1] == BEGIN and request.prompt_token_ids[spans[0][0] + 16] == END
+    assert request.images[0].digest != request.images[1].digest
+    assert request.encoder_tokens == IMAGE_TOKENS and all(image.whole for image in request.images)
+
+
+def test_a_prompt_of_ids_may_have_placeholders_or_the_tokens_themselves(inputs):
+    request = process(inputs, with_image(picture(0)))
+    again = {"prompt_token_ids": request.prompt_token_ids, "multi_modal_data": {"image": [picture(0)]}}
+    a, b = (TOKENIZER.convert_tokens_to_ids(text) for text in "ab")
+    short = {"prompt_token_ids": [1, a, BEGIN, b], "multi_modal_data": {"image": picture(0)}}
+    for prompt in (again, short):
+        other = process(inputs, prompt)
+        assert other.prompt_token_ids[-22:] == request.prompt_token_ids[-22:]
+        assert other.images[0].digest == request.images[0].digest
+
+
+def test_an_image_in_two_prompts_is_prepared_once(inputs):
+    first, second = (process(inputs, with_image(picture(3))).images[0] for _ in range(2))
+    assert first.arrays["pixel_values"] is second.arrays["pixel_values"]
+
+
+def data_url(image, kind="PNG"):
+    file = io.BytesIO()
+    image.save(file, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": data_url(picture(0))}},
+        {"type": "image_url", "image_url": data_url(picture(0))},
+        {"type": "image_pil", "image_pil": picture(0)},
+        {"type": "image", "image": picture(0)},
+    ],
+)
+def test_messages_may_have_images_in_every_form(inputs, part):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "ab"}, part, {"type": "text", "text": "c"}]}]
+    request = process(inputs, Conversation(messages))
+    (image,) = request.images
+    assert image.digest == process(inputs, with_image(picture(0))).images[0].digest
+    assert request.prompt == "<bos>[user]ab<begin>c[model]"
+    made = chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
+    assert process(inputs, made).prompt_token_ids == request.prompt_token_ids
+
+
+def test_a_template_that_takes_text_only_gets_the_placeholder(inputs):
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture(0)}, {"type": "text", "text": "c"}]}]
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    request = process(inputs, Conversation(messages, ChatOptions(chat_template=template)))
+    assert request.prompt == "<begin>\nc" and len(request.images) == 1
+
+
+def test_local_files_are_taken_from_named_folders_only(folder, tmp_path, inputs):
+    picture(0).save(tmp_path / "a.png")
+    assert process(inputs_of(folder, folders=[tmp_path]), with_image(str(tmp_path / "a.png"))).images
+    with pytest.raises(ValueError, match=r"is a local file, and ImageSources\(folders=\(\)\) names no folder"):
+        process(inputs, with_image(str(tmp_path / "a.png")))
+
+
+def animated():
+    file = io.BytesIO()
+    picture(0).save(file, "GIF", save_all=True, append_images=[picture(1)])
+    return Image.open(io.BytesIO(file.getvalue()))
+
+
+MESSAGES = [
+    (with_image([picture(n) for n in range(4)], "<begin>" * 4), "4 images were given, the limit is max_images=3"),
+    (with_image(picture(0, (80, 80))), "80 x 80 = 6400 pixels, the limit is max_pixels=5000"),
+    (with_image(animated()), "is animated or has pages: it has 2 frames"),
+    (with_image(data_url(picture(0))[:200]), "is corrupt or truncated|not valid base64"),
+    (with_image("http://localhost/a.png"), r"is not in hosts=\[\]"),
+    (with_image(7), "image 1 of 1 is a int; it must be a PIL image, a URL or a path"),
+    (with_image(picture(0), "no placeholder"), "the prompt has 0 image placeholders, but 1 images were given"),
+    (with_image([picture(0)] * 2), "the prompt has 1 image placeholders, but 2 images were given"),
+    ({"prompt": "a", "multi_modal_data": {"video": [1]}}, "multi_modal_data has 'video'"),
+    ({"prompt": "a", "multi_modal_data": [1]}, r"multi_modal_data=\[1\] must be a mapping"),
+    (
+        {"prompt_token_ids": [1, BEGIN, *OURS[1:], END], "multi_modal_data": {"image": picture(0)}},
+        "the prompt has 15 tokens '<image>', but its 1 images take 16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), MESSAGES, ids=[message[:30] for _, message in MESSAGES])
+def test_images_that_cannot_be_used_are_refused_by_their_place_and_the_limit(inputs, prompt, message):
+    with pytest.raises(ValueError, match=message):
+        process(inputs, prompt)
+
+
+def test_prompts_with_images_are_not_cut(inputs):
+    with pytest.raises(ValueError, match="truncate_prompt_tokens=5 would cut it: prompts with images are not cut"):
+        process(inputs, with_image(picture(0)), truncate_prompt_tokens=5)
+    assert process(inputs, with_image(picture(0)), truncate_prompt_tokens=60).images
+
+
+def test_nothing_in_multi_modal_data_is_no_image(inputs):
+    for nothing in (None, {}, {"image": None}, {"image": []}, {"image": [], "video": None}):
+        assert not process(inputs, {"prompt": "a", "multi_modal_data": nothing}).images
+
+
+def test_a_model_without_eyes_refuses_images_by_name():
+    inputs = InputProcessor(
+        TOKENIZER, images=ImageInputs("prompts are text only, as model='x' takes no images"), **LIMITS
+    )
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(picture(0))}]}]
+    for prompt in (with_image(picture(0)), Conversation(messages)):
+        with pytest.raises(ValueError, match=r"a prompt has 'multi_modal_data': .*model='x' takes no images"):
+            process(inputs, prompt)
+
+
+def test_a_folder_that_does_not_say_how_images_are_prepared_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} does not say how images are prepared"):
+        process(inputs_of(tmp_path), with_image(picture(0)))
+
+
+def test_pixels_are_those_that_transformers_makes(inputs):
+    (image,) = process(inputs, with_image(picture(0))).images
+    theirs = Gemma3ImageProcessorPil(size=SIZE)([[picture(0)]], return_tensors="np")["pixel_values"][0]
+    np.testing.assert_array_equal(image.arrays["pixel_values"], theirs)

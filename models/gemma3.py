@@ -37,6 +37,10 @@ class Gemma3(Gemma):
         """See `jpaged.model_api.SeesImages`; the one array is ``pixel_values``, [images, channels, height, width]."""
         return self.projector(self.vision(arrays["pixel_values"]))
 
+    def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the arrays as they are: all images have one shape."""
+        return arrays
+
     def weights(self) -> Iterator[WeightSource]:
         yield from super().weights()
         yield from self.vision.weights(("vision",), "vision_tower")

@@ -17,7 +17,7 @@ from jpaged.engine.startup import tell_loaded, tell_pool
 from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_mesh, platform
 from jpaged.execution.gpu_share import claim_gpu_share
 from jpaged.execution.kv_dtype import resolve_kv_dtype
-from jpaged.loading import load_model
+from jpaged.loading import LoadedModel, load_model
 from jpaged.memory import MemoryManager
 from jpaged.model_api import CausalLM, SeesImages
 from jpaged.scheduling import Scheduler
@@ -139,14 +139,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         max_logprobs=config.max_logprobs,
         data_parallel_size=config.data_parallel_size,
         seed=config.seed,
-        images=ImageInputs(
-            no_images,
-            folder=loaded.location,
-            config=loaded.config,
-            tokenizer=loaded.tokenizer,
-            sources=config.images,
-            whole=isinstance(loaded.model, SeesImages) and loaded.model.image_group.whole,
-        ),
+        images=_image_inputs(config, loaded, no_images),
     )
     engine.stats_log.enabled = not config.disable_log_stats
     tell_loaded(loaded, config)
@@ -160,6 +153,21 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         dtype=loaded.dtype,
         model=loaded.model,
         sampling=loaded.sampling,
+    )
+
+
+def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:
+    """Return what prepares images for a model, or refuses them."""
+    if not isinstance(loaded.model, SeesImages):
+        return ImageInputs(refusal)
+    return ImageInputs(
+        refusal,
+        folder=loaded.location,
+        config=loaded.config,
+        tokenizer=loaded.tokenizer,
+        sources=config.images,
+        whole=loaded.model.image_group.whole,
+        padded=loaded.model.padded,
     )
 
 

@@ -19,8 +19,8 @@ from jpaged.execution.replicas import pool_sharding, under_mesh
 def make_encode(graphdef: nnx.GraphDef, spec: PoolSpec, mesh: Mesh, *, prefix: str = "") -> jax.stages.Wrapped:
     """Return ``encode(params, pool, arrays, rows) -> pool``; the pool is donated.
 
-    `arrays` are one image's, by name, without an axis of images; `rows`, ``[features]``, say where its features go, as
-    `ImageBatch.rows` does, and lie out of range where nothing is to be written.
+    `arrays` are one image's, by name, without an axis of images; `rows` say where its features go, as `ImageBatch.rows`
+    does, and lie out of range where nothing is to be written. There may be more of either.
 
     Args:
         prefix: what the names of the model's layer groups begin with in `spec`.
@@ -33,6 +33,7 @@ def make_encode(graphdef: nnx.GraphDef, spec: PoolSpec, mesh: Mesh, *, prefix: s
         assert isinstance(cache, ImageCache)
         with under_mesh(mesh):
             features = model.encode({name: array[None] for name, array in arrays.items()})[0]
+            features, rows = features[: len(rows)], rows[: len(features)]
             return cache.write(mesh, spec.views[its.start], pool, features, rows)
 
     return jax.jit(encode, donate_argnums=1, out_shardings=pool_sharding(mesh))

@@ -37,6 +37,8 @@ from jpaged.scheduling.step import Encode, ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
 T = TypeVar("T")
+_LEAST_ROWS = 256
+"""Features that a launch of the encoder has places for at least; their number is a power of two."""
 _SAMPLERS = ((0, "greedy"), (RANKED, "full"))
 """Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
 
@@ -190,10 +192,12 @@ class Runner:
         blocks, size = np.asarray(encode.stored.blocks, np.int32), group.spec.block_size
         if blocks.min() < 0 or blocks.max() >= group.num_blocks:
             raise RuntimeError(f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {group.num_blocks})")
-        feature = np.arange(encode.image.features, dtype=np.int32)
+        count = encode.image.features
+        feature = np.arange(count, dtype=np.int32)
+        rows = np.full(max(_LEAST_ROWS, 1 << (count - 1).bit_length()), group.num_blocks * size, np.int32)
+        rows[:count] = blocks[feature // size] * size + feature % size
         names = tuple(sorted(encode.image.arrays))
-        arrays = tuple(encode.image.arrays[name] for name in names)
-        self.worker.encode(names, arrays, blocks[feature // size] * size + feature % size)
+        self.worker.encode(names, tuple(encode.image.arrays[name] for name in names), rows)
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""

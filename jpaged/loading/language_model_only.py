@@ -29,6 +29,8 @@ _OTHER_PARTS = {
     "vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
     "multi_modal_projector.": "multi_modal_projector.",
+    "model.image_newline": "image_newline",
+    "image_newline": "image_newline",
 }
 """The same for what is no part of the text model; the first that fits counts."""
 
@@ -46,7 +48,7 @@ class LanguageModelReader:
     def __init__(self, whole: TensorReader, *, other_parts: bool = False):
         self._whole = whole
         self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
-        self._names = {
+        self._names = self._text = {
             plain + name.removeprefix(prefix): name
             for name in whole.names()
             for prefix, plain in _PREFIXES.items()
@@ -54,6 +56,7 @@ class LanguageModelReader:
         }
         if not self._names:
             raise ValueError(f"{self.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
+        self._names = dict(self._text)
         for name in whole.names() if other_parts else ():
             prefix = next((prefix for prefix in _OTHER_PARTS if name.startswith(prefix)), None)
             if prefix is not None:
@@ -65,7 +68,8 @@ class LanguageModelReader:
         return "lm_head.weight" in self._names
 
     def names(self) -> Iterable[str]:
-        return self._names.keys()
+        """Name the text model's tensors: what a family leaves of the other parts is not forgotten."""
+        return self._text.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._whole.shape(self._names[name])

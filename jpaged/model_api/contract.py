@@ -144,9 +144,15 @@ class SeesImages(Protocol):
     def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
         """Return what the tokens of some images are to be, from what an image processor made of them.
 
+        Features behind those of an image mean nothing.
+
         Args:
             arrays: by name, each with a leading axis of images.
         """
+        ...
+
+    def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return what an image processor made of one image, padded to one of few shapes: each is compiled for."""
         ...
 
 

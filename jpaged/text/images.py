@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jpaged.images import (
     ImageProcessor,
@@ -61,6 +64,7 @@ class ImageInputs:
         tokenizer: the model's tokenizer, of transformers.
         sources: where images may come from.
         whole: whether an image's tokens see each other.
+        padded: pads an image's arrays to one of few shapes.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ImageInputs:
         tokenizer: Any = None,
         sources: ImageSources | None = None,
         whole: bool = False,
+        padded: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = dict,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
@@ -79,6 +84,7 @@ class ImageInputs:
         self._tokenizer = tokenizer
         self._sources = sources or ImageSources()
         self._whole = whole
+        self._padded = padded
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
         self._prepared: OrderedDict[bytes, PreparedImage] = OrderedDict()
@@ -165,6 +171,7 @@ class ImageInputs:
                 self._prepared.move_to_end(digest)
                 return known
         made = processor.prepare(picture, alone=alone)
+        made = replace(made, arrays=self._padded(made.arrays))
         with self._lock:
             self._prepared[digest] = made
             while len(self._prepared) > _MOST_PREPARED:

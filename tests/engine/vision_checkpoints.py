@@ -14,6 +14,9 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3ImageProcessorPil,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessorPil,
     PreTrainedTokenizerFast,
 )
 
@@ -82,12 +85,61 @@ def gemma3_config() -> Gemma3Config:
     )
 
 
+GRIDS = [[28, 28], [28, 56], [56, 28], [56, 56], [84, 28], [84, 84]]
+
+
+def llava_config() -> LlavaOnevisionConfig:
+    """Odd sizes; a picture that is alone takes as many tokens as its shape asks for."""
+    text = {
+        "model_type": "qwen2",
+        "vocab_size": VOCAB,
+        "hidden_size": 72,
+        "intermediate_size": 45,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "eos_token_id": 2,
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 30,
+        "intermediate_size": 21,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 28,
+        "patch_size": 7,
+        "vision_use_head": False,
+    }
+    return LlavaOnevisionConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=END,
+        image_grid_pinpoints=GRIDS,
+        vision_aspect_ratio="anyres_max_3",
+        tie_word_embeddings=False,
+    )
+
+
 def make_gemma3(folder: Path) -> Gemma3ForConditionalGeneration:
-    """Write a random checkpoint with all its files and return transformers' model."""
-    config = gemma3_config()
+    """Write a random checkpoint of Gemma 3 with all its files and return transformers' model."""
+    return _make(Gemma3ForConditionalGeneration, gemma3_config(), Gemma3ImageProcessorPil(size=SIZE), folder)
+
+
+def make_llava(folder: Path) -> LlavaOnevisionForConditionalGeneration:
+    """Write a random checkpoint of LLaVA-OneVision with all its files and return transformers' model."""
+    return _make(LlavaOnevisionForConditionalGeneration, llava_config(), LLAVA_PROCESSOR, folder)
+
+
+LLAVA_PROCESSOR = LlavaOnevisionImageProcessorPil(size=SIZE, image_grid_pinpoints=GRIDS)
+
+
+def _make(kind, config, processor, folder: Path):
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model = Gemma3ForConditionalGeneration(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             flat = weight.ndim < 2
@@ -96,7 +148,7 @@ def make_gemma3(folder: Path) -> Gemma3ForConditionalGeneration:
         model.lm_head.weight.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    Gemma3ImageProcessorPil(size=SIZE).save_pretrained(folder)
+    processor.save_pretrained(folder)
     return model
 
 
@@ -105,21 +157,23 @@ def picture(seed: int, shape: tuple[int, int] = (40, 30)) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*shape, 3), dtype=np.uint8))
 
 
-def prompt_of(parts: Sequence[int | Image.Image], seed: int = 0) -> dict:
+def prompt_of(parts: Sequence[int | Image.Image], seed: int = 0, placeholder: int = BEGIN) -> dict:
     """A prompt of ids: a number stands for as many random tokens, an image for itself."""
     rng, ids = np.random.default_rng(seed), [1]
     for part in parts:
-        ids += rng.integers(NUM_PLAIN, VOCAB, part).tolist() if isinstance(part, int) else [BEGIN]
+        ids += rng.integers(NUM_PLAIN, VOCAB, part).tolist() if isinstance(part, int) else [placeholder]
     images = [part for part in parts if not isinstance(part, int)]
     return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}} if images else {"prompt_token_ids": ids}
 
 
-def torch_vision_greedy(model, requests: Sequence, num_tokens: int) -> list[Reference]:
-    """What transformers generates for requests that an `InputProcessor` made, one at a time."""
+def torch_vision_greedy(model, requests: Sequence, num_tokens: int, seen: Sequence | None = None) -> list[Reference]:
+    """What transformers generates for requests that an `InputProcessor` made, one at a time; `seen` is what the model
+    takes of each one's images, where it is not what `seen_by_torch` says."""
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     with one_torch_thread(), torch.inference_mode():
-        return [_one(model, request, num_tokens) for request in requests]
+        seen = [seen_by_torch(request) for request in requests] if seen is None else seen
+        return [_one(model, request, num_tokens, more) for request, more in zip(requests, seen, strict=True)]
 
 
 def seen_by_torch(request) -> dict[str, torch.Tensor]:
@@ -131,7 +185,7 @@ def seen_by_torch(request) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.tensor(pixels), "token_type_ids": (ids == IMAGE).long()}
 
 
-def _one(model, request, num_tokens: int) -> Reference:
+def _one(model, request, num_tokens: int, seen: dict[str, torch.Tensor]) -> Reference:
     ids = torch.tensor([request.prompt_token_ids])
     out = model.generate(
         ids,
@@ -140,6 +194,6 @@ def _one(model, request, num_tokens: int) -> Reference:
         do_sample=False,
         output_logits=True,
         return_dict_in_generate=True,
-        **seen_by_torch(request),
+        **seen,
     )
     return _reference(torch.cat(out.logits).double(), out.sequences[0, ids.shape[1] :].tolist())

@@ -1,0 +1,53 @@
+"""LLaVA-OneVision (Li et al., 2024): Qwen2 reads SigLIP's vectors of a picture's overview and of its tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from jpaged.model_api import BuildContext, ImageGroup, WeightSource
+
+from .decoder import check_model_type
+from .llama import Llama
+from .vision import LlavaOnevisionProjector, SiglipVision
+
+
+class LlavaOnevision(Llama):
+    """`jpaged.model_api.CausalLM` and `SeesImages`; `config` is a Hugging Face ``LlavaOnevisionConfig``."""
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("llava_onevision",))
+        if config.vision_config.model_type != "siglip_vision_model":
+            raise ValueError(f"vision_config.model_type={config.vision_config.model_type!r} is not siglip_vision_model")
+        super().__init__(config.text_config, build)
+        self.image_group = ImageGroup("images", (), config.text_config.hidden_size, np.dtype(build.dtype).name)
+        self.layer_groups = (*self.layer_groups, self.image_group)
+        self.vision = SiglipVision(config.vision_config, build, final_norm=False)
+        self.projector = LlavaOnevisionProjector(config, build)
+
+    def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
+        """See `jpaged.model_api.SeesImages`.
+
+        Args:
+            arrays: of one image, ``pixel_values``, [1, tiles, channels, height, width], ``pack_rows`` and
+                ``pack_weights``, [1, tokens, 4]; see `LlavaOnevisionProjector.pack`.
+        """
+        tiles = self.projector(self.vision(arrays["pixel_values"][0]))
+        return self.projector.pack(tiles, arrays["pack_rows"][0], arrays["pack_weights"][0])[None]
+
+    def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Pad tiles and tokens to powers of two: pictures have many shapes, and each would be compiled."""
+        return {name: _to_power_of_two(array) for name, array in arrays.items()}
+
+    def weights(self) -> Iterator[WeightSource]:
+        yield from super().weights()
+        yield from self.vision.weights(("vision",), "vision_tower")
+        yield from self.projector.weights(("projector",), "multi_modal_projector", "image_newline")
+
+
+def _to_power_of_two(array: np.ndarray) -> np.ndarray:
+    missing = (1 << (len(array) - 1).bit_length()) - len(array)
+    return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))

@@ -41,6 +41,10 @@ class Gemma3(Gemma):
         """Return the arrays as they are: all images have one shape."""
         return arrays
 
+    def examples(self) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
+        """Yield the one shape."""
+        yield {"pixel_values": np.zeros(self.vision.image_shape, np.float32)}, self.projector.side**2
+
     def weights(self) -> Iterator[WeightSource]:
         yield from super().weights()
         yield from self.vision.weights(("vision",), "vision_tower")

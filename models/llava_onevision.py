@@ -42,6 +42,16 @@ class LlavaOnevision(Llama):
         """Pad tiles and tokens to powers of two: pictures have many shapes, and each would be compiled."""
         return {name: _to_power_of_two(array) for name, array in arrays.items()}
 
+    def examples(self) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
+        """Yield the shape of an image that is not alone; others have too many shapes."""
+        tokens = self.vision.positions.shape[0] + 1
+        arrays = {
+            "pixel_values": np.zeros((1, *self.vision.image_shape), np.float32),
+            "pack_rows": np.zeros((tokens, 4), np.int32),
+            "pack_weights": np.zeros((tokens, 4), np.float32),
+        }
+        yield self.padded(arrays), tokens
+
     def weights(self) -> Iterator[WeightSource]:
         yield from super().weights()
         yield from self.vision.weights(("vision",), "vision_tower")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -119,6 +119,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         verifies=config.speculative is not None,
         draft=drafting.program,
         images=no_images is None,
+        examples=_examples(loaded.model) if no_images is None else (),
         **shapes,
     )
     if isinstance(part, Follower):
@@ -154,6 +155,10 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         model=loaded.model,
         sampling=loaded.sampling,
     )
+
+
+def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
+    return model.examples() if isinstance(model, SeesImages) else ()
 
 
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:

@@ -104,8 +104,7 @@ class ModelPrograms:
 
     def encode(self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]) -> Pool:
         """Encode an image and leave its features in the pool, which is donated; see `make_encode`."""
-        shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
-        return self._encode(("encode", shapes), self._weights, pool, arrays, rows)
+        return self._encode(_encode_key(arrays, rows), self._weights, pool, arrays, rows)
 
     def sample(
         self,
@@ -140,11 +139,20 @@ class ModelPrograms:
             decode_only=bucket.decode_only,
         )
 
+    def prepare_encode(self, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]) -> Compile:
+        """Trace `encode` for these shapes."""
+        pool = abstract_pool(self._spec, self._mesh)
+        return self._encode.prepare(_encode_key(arrays, rows), self._weights, pool, arrays, rows)
+
     def prepare_sample(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, " max_seqs"], top: int) -> Compile:
         """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
         return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+
+
+def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:
+    return "encode", rows.shape, tuple((name, array.shape) for name, array in sorted(arrays.items()))
 
 
 def _sample_key(args: SamplingArrays, top: int) -> Hashable:

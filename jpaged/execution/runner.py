@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +95,7 @@ class Runner:
         verifies: whether steps verify drafts, see `Buckets`.
         draft: what makes drafts on the device; None = nothing does.
         images: whether steps may have tokens that stand for images, see `Buckets`.
+        examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
 
     Attributes:
         worker: owns the device state.
@@ -116,7 +117,9 @@ class Runner:
         verifies: bool = False,
         draft: DraftProgram | None = None,
         images: bool = False,
+        examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
     ) -> None:
+        self._examples = tuple(examples)
         self.spec = spec
         self.mesh = mesh
         self.max_num_seqs = max_num_seqs
@@ -192,10 +195,9 @@ class Runner:
         blocks, size = np.asarray(encode.stored.blocks, np.int32), group.spec.block_size
         if blocks.min() < 0 or blocks.max() >= group.num_blocks:
             raise RuntimeError(f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {group.num_blocks})")
-        count = encode.image.features
-        feature = np.arange(count, dtype=np.int32)
-        rows = np.full(max(_LEAST_ROWS, 1 << (count - 1).bit_length()), group.num_blocks * size, np.int32)
-        rows[:count] = blocks[feature // size] * size + feature % size
+        feature = np.arange(encode.image.features, dtype=np.int32)
+        rows = _no_rows(len(feature))
+        rows[: len(feature)] = blocks[feature // size] * size + feature % size
         names = tuple(sorted(encode.image.arrays))
         self.worker.encode(names, tuple(encode.image.arrays[name] for name in names), rows)
 
@@ -276,6 +278,8 @@ class Runner:
             kind = "decode" if bucket.decode_only else "mixed with images" if bucket.images else "mixed"
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
+        for arrays, count in self._examples:
+            yield f"image encoder, {count} features", self.worker.prepare_encode(arrays, _no_rows(count))
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))
@@ -310,10 +314,15 @@ class Runner:
     def num_warmup(self) -> int:
         """Return how many shapes `warmup` compiles."""
         swaps = self.worker.host.num_shapes if self._can_swap else 0
-        rows, drafting = len(self.buckets.sample_rows), 0
+        rows, drafting = len(self.buckets.sample_rows), len(self._examples)
         if self.worker.drafter is not None:
-            drafting = len(self._draft_buckets) + len(_SAMPLERS) * rows
+            drafting += len(self._draft_buckets) + len(_SAMPLERS) * rows
         return len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * rows + drafting
+
+
+def _no_rows(count: int) -> np.ndarray:
+    """Return rows of the pool for `count` features and as many more as are padding: all out of range."""
+    return np.full(max(_LEAST_ROWS, 1 << (count - 1).bit_length()), np.iinfo(np.int32).max, np.int32)
 
 
 def _finished(name: str, compiling: Future[None]) -> str:

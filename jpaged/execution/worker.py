@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -273,6 +273,10 @@ class Worker:
 
     def prepare_compute(self, batch: StepBatch, bucket: Bucket) -> Compile:
         return self.model.prepare_step(batch, self._last_tokens, bucket)
+
+    def prepare_encode(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Compile:
+        """Trace `encode` for these shapes."""
+        return self.model.prepare_encode(arrays, rows)
 
     def prepare_draw(self, args: SamplingArrays, top: int) -> Compile:
         """Trace `draw` for these shapes, after a `prepare_compute`, which knows the hidden states."""

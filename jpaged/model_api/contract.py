@@ -155,6 +155,11 @@ class SeesImages(Protocol):
         """Return what an image processor made of one image, padded to one of few shapes: each is compiled for."""
         ...
 
+    def examples(self) -> Iterable[tuple[Mapping[str, np.ndarray], int]]:
+        """Yield arrays, as `padded` returns them, and the number of their features, for each shape that is worth being
+        compiled before an image comes."""
+        ...
+
 
 @runtime_checkable
 class Cuttable(Protocol):

@@ -23,7 +23,7 @@ class Reach(NamedTuple):
 
 
 class Encoding:
-    """Plans the encoder's work: an image is encoded in the step in which a chunk reaches its tokens, or just before.
+    """Plans the encoder's work: an image is encoded in the step in which a chunk reaches its tokens, or before it.
 
     The encoder's work counts as as many tokens of the step as it makes features, at most as many as a prompt can be sure
     of, and an image that is in the pool, or encoded in this step for another request, costs nothing.

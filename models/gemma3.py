@@ -30,6 +30,7 @@ class Gemma3(Gemma):
         )
         texts = (replace(g, sees_images=True) for g in self.layer_groups if isinstance(g, AttentionGroup))
         self.layer_groups = (*texts, self.image_group)
+        self.encoder_parts = ("vision", "projector")
         self.vision = SiglipVision(config.vision_config, build, final_norm=True)
         self.projector = Gemma3Projector(config, build)
 

@@ -25,6 +25,7 @@ class LlavaOnevision(Llama):
         super().__init__(config.text_config, build)
         self.image_group = ImageGroup("images", (), config.text_config.hidden_size, np.dtype(build.dtype).name)
         self.layer_groups = (*self.layer_groups, self.image_group)
+        self.encoder_parts = ("vision", "projector")
         self.vision = SiglipVision(config.vision_config, build, final_norm=False)
         self.projector = LlavaOnevisionProjector(config, build)
 

@@ -86,7 +86,7 @@ def params_of(
     """
     whole = StateDictReader(tensors)
     multimodal = any(name.startswith(_MULTIMODAL) for name in whole.names())
-    reader: TensorReader = LanguageModelReader(whole) if multimodal else whole
+    reader: TensorReader = LanguageModelReader(whole, other_parts=True) if multimodal else whole
     held = any(isinstance(leaf, QuantisedMatrix) for leaf in jax.tree.leaves(old, is_leaf=_is_quantised))
     if held and (quantization is None or quantization == "gguf"):
         raise ValueError(f"{LOCATION} cannot replace weights that were quantised in the file they came from")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from jpaged.memory.admission import Admission, Demand, Fit
+from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.policies import Policy
 from jpaged.memory.relief import Relief
 from jpaged.memory.spans import TokenSpan
@@ -94,6 +95,21 @@ class AdmissionQuestions(MemoryState):
     ) -> int:
         """Return how many leading tokens of a prompt are sure to be found, because they lie in pinned blocks."""
         return self._pinned.prefix(token_ids, salt, encoder_tokens, spans) if self.prefix_caching else 0
+
+    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
+        """Return how many tokens `match_prefix` would attach now; nothing is attached."""
+        if not self.prefix_caching:
+            return 0
+        request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
+        tables = BlockTables(request, self._cache.chains(salt, spans), 0)
+        return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
+
+    def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
+        """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed
+        them, at most."""
+        if not self.prefix_caching:
+            return 0
+        return self._sequences[seq_id].request.prefix_to_come(num_tokens, self.layout.prefix_step)
 
     def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
         """Return how many blocks of each group a sequence has yet to take until `num_tokens` tokens are computed. A

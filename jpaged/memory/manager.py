@@ -195,21 +195,6 @@ class MemoryManager(AdmissionQuestions):
             self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
 
-    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
-        """Return how many tokens `match_prefix` would attach now; nothing is attached."""
-        if not self.prefix_caching:
-            return 0
-        request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
-        tables = BlockTables(request, self._cache.chains(salt, spans), 0)
-        return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
-
-    def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
-        """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed
-        them, at most."""
-        if not self.prefix_caching:
-            return 0
-        return self._sequences[seq_id].request.prefix_to_come(num_tokens, self.layout.prefix_step)
-
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
 

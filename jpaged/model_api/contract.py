@@ -140,6 +140,8 @@ class SeesImages(Protocol):
     """
 
     image_group: ImageGroup
+    encoder_parts: tuple[str, ...]
+    """Attributes whose parameters `encode` alone uses."""
 
     def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
         """Return what the tokens of some images are to be, from what an image processor made of them.

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.parameters.targets import Target, flat_values, targets_of
-from jpaged.model_api import CausalLM
+from jpaged.model_api import CausalLM, SeesImages
 from jpaged.planning.roofline import Work
 
 
@@ -18,7 +18,7 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
     """Count a step's work on each device.
 
     Matrices of layers are read and multiplied once a token, of the vocabulary's one table of logits; parameters of
-    three dimensions are experts.
+    three dimensions are experts. What encodes images is left out.
 
     Args:
         config: Hugging Face's; says how many experts a token meets.
@@ -27,7 +27,8 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
     config = config.get_text_config()
     held = flat_values(params)
     sizes = {path: device_bytes(value) for path, value in held.items()}
-    by_path = {target.path: target for target in targets_of(model)}
+    encoder = model.encoder_parts if isinstance(model, SeesImages) else ()
+    by_path = {target.path: target for target in targets_of(model) if target.source.path[0] not in encoder}
     experts = [target for target in by_path.values() if len(target.shape) == 3]
     tables = [target for target in by_path.values() if target.source.layer is None and len(target.shape) == 2]
     head = next(target for target in reversed(tables) if target.shape[0] >= model.vocab_size)
@@ -45,7 +46,7 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
     lanes = sum(each.lanes for each in reads)
     heads = config.num_attention_heads * lanes if lanes else 0  # a model may be recurrent throughout
     return Work(
-        weight_bytes=sum(size for path, size in sizes.items() if path not in idle),
+        weight_bytes=sum(sizes[path] for path in by_path if path not in idle),
         expert_bytes=sum(sizes[target.path] for target in experts),
         experts=number,
         experts_per_token=per_token,

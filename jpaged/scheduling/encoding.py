@@ -25,8 +25,8 @@ class Reach(NamedTuple):
 class Encoding:
     """Plans the encoder's work: an image is encoded in the step in which a chunk reaches its tokens, or before it.
 
-    The encoder's work counts as as many tokens of the step as it makes features, at most as many as a prompt can be sure
-    of, and an image that is in the pool, or encoded in this step for another request, costs nothing.
+    The encoder's work counts as many tokens of the step as it makes features, at most as many as a prompt can be sure
+    of. An image that is in the pool, or encoded in this step for another request, costs nothing.
 
     Args:
         most: tokens that a prompt gets in a step however many others run.

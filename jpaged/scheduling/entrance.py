@@ -134,6 +134,34 @@ class Entrance(ABC):
             return None
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
 
+    def _give_way(
+        self,
+        request: Request,
+        seq: Sequence,
+        plan: StepPlan,
+        copies: list[BlockCopy],
+        may_preempt: bool,
+        left: int,
+        reserved: int,
+    ) -> bool:
+        """Make room for a request that is being planned by preempting the last one; return False when it is itself that
+        has to go or to wait.
+
+        Args:
+            copies: those planned for it so far.
+            left, reserved: what the plan had before it.
+        """
+        if not may_preempt:
+            plan.left, plan.reserved = left, reserved
+            plan.add(request, [], copies)
+            for other in request.live:
+                other.capacity = 0  # the tables were not sent
+            return False
+        if self.running == [request]:
+            request.alone = request.packed = True
+            self.allocation.memory.pack(seq.seq_id)
+        return self._preempt_last(plan, request, copies) is not request
+
     def _preempt_last(self, plan: StepPlan, planned: Request | None = None, unmade: Seq[BlockCopy] = ()) -> Request:
         """Preempt and return the last running request.
 

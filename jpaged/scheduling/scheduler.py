@@ -207,34 +207,6 @@ class Scheduler(Entrance):
         self._plan(request, chunks, copies, plan)
         return True
 
-    def _give_way(
-        self,
-        request: Request,
-        seq: Sequence,
-        plan: StepPlan,
-        copies: list[BlockCopy],
-        may_preempt: bool,
-        left: int,
-        reserved: int,
-    ) -> bool:
-        """Make room for a request that is being planned by preempting the last one; return False when it is itself that
-        has to go or to wait.
-
-        Args:
-            copies: those planned for it so far.
-            left, reserved: what the plan had before it.
-        """
-        if not may_preempt:
-            plan.left, plan.reserved = left, reserved
-            plan.add(request, [], copies)
-            for other in request.live:
-                other.capacity = 0  # the tables were not sent
-            return False
-        if self.running == [request]:
-            request.alone = request.packed = True
-            self.memory.pack(seq.seq_id)
-        return self._preempt_last(plan, request, copies) is not request
-
     def _plan(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy], plan: StepPlan) -> None:
         plan.add(request, chunks, copies)
         if request.images:

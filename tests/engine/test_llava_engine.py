@@ -70,6 +70,7 @@ def test_greedy_tokens_are_those_of_transformers_in_chunks_that_cut_images(engin
     check(engine)
 
 
+@pytest.mark.nightly
 def test_greedy_tokens_are_the_same_in_a_pool_that_forces_preemption(engine, checkpoint, expected):
     page = engine.memory_report().page_bytes
     llm = LLM(checkpoint[0], **(SETTINGS | {"kv_cache_memory_bytes": 45 * 9216 // page * page}))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import images_by_devices
 import pytest
 from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
@@ -130,3 +137,21 @@ def test_equal_images_share_a_prefix_and_different_ones_never_do(llm):
     assert cached(same_pixels) == 56
     assert cached(other_pixels) == 16, "the blocks before the image's first token are shared"
     assert cached(other_pixels) == 56
+
+
+@pytest.mark.nightly
+def test_two_devices_give_the_tokens_of_transformers(checkpoint, llm):
+    here = Path(__file__).parent
+    environment = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent / "models"))),
+    }
+    command = [sys.executable, str(here / "images_by_devices.py"), checkpoint[0], "1", "2"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    requests = [llm.input_processor.process(prompt, GREEDY) for prompt in images_by_devices.PROMPTS]
+    expected = torch_vision_greedy(checkpoint[1], requests, images_by_devices.PARAMS.max_tokens)
+    for tokens in json.loads(done.stdout.splitlines()[-1]).values():
+        for found, reference in zip(tokens, expected, strict=True):
+            assert found[: reference.certain] == reference.tokens[: reference.certain] and reference.certain > 8

@@ -87,8 +87,7 @@ def test_agrees_with_dense_attention(impl, case):
     check()
 
 
-@pytest.mark.parametrize("window", [None, 5, 40])
-@pytest.mark.parametrize("impl", ["reference", "xla", "cpu"])
+@pytest.mark.parametrize(("impl", "window"), [("reference", 5), ("xla", None), ("xla", 5), ("cpu", None), ("cpu", 40)])
 def test_queries_see_keys_behind_their_own_up_to_their_last(impl, window):
     case = Case(tokens=120, pages=14, q_per_kv=3, sliding_window=window)
     batch = make_batch(case, [1, 70, 20, 29], [30, 3, 100, 0])

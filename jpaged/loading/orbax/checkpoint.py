@@ -11,6 +11,7 @@ their shards, any other through `OrbaxWeights`, which undoes the layout on the h
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterable
 from functools import partial
@@ -37,6 +38,8 @@ from pallas_kernels.quantised import QuantisedMatrix
 if TYPE_CHECKING:
     from jpaged.loading.loaded_model import LoadedModel
 
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""What says how images are prepared."""
 FORMAT = 5
 QUANTISED_FORMAT = 6
 """A checkpoint of which some parameters are in parts: codes, scales and minimums."""
@@ -74,6 +77,9 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         loaded.config.save_pretrained(path)
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(path)
+        for name in _PROCESSOR_FILES:
+            if (file := Path(loaded.location) / name).is_file():
+                shutil.copy(file, path / name)
         generation = file_fields(loaded.eos_token_ids, loaded.sampling)
         (path / GENERATION_CONFIG).write_text(json.dumps(generation))
         about = {

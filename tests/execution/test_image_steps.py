@@ -1,0 +1,79 @@
+"""Encoding an image, and a step with images, update the pool in place; features come back from it as they went in."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from vision_checkpoints import gemma3_config
+
+from jpaged.execution import Bucket, make_mesh, make_step
+from jpaged.execution.batch import empty_batch
+from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.images import ImageBatch, ImageCache
+from jpaged.execution.caches.pool import PoolSpec, plan_pool
+from jpaged.execution.encode import make_encode
+from jpaged.model_api import BuildContext, ImageGroup
+from jpaged_models.gemma3 import Gemma3
+
+MESH = make_mesh(1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """(graph definition, parameters' shapes, a pool of 64 MiB, the model)."""
+
+    def make():
+        return Gemma3(gemma3_config(), BuildContext(dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0)))
+
+    model = nnx.eval_shape(make)
+    graphdef, params = nnx.split(model)
+    spec = plan_pool(model.layer_groups, block_size=16, dtype=jnp.float32, shards=1, pool_bytes=65 << 20)
+    return graphdef, params, spec, model
+
+
+def assert_in_place(compiled, spec):
+    memory = compiled.memory_analysis()
+    assert spec.device_bytes > 64 << 20 and memory.alias_size_in_bytes >= spec.device_bytes
+    assert memory.temp_size_in_bytes < 0.05 * spec.device_bytes
+
+
+def test_a_step_with_images_never_copies_the_pool(model):
+    graphdef, params, spec, _ = model
+    pool, last = jax.ShapeDtypeStruct(spec.shape, spec.dtype), jax.ShapeDtypeStruct((8,), jnp.int32)
+    batch = empty_batch(Bucket(64, 8, False, images=True), spec, max_num_seqs=8, max_model_len=256)
+    step = make_step(graphdef, spec, MESH)
+    assert_in_place(step.lower(params, pool, batch, last, decode_only=False).compile(), spec)
+
+
+def test_the_encoder_never_copies_the_pool(model):
+    graphdef, params, spec, module = model
+    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+    ((arrays, _),) = module.examples()
+    rows = np.zeros(256, np.int32)
+    assert_in_place(make_encode(graphdef, spec, MESH).lower(params, pool, arrays, rows).compile(), spec)
+
+
+@pytest.mark.parametrize(("pool_dtype", "dtype"), [("float32", "float32"), ("int8", "bfloat16")])
+def test_features_are_kept_to_the_bit_whatever_the_pool_holds(pool_dtype, dtype):
+    """Two blocks of 8 features, 130 wide, in a pool of another dtype."""
+    form = BlockFormat(8, jnp.dtype(pool_dtype), 1)
+    cache = ImageCache(ImageGroup("images", (), 130, dtype), form)
+    spec = PoolSpec.plan([cache], 5 * cache.pool_groups()[0].real_bytes)
+    pool = jnp.zeros(spec.shape, form.dtype)
+    features = jax.random.normal(jax.random.key(0), (11, 130)).astype(dtype)
+    rows = np.array([*range(24, 32), 8, 9, 2**31 - 1], np.int32)  # the last one is padding
+    pool = cache.write(MESH, spec.views[0], pool, features, rows)
+
+    class Call:
+        mesh, views = MESH, spec.views
+        arrays = ImageBatch(np.array([24, -1, 9, 31, 0], np.int32))
+
+    hidden = jnp.ones((5, 130), dtype)
+    _, taken = cache.operate(Call, pool, 0, hidden)
+    expected = [features[0], hidden[1], features[9], features[7], jnp.zeros(130, dtype)]
+    np.testing.assert_array_equal(np.asarray(taken, np.float32), np.asarray(jnp.stack(expected), np.float32))
+    Call.arrays = ImageBatch()
+    assert cache.operate(Call, pool, 0, hidden)[1] is hidden

@@ -96,6 +96,8 @@ def parse_prompt(
     images = images or ImageInputs()
     if isinstance(prompt, Conversation):
         given = images_in(prompt.messages)
+        if given and images.refusal is not None:
+            raise ValueError(f"messages have {len(given)} images: {images.refusal}")
         mark = images.placeholder_text if given else ""
         said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, mark)}
         if given:

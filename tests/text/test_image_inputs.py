@@ -163,9 +163,10 @@ def test_a_model_without_eyes_refuses_images_by_name():
         TOKENIZER, images=ImageInputs("prompts are text only, as model='x' takes no images"), **LIMITS
     )
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(picture(0))}]}]
-    for prompt in (with_image(picture(0)), Conversation(messages)):
-        with pytest.raises(ValueError, match=r"a prompt has 'multi_modal_data': .*model='x' takes no images"):
-            process(inputs, prompt)
+    with pytest.raises(ValueError, match=r"a prompt has 'multi_modal_data': .*model='x' takes no images"):
+        process(inputs, with_image(picture(0)))
+    with pytest.raises(ValueError, match="messages have 1 images: prompts are text only, as model='x'"):
+        process(inputs, Conversation(messages))
 
 
 def test_a_folder_that_does_not_say_how_images_are_prepared_is_named(tmp_path):

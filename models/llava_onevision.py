@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,12 @@ class LlavaOnevision(Llama):
         super().__init__(config.text_config, build)
         self.image_group = ImageGroup("images", (), config.text_config.hidden_size, np.dtype(build.dtype).name)
         self.layer_groups = (*self.layer_groups, self.image_group)
+        found = re.fullmatch(r"anyres_max_(\d+)", config.vision_aspect_ratio)
+        if found is None:
+            raise ValueError(f"vision_aspect_ratio={config.vision_aspect_ratio!r} is not of the form 'anyres_max_9'")
+        tile = config.vision_config.image_size
+        self.most_tiles = 1 + max((height // tile) * (width // tile) for height, width in config.image_grid_pinpoints)
+        self.most_full = min(self.most_tiles - 1, int(found[1]))
         self.encoder_parts = ("vision", "projector")
         self.vision = SiglipVision(config.vision_config, build, final_norm=False)
         self.projector = LlavaOnevisionProjector(config, build)
@@ -44,14 +51,15 @@ class LlavaOnevision(Llama):
         return {name: _to_power_of_two(array) for name, array in arrays.items()}
 
     def examples(self) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
-        """Yield the shape of an image that is not alone; others have too many shapes."""
-        tokens = self.vision.positions.shape[0] + 1
-        arrays = {
-            "pixel_values": np.zeros((1, *self.vision.image_shape), np.float32),
-            "pack_rows": np.zeros((tokens, 4), np.int32),
-            "pack_weights": np.zeros((tokens, 4), np.float32),
-        }
-        yield self.padded(arrays), tokens
+        """Yield the shape of an image that is not alone, and the largest of one that is."""
+        side = self.vision.positions.shape[0]
+        for tiles, tokens in ((1, side + 1), (self.most_tiles, side * (self.most_full + 2))):
+            arrays = {
+                "pixel_values": np.zeros((tiles, *self.vision.image_shape), np.float32),
+                "pack_rows": np.zeros((tokens, 4), np.int32),
+                "pack_weights": np.zeros((tokens, 4), np.float32),
+            }
+            yield self.padded(arrays), tokens
 
     def weights(self) -> Iterator[WeightSource]:
         yield from super().weights()

@@ -26,7 +26,7 @@ from jpaged.execution.device_memory import (
 from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
 from jpaged.memory import GroupSpec
-from jpaged.model_api import CausalLM, LayerGroup
+from jpaged.model_api import CausalLM, LayerGroup, SeesImages
 from pallas_kernels.platform import Impl
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -132,7 +132,9 @@ def plan_memory(
 
 def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     """Compile the programs that need most beside weights and pool, and return what they need."""
-    return program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler())
+    encoder = programs.encoder()
+    encoding = () if encoder is None else (program_size("image encoder", encoder),)
+    return program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler()), *encoding
 
 
 def step_programs(
@@ -157,6 +159,7 @@ def step_programs(
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         kernel_impl=kernel_impl,
+        examples=tuple(model.examples()) if isinstance(model, SeesImages) and config.data_parallel_size == 1 else (),
     )
 
 

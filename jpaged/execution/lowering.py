@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.encode import make_encode, no_rows
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
@@ -29,6 +31,8 @@ class StepPrograms:
     Attributes:
         params: arrays, or shapes with shardings.
         kernel_impl: which kernels run; None = what this process's platform is best at.
+        examples: images that the encoder is compiled for, see `jpaged.model_api.SeesImages`; none where it does not
+            run.
     """
 
     graphdef: nnx.GraphDef
@@ -40,6 +44,7 @@ class StepPrograms:
     max_model_len: int
     vocab_size: int
     kernel_impl: Impl | None = None
+    examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
 
     def decode(self) -> jax.stages.Lowered:
         """Lower the step in which max_num_seqs sequences have one token each."""
@@ -56,6 +61,14 @@ class StepPrograms:
         rows = self._of_all(greedy_rows(self.max_num_seqs, self.vocab_size))
         draw = make_sample_step(self.graphdef, self.mesh)
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
+
+    def encoder(self) -> jax.stages.Lowered | None:
+        """Lower the encoder for the largest image that is known beforehand; None where there is none."""
+        if not self.examples:
+            return None
+        arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
+        encode = make_encode(self.graphdef, self.spec, self.mesh)
+        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), arrays, no_rows(count))
 
     @property
     def _buckets(self) -> Buckets:

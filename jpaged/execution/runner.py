@@ -19,6 +19,7 @@ from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
+from jpaged.execution.encode import feature_rows, no_rows
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
 from jpaged.execution.sampling.sample_step import StepOutput
@@ -32,13 +33,10 @@ from jpaged.execution.sampling.sampling_batch import (
     top_size,
 )
 from jpaged.execution.worker import Worker
-from jpaged.memory.policies import ImageFeatures
 from jpaged.scheduling.step import Encode, ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
 T = TypeVar("T")
-_LEAST_ROWS = 256
-"""Features that a launch of the encoder has places for at least; their number is a power of two."""
 _SAMPLERS = ((0, "greedy"), (RANKED, "full"))
 """Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
 
@@ -191,14 +189,8 @@ class Runner:
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
 
     def _encode(self, encode: Encode) -> None:
-        group = next(plan for plan in self.spec.layout.groups if isinstance(plan.spec.policy, ImageFeatures))
-        blocks, size = np.asarray(encode.stored.blocks, np.int32), group.spec.block_size
-        if blocks.min() < 0 or blocks.max() >= group.num_blocks:
-            raise RuntimeError(f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {group.num_blocks})")
-        feature = np.arange(encode.image.features, dtype=np.int32)
-        rows = _no_rows(len(feature))
-        rows[: len(feature)] = blocks[feature // size] * size + feature % size
         names = tuple(sorted(encode.image.arrays))
+        rows = feature_rows(self.spec.layout, encode.stored)
         self.worker.encode(names, tuple(encode.image.arrays[name] for name in names), rows)
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
@@ -279,7 +271,7 @@ class Runner:
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for arrays, count in self._examples:
-            yield f"image encoder, {count} features", self.worker.prepare_encode(arrays, _no_rows(count))
+            yield f"image encoder, {count} features", self.worker.prepare_encode(arrays, no_rows(count))
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))
@@ -318,11 +310,6 @@ class Runner:
         if self.worker.drafter is not None:
             drafting += len(self._draft_buckets) + len(_SAMPLERS) * rows
         return len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * rows + drafting
-
-
-def _no_rows(count: int) -> np.ndarray:
-    """Return rows of the pool for `count` features and as many more as are padding: all out of range."""
-    return np.full(max(_LEAST_ROWS, 1 << (count - 1).bit_length()), np.iinfo(np.int32).max, np.int32)
 
 
 def _finished(name: str, compiling: Future[None]) -> str:

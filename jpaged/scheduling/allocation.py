@@ -92,6 +92,10 @@ class Allocation:
             if reach is not None:
                 length, budget = reach.length, budget - reach.cost
                 made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
+                shorter = None if made is not None else self.encoding.shorten(request, seq.num_computed, length, chunks)
+                if shorter is not None:
+                    length = shorter
+                    made = self.allocate(seq, seq.num_computed + length)
             if made is None:
                 self.encoding.let_go(request)
                 for placed in live[: number + 1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from jpaged.memory import HeldImage, MemoryManager
@@ -69,8 +70,11 @@ class Encoding:
                 break
             if number not in request.held:
                 own = 0 if self._memory.images.holds_content(image.digest) else min(image.features, self._most)
-                if cost + own + max(before, 0) > budget:
-                    return Reach(max(before, 0), cost)
+                room = min(length, budget - cost - own)
+                if before > 0 and room < before + (image.length if image.whole else 1):
+                    return Reach(before, cost)  # held when a chunk begins with it, and not before
+                if own > budget - cost:
+                    return Reach(0, cost)
                 held = self._memory.images.hold(image.digest, image.features)
                 if held is None:
                     return None if before <= 0 else Reach(before, cost)
@@ -83,14 +87,27 @@ class Encoding:
                 return Reach(max(before, 0), cost)
         return Reach(length, cost)
 
+    def shorten(self, request: Request, start: int, length: int, planned: Seq[Chunk]) -> int | None:
+        """Return how long a chunk may be that reads one image only, and give up what was held for the others; None
+        where it reads no more than that. Admission counts the largest image, not several.
+
+        Args:
+            planned: the request's other chunks of this step, which go on reading what they read.
+        """
+        read = images_read(request, start, start + length)
+        needed = {n for chunk in planned for n in images_read(request, chunk.start, chunk.start + chunk.length)}
+        for number in read[1:]:
+            if number in request.held and number not in needed:
+                self._memory.images.release(request.held.pop(number))
+        return request.images[read[1]].start - start if len(read) > 1 else None
+
     def reads(self, request: Request, chunk: Chunk) -> list[ImageRead]:
         """Return which features the chunk's tokens take."""
         stop, found = chunk.start + chunk.length, []
-        for number, image in enumerate(request.images):
+        for number in images_read(request, chunk.start, stop):
+            image, blocks = request.images[number], request.held[number].blocks
             first, last = max(image.start, chunk.start), min(image.stop, stop)
-            if first < last:
-                held = request.held[number]
-                found.append(ImageRead(request, number, chunk.seq.seq_id, first, last, held.blocks))
+            found.append(ImageRead(request, number, chunk.seq.seq_id, first, last, blocks))
         return found
 
     def take_encodes(self) -> list[Encode]:
@@ -121,3 +138,8 @@ class Encoding:
         held: dict[int, HeldImage] = request.held
         while held:
             self._memory.images.release(held.popitem()[1])
+
+
+def images_read(request: Request, start: int, stop: int) -> list[int]:
+    """Return the places, among the request's images, of those whose tokens are among [`start`, `stop`)."""
+    return [n for n, image in enumerate(request.images) if image.start < stop and start < image.stop]

@@ -194,6 +194,10 @@ class Scheduler(Entrance):
                     tables = self.allocation.tables(seq)
             if end > seq.capacity:
                 while (made := self.allocation.allocate(seq, end)) is None:
+                    shorter = self.encoding.shorten(request, seq.num_computed, length, chunks)
+                    if shorter is not None:
+                        length, end = shorter, seq.num_computed + shorter
+                        continue
                     if not self._give_way(request, seq, plan, copies, may_preempt, left, reserved):
                         return False
                 copies += made

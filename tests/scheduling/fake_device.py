@@ -17,6 +17,7 @@ from jpaged.memory import (
     FullAttention,
     GroupSpec,
     HostBlock,
+    ImageFeatures,
     MemoryManager,
     Policy,
     PoolLayout,
@@ -28,6 +29,7 @@ from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.beam import Hypothesis
 from jpaged.scheduling.speculation import NGramSpeculation, StepCosts
+from jpaged.scheduling.step import Encode, ImageRead
 from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
 from jpaged.speculative import NGram
 
@@ -152,6 +154,7 @@ class FakeDevice:
         self.rows: dict[int, list[list[int]]] = {}
         self.last_tokens: list[int] = []
         self.host: dict[HostBlock, list[Hashable]] = {}
+        self.seen: dict[tuple[int, int], Hashable] = {}
 
     def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
         """The step's sampled tokens, and the most likely ones where a request wants them."""
@@ -159,14 +162,30 @@ class FakeDevice:
         for copy in step.copies:
             for offset in range(self.layout.groups[copy.group].spec.block_size):
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
+        for encode in step.encodes:
+            self._encode(encode)
         if not step.chunks:
             return [], None
+        self.seen = {(read.seq_id, at): self._feature(read, at) for read in step.reads for at in places(read)}
         names = {chunk.seq.seq_id: self._compute(chunk) for chunk in step.chunks}
         sampled = [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
         self.last_tokens = [draw(self.model, name, s.seq.index) for name, s in zip(sampled, step.samples, strict=True)]
         rankings = [most_likely(name, step.num_top) for name in sampled] if step.num_top else []
         top = TopTokens(*(np.array(column) for column in zip(*rankings, strict=True))) if rankings else None
         return self.last_tokens, top
+
+    def _encode(self, encode: Encode) -> None:
+        (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
+        size, image = self.layout.groups[g].spec.block_size, encode.image
+        for i in range(image.features):
+            self._write(g, encode.stored.blocks[i // size], i % size, feature(image.digest, i))
+
+    def _feature(self, read: ImageRead, position: int) -> Hashable:
+        (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
+        size, number = self.layout.groups[g].spec.block_size, position - read.image.start
+        if read.image.whole:
+            assert (read.start, read.stop) == (read.image.start, read.image.stop), "a chunk cuts a whole image"
+        return self._read(g, read.blocks[number // size], number % size)
 
     def _swap(self, step: ScheduledStep) -> None:
         for dropped in step.dropped:
@@ -194,8 +213,11 @@ class FakeDevice:
         states = [self._state(g, tables[g], start) for g in range(len(tables))]
         dropped = [num_dropped(layout.spec, seq.num_prompt, start) for layout in self.layout.groups]
         for position, token in enumerate(tokens, start):
+            token = self.seen.get((seq.seq_id, position), token)
             read = []
             for g, layout in enumerate(self.layout.groups):
+                if is_images(layout.spec):
+                    continue
                 if is_state(layout.spec):
                     read.append((states[g],) if position else ())
                     continue
@@ -203,6 +225,8 @@ class FakeDevice:
                 read.append(tuple(self._at(g, tables[g], p) for p in range(first, position - dropped[g])))
             names.append(name := hash((token, tuple(read))))
             for g, layout in enumerate(self.layout.groups):
+                if is_images(layout.spec):
+                    continue
                 if is_state(layout.spec):
                     states[g] = next_state(states[g], name)
                     self._leave_state(g, tables[g], position + 1, states[g], is_last=position + 1 == start + length)
@@ -274,7 +298,7 @@ class Loop:
         sampled = self.device.run(step)
         self.scheduler.dispatched(step)
         dispatched = (step, *sampled) if step.chunks else None
-        something = step.chunks or step.swap_out or step.swap_in or self.in_flight
+        something = step.chunks or step.encodes or step.swap_out or step.swap_in or self.in_flight
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         self.in_flight = dispatched
@@ -308,6 +332,20 @@ class Loop:
     @property
     def num_used_blocks(self) -> int:
         return self.scheduler.memory.num_used_blocks
+
+
+def is_images(spec: GroupSpec) -> bool:
+    return isinstance(spec.policy, ImageFeatures)
+
+
+def places(read: ImageRead) -> range:
+    """The positions of the tokens that take features."""
+    return range(read.start, read.stop)
+
+
+def feature(digest: bytes, number: int) -> int:
+    """One of an image's features, as a token."""
+    return hash((digest, number))
 
 
 def is_state(spec: GroupSpec) -> bool:

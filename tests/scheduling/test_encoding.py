@@ -1,0 +1,203 @@
+"""Images are encoded within the budget, read whole where they must be, and held no longer than they are needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from fake_device import Loop, alone, feature, group, make_request, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thorough import examples
+
+from jpaged.memory import Fit, GroupSpec, ImageFeatures
+from jpaged.scheduling.prompt_image import PromptImage
+
+PIXEL = 9
+"""Every image token's id."""
+
+
+def image_group(layer_bytes=8):
+    return GroupSpec("images", layer_bytes, 1, 4, ImageFeatures())
+
+
+GROUPS = [group("full", layer_bytes=4), image_group()]
+
+
+def with_images(parts, max_tokens=4, whole=True, **options):
+    """A request; its parts are numbers of text tokens, and (name, size) of images."""
+    tokens, images = [], []
+    for part in parts:
+        if isinstance(part, int):
+            tokens += [(len(tokens) + i) % 7 for i in range(part)]
+        else:
+            name, size = part
+            images.append(PromptImage(len(tokens), size, f"{name} {size}".encode(), size, {}, whole))
+            tokens += [PIXEL] * size
+    request = make_request(tokens, max_tokens, **options)
+    request.images = tuple(images)
+    request.encoder_tokens = max((image.features for image in images), default=0)
+    return request
+
+
+def expected(request, groups, index=0):
+    """What the request generates alone: its tokens see the images."""
+    shown = list(request.prompt_token_ids)
+    for image in request.images:
+        shown[image.start : image.stop] = [feature(image.digest, i) for i in range(image.length)]
+    return alone(replace(request, prompt_token_ids=shown), groups, index=index)
+
+
+def loop_of(num_pages=64, **options):
+    return Loop(make_scheduler(num_pages, groups=GROUPS, **{"prefix_caching": True, "budget": 32} | options))
+
+
+def costs(steps):
+    """(tokens, features encoded) of each step."""
+    return [(step.num_tokens, sum(encode.image.features for encode in step.encodes)) for step in steps]
+
+
+def test_an_image_is_encoded_in_the_step_that_reads_it_where_the_budget_holds_both():
+    steps = loop_of().run(with_images([3, ("cat", 8), 5]))
+    assert costs(steps)[0] == (16, 8) and len(steps[0].reads) == 1
+
+
+def test_a_chunk_ends_before_an_image_that_the_budget_cannot_encode_and_goes_on_with_it():
+    request = with_images([20, ("cat", 16), 3], 2)
+    steps = loop_of().run(request)
+    assert costs(steps)[:3] == [(20, 0), (16, 16), (3, 0)]
+    assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
+
+
+def test_an_image_that_fills_the_budget_is_encoded_first_and_read_in_the_next_step():
+    steps = loop_of(max_num_seqs=1).run(with_images([("cat", 24), 3], 2))
+    assert costs(steps)[:2] == [(0, 24), (27, 0)]
+
+
+def test_an_image_larger_than_the_budget_takes_all_of_it_and_is_read_in_parts_unless_it_is_whole():
+    request = with_images([("cat", 60)], 2, whole=False)
+    steps = loop_of(max_num_seqs=1).run(request)
+    assert [read.stop - read.start for step in steps for read in step.reads] == [32, 28]
+    assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
+    with pytest.raises(ValueError, match=r"image 1 takes 60 tokens, which one step has to compute together, .* 25"):
+        loop_of().run(with_images([("cat", 60)], 2))
+
+
+def test_an_image_is_held_until_its_last_token_and_its_head_is_given_up_before():
+    loop = loop_of(max_num_seqs=1)
+    loop.scheduler.add(with_images([("cat", 60)], 2, whole=False))
+    used = []
+    while loop.scheduler.has_work:
+        loop.step()
+        used.append(loop.scheduler.memory.report().groups[1].used)
+    assert used[:3] == [15, 7, 0], "encoded; 32 features taken; all taken"
+
+
+def test_one_image_in_many_requests_is_encoded_once():
+    requests = [with_images([1 + number, ("cat", 8), 2]) for number in range(8)]
+    steps = loop_of().run(*requests)
+    assert sum(len(step.encodes) for step in steps) == 1
+    for request in requests:
+        assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
+
+
+def test_a_request_waits_for_a_prompt_with_the_same_images_and_for_no_other():
+    loop = loop_of(300, budget=512)
+    same = [with_images([("cat", 100), 60], 4) for _ in range(2)]
+    steps = loop.run(*same)
+    assert same[1].num_cached_tokens == 156 and len(steps[0].chunks) == 1
+    others = [with_images([(name, 100), 60], 4) for name in ("dog", "cow")]
+    steps = loop.run(*others)
+    assert len(steps[0].chunks) == 2 and [request.num_cached_tokens for request in others] == [0, 0]
+
+
+def test_a_request_whose_image_can_never_be_held_beside_its_tokens_is_refused():
+    loop = loop_of(8, watermark=0.0)
+    with pytest.raises(ValueError, match="can never fit the pool"):
+        loop.run(with_images([20, ("cat", 20)], 10))
+    loop.run(with_images([4, ("cat", 16)], 4))
+    assert loop.num_used_blocks == 0
+
+
+parts = st.lists(
+    st.one_of(st.integers(1, 9), st.tuples(st.sampled_from(["cat", "dog", "cow"]), st.sampled_from([3, 8]))),
+    min_size=1,
+    max_size=5,
+).map(lambda found: [part for i, part in enumerate(found) for part in ([part] if i % 2 else [1, part])])
+"""Parts of a prompt; there is text between images."""
+
+ROOMS = {
+    "full": [group("full", layer_bytes=4), image_group()],
+    "window": [
+        group("full", block_size=2, layer_bytes=3),
+        group("window", window=5, block_size=2, layer_bytes=2),
+        image_group(5),
+    ],
+}
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.integers(0, 4),  # step of arrival
+            parts,
+            st.integers(1, 12),  # max_tokens
+            st.sampled_from([None] * 5 + [0, 2, 7]),  # steps until it is aborted
+            st.sampled_from([1, 1, 3]),  # outputs
+        ),
+        min_size=3,
+        max_size=8,
+    ),
+    room=st.sampled_from(sorted(ROOMS)),
+    whole=st.booleans(),
+    spare_pages=st.integers(0, 4),
+    extra_budget=st.integers(9, 20),
+    prefix_caching=st.booleans(),
+    mode=st.sampled_from(["recompute", "swap"]),
+)
+def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, extra_budget, prefix_caching, mode):
+    groups, seqs = ROOMS[room], 4
+    options = {"groups": groups, "max_num_seqs": seqs, "budget": seqs + extra_budget, "prefix_caching": prefix_caching}
+    made = [(when, with_images(p, most, whole, width=n), patience) for when, p, most, patience, n in arrivals]
+    sizes = sorted((request for _, request, _ in made), key=lambda r: r.max_total_tokens)
+    middle = sizes[len(sizes) // 2]
+
+    def fits(num_pages):
+        memory = make_scheduler(num_pages, **options).memory
+        width, prompt = len(middle.sequences), len(middle.prompt_token_ids)
+        asked = {"shared_tokens": prompt, "prompt_tokens": prompt, "encoder_tokens": middle.encoder_tokens}
+        return memory.can_admit(middle.max_total_tokens, width, **asked) is not Fit.NEVER
+
+    num_pages = next(n for n in count(1) if fits(n)) + spare_pages
+    scheduler = make_scheduler(num_pages, **options, preemption_mode=mode, swap_blocks=min(2, num_pages))
+    loop, accepted, todo = Loop(scheduler), [], sorted(made, key=lambda arrival: arrival[0])
+    for now in range(5_000):
+        while todo and todo[0][0] <= now:
+            _, request, patience = todo.pop(0)
+            try:
+                scheduler.add(request)
+            except ValueError:
+                continue
+            accepted.append((request, None if patience is None else now + patience))
+        for request, when in accepted:
+            if when == now:
+                scheduler.abort(request)
+        if not (todo or scheduler.has_work or loop.in_flight):
+            break
+        step = loop.step()
+        features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.encodes)
+        assert step.num_tokens + features <= seqs + extra_budget
+    else:
+        raise AssertionError("it does not end")
+    texts = [spec for spec in groups if not isinstance(spec.policy, ImageFeatures)]
+    for request, _ in accepted:
+        for seq in request.sequences:
+            tokens, reason = expected(request, texts, seq.index)
+            if seq.finish_reason == "abort":
+                assert seq.output_token_ids == tokens[: seq.num_output]
+            else:
+                assert (seq.output_token_ids, seq.finish_reason) == (tokens, reason)
+        assert not request.held
+    assert loop.num_used_blocks == 0

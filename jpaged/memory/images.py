@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.layout import PoolLayout
@@ -43,7 +43,7 @@ class HeldImage:
     """One user's hold on an image; `given` leading blocks were given up."""
 
     image: StoredImage
-    given: int = field(default=0)
+    given: int = 0
 
     @property
     def blocks(self) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +18,7 @@ class PromptImage:
 
     Attributes:
         start, length: the tokens of the prompt that take its features' place.
-        digest: names the image's pixels and how they were prepared.
+        digest: names the image's pixels, how they were prepared, and the prompt's salt, if it has one.
         features: number of vectors that the encoder makes of it; the tokens take them in order.
         arrays: the encoder's arguments by name, without a batch axis.
         whole: whether its tokens see each other, so that one step computes them together.
@@ -34,6 +35,11 @@ class PromptImage:
     def stop(self) -> int:
         """Return the position behind its last token."""
         return self.start + self.length
+
+    def salted(self, salt: str) -> PromptImage:
+        """Return the same image under a name that prompts of other salts do not know."""
+        name = hashlib.blake2b(self.digest + salt.encode(), digest_size=32, person=b"jpaged-salted").digest()
+        return replace(self, digest=name)
 
     @cached_property
     def span(self) -> TokenSpan:

@@ -16,6 +16,7 @@ Content is text or a list of parts, ``{"type": "text", "text": ...}`` and images
 {"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``.
 """
 _IMAGES = ("image_url", "image_pil", "image")
+_TAKEN = "only 'text' is taken, and images by models that see"
 ContentFormat = Literal["auto", "string", "openai"]
 _FORMATS = ("auto", "string", "openai")
 
@@ -96,7 +97,7 @@ def images_in(messages: Any) -> list[Any]:
                 if kind == "image_url" and isinstance(image, Mapping):
                     image = image.get("url")
                 if image is None:
-                    raise ValueError(f"content has a part of type {kind!r} without an image: {part!r}")
+                    raise ValueError(f"content has a part of type {kind!r} without an image, {part!r}; {_TAKEN}")
                 found.append(image)
     return found
 
@@ -181,9 +182,7 @@ def _check(message: Any, image: str) -> list[str]:
 def _text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind != "text":
-        raise ValueError(
-            f"content has a part of type {kind!r}, {part!r}; only 'text' is taken, and images by models that see"
-        )
+        raise ValueError(f"content has a part of type {kind!r}, {part!r}; {_TAKEN}")
     if not isinstance(part.get("text"), str):
         raise ValueError(f"content has {part!r}, whose 'text' must be text")
     return part["text"]

@@ -145,6 +145,8 @@ def parse_prompt(
         raise ValueError(f"prompt_token_ids={ids!r} must be integers")
     if pictures and not placed:
         plain, placed = images.of_ids(plain, pictures)
+    if salt is not None:
+        placed = tuple(image.salted(salt) for image in placed)
     if placed and tokenization.max_length is not None and len(plain) > tokenization.max_length:
         raise ValueError(
             f"the prompt has {len(plain)} tokens, those of its images included, and max_length="

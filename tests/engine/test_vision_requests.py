@@ -85,6 +85,12 @@ def test_drafts_change_no_token_behind_an_image(folder, expected):
     check(llm)
 
 
+def test_more_outputs_than_places_all_see_the_images(llm, expected):
+    six = SamplingParams(n=6, temperature=0, max_tokens=12, ignore_eos=True)
+    (output,) = llm.generate(PROMPTS[2], six, use_tqdm=False)
+    assert [out.token_ids for out in output.outputs] == [expected[2]] * 6
+
+
 def test_a_closed_stream_leaves_nothing_of_its_images(llm):
     stream = llm.stream(PROMPTS, GREEDY)
     next(stream)

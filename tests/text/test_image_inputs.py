@@ -73,6 +73,12 @@ def test_a_prompt_of_ids_may_have_placeholders_or_the_tokens_themselves(inputs):
         assert other.images[0].digest == request.images[0].digest
 
 
+def test_an_image_has_another_name_under_a_salt(inputs):
+    salts = (None, "one", "one", "other")
+    digests = [process(inputs, with_image(picture(3)) | {"cache_salt": salt}).images[0].digest for salt in salts]
+    assert digests[1] == digests[2] and len(set(digests)) == 3
+
+
 def test_an_image_in_two_prompts_is_prepared_once(inputs):
     first, second = (process(inputs, with_image(picture(3))).images[0] for _ in range(2))
     assert first.arrays["pixel_values"] is second.arrays["pixel_values"]

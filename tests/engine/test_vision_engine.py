@@ -10,6 +10,7 @@ from pathlib import Path
 
 import images_by_devices
 import pytest
+import torch
 from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
 from vision_checkpoints import IMAGE_TOKENS, make_gemma3, picture, prompt_of, seen_by_torch, torch_vision_greedy
@@ -92,6 +93,18 @@ def test_greedy_tokens_are_the_same_in_chunks_of_24_and_a_pool_that_forces_preem
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
     check(llm)
+
+
+def test_log_probabilities_of_the_prompt_are_those_of_transformers(llm, checkpoint):
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    (output,) = llm.generate(PROMPTS[5], scored, use_tqdm=False)
+    request = llm.input_processor.process(PROMPTS[5], GREEDY)
+    ids = torch.tensor([request.prompt_token_ids])
+    with torch.inference_mode():
+        logits = checkpoint[1](ids, attention_mask=torch.ones_like(ids), **seen_by_torch(request)).logits[0].double()
+    wanted = logits.log_softmax(-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
+    found = [ours[token].logprob for ours, token in zip(output.prompt_logprobs[1:], ids[0, 1:].tolist(), strict=True)]
+    assert found == pytest.approx(wanted.tolist(), abs=1e-4) and len(found) > 2 * IMAGE_TOKENS
 
 
 def test_four_outputs_fork_behind_an_image_and_output_0_is_what_one_output_gives(llm):

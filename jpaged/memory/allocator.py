@@ -153,6 +153,15 @@ class BlockAllocator(BlockStates):
                 while blocks:
                     self._evict_page(g, next(iter(blocks)) // group.blocks_per_page)
 
+    def evict_idle_page(self) -> bool:
+        """Forget the least recently needed page that nobody uses, which is free then; return False where there is
+        none."""
+        page = self.pages.oldest_idle()
+        if page is None:
+            return False
+        self._evict_page(self.pages.group[page], page)
+        return True
+
     # The five steps.
 
     def _take_one(self, g: int, request: Association) -> int:

@@ -21,19 +21,24 @@ class Link(NamedTuple):
 
 
 class HashChain:
-    """The links of one sequence's full blocks of one block size; it grows with the tokens the host knows."""
+    """The links of one sequence's full blocks of one block size; it grows with the tokens the host knows.
 
-    __slots__ = ("_root", "block_size", "links")
+    Attributes:
+        root: 16 bytes that stand for the salt.
+        links: one for each full block, from the first on.
+    """
+
+    __slots__ = ("block_size", "links", "root")
 
     def __init__(self, block_size: int, salt: Hashable = None) -> None:
         self.block_size = block_size
         self.links: list[Link] = []
-        self._root = blake2b(repr(salt).encode(), digest_size=16).digest()
+        self.root = blake2b(repr(salt).encode(), digest_size=16).digest()
 
     def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Add links up to `num_blocks` blocks; `token_ids` are the sequence's tokens from position 0."""
         size = self.block_size
-        digest = self.links[-1].digest if self.links else self._root
+        digest = self.links[-1].digest if self.links else self.root
         for start in range(len(self.links) * size, num_blocks * size, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
             digest = blake2b(digest + tokens, digest_size=16).digest()
@@ -46,5 +51,5 @@ class HashChain:
     def copy(self) -> HashChain:
         """Return an independent chain with the same links, for a fork."""
         twin = HashChain.__new__(HashChain)
-        twin.block_size, twin.links, twin._root = self.block_size, self.links.copy(), self._root
+        twin.block_size, twin.links, twin.root = self.block_size, self.links.copy(), self.root
         return twin

@@ -57,6 +57,7 @@ class ModelPrograms:
         self._step = Program(make_step(graphdef, spec, mesh, prefix=prefix), *told, ("step", *step_of))
         self._sample = Program(make_sample_step(graphdef, mesh), *told, ("sample", *rest_of))
         self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
+        self.num_updates = 0
         self._set_params(params)
 
     @property
@@ -78,6 +79,7 @@ class ModelPrograms:
         if not is_local(self._mesh):
             raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
         check_like(new, self.params)
+        self.num_updates += 1
         self._set_params(jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params)))
 
     def share_params(self, other: ModelPrograms) -> None:

@@ -1,4 +1,4 @@
-"""Copies the content of chosen blocks off the devices and onto them again, as bytes: what a saved state has of a pool."""
+"""Copies what chosen blocks hold off the devices and onto them again, as bytes: what a saved state has of a pool."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class PoolBlocks:
     def read(self, pool: Pool, blocks: Blocks) -> BlockCopies:
         """Copy blocks out of the pool; when this returns, the pool may be written again.
 
-        Devices hold about `LAUNCH_BYTES` of copies at most, or a launch of each group; they go on to the host afterwards.
+        Devices hold about `LAUNCH_BYTES` of copies at most, or a launch of each group; these go on to the host
+        afterwards.
         """
         launches: list[list[Launch]] = [[] for _ in self._spec.views]
         for group, size in enumerate(self._sizes):
@@ -86,8 +87,9 @@ class PoolBlocks:
                 if len(mine) - moved >= most:
                     mine[moved] = np.asarray(mine[moved])
                     moved += 1
-                mine.append(self._gather[group](size, pool, ids))
-                mine[-1].copy_to_host_async()
+                launch: jax.Array = self._gather[group](size, pool, ids)
+                launch.copy_to_host_async()
+                mine.append(launch)
         jax.block_until_ready(launches)
         return BlockCopies(self._spec, blocks, launches)
 
@@ -110,7 +112,9 @@ class PoolBlocks:
                 pool = self._scatter[group](size, pool, there, ids)
         return pool
 
-    def _launch_ids(self, group: int, blocks: Blocks, padding: int) -> Iterator[tuple[int, Int[np.ndarray, "replicas blocks"]]]:
+    def _launch_ids(
+        self, group: int, blocks: Blocks, padding: int
+    ) -> Iterator[tuple[int, Int[np.ndarray, "replicas blocks"]]]:
         """Yield, for each launch, the place of its first block and the padded ids of every replica."""
         size, limit = self._sizes[group], self._spec.views[group][0]
         for start in range(0, max(len(groups[group]) for groups in blocks), size):
@@ -134,7 +138,9 @@ def _make_gather(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
         return pool.reshape(spec.views[group])[ids[0]][None]
 
     split = pool_sharding(mesh).spec
-    return jax.jit(jax.shard_map(on_shard, mesh=mesh, in_specs=(split, _ids_spec(mesh)), out_specs=split, check_vma=False))
+    return jax.jit(
+        jax.shard_map(on_shard, mesh=mesh, in_specs=(split, _ids_spec(mesh)), out_specs=split, check_vma=False)
+    )
 
 
 def _make_scatter(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:

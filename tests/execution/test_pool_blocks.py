@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.scheduling import ScheduledStep
 from jpaged.memory import SwapCopy
+from jpaged.scheduling import ScheduledStep
 
 
 @pytest.fixture(scope="module")

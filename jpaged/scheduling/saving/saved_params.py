@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -15,7 +16,9 @@ def params_data(params: SamplingParams) -> dict[str, Any]:
     data = {field.name: getattr(params, field.name) for field in fields(params)}
     shape = params.structured_outputs
     if shape is not None:
-        data["structured_outputs"] = {field.name: getattr(shape, field.name) for field in fields(shape)}
+        given = {field.name: getattr(shape, field.name) for field in fields(shape)}
+        # A schema may hold what only JSON can, such as numbers of any length.
+        data["structured_outputs"] = {**given, "json": None if shape.json is None else json.dumps(shape.json)}
     return {**data, "output_kind": params.output_kind.name}
 
 

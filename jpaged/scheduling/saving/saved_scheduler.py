@@ -53,4 +53,3 @@ def _give_slots(scheduler: Scheduler, data: Mapping[str, Any]) -> None:
     taken, saved = {seq.slot for seq in running}, data["free_slots"]
     given_up = [slot for slot in free if slot not in taken and slot not in set(saved)]
     free[:] = [slot for slot in saved if slot not in taken] + given_up
-

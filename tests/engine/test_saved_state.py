@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 from greedy_reference import random_prompts
 from tiny_chat_model import byte_level_tokenizer, make_chat_model
 
-from jpaged import LLM, AsyncLLM, BeamSearchParams, NGram, SamplingParams, StateRefused, StructuredOutputsParams
+from jpaged import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StateRefused,
+    StructuredOutputsParams,
+)
+from jpaged.engine.saved_state.folder import FORMAT, _of_json, read_about, read_state, write_state
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 16}
-LONG, SHORT, THIRD, FOURTH = random_prompts(lengths=(40, 9, 20, 33))
+SHORT, THIRD, FOURTH, LONG = sorted(random_prompts(lengths=(40, 9, 20, 33)), key=len)
 REQUESTS = [
     (LONG, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, prompt_logprobs=1, logprobs=2)),
     (SHORT, SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True, n=2, stop=["never said"])),
     (THIRD, SamplingParams(temperature=1.2, seed=2, max_tokens=25, presence_penalty=0.5, logit_bias={5: 1.0})),
-    (LONG + SHORT, SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True, n=8, bad_words=["ab"])),
+    (THIRD + SHORT, SamplingParams(temperature=0.7, seed=3, max_tokens=9, ignore_eos=True, n=8, bad_words=["ab"])),
     (FOURTH, SamplingParams(max_tokens=24, seed=4, structured_outputs=StructuredOutputsParams(regex="(ab|cd|e ){30}"))),
     (FOURTH, SamplingParams(temperature=0.9, max_tokens=12, ignore_eos=True, allowed_token_ids=[9, 10, 30, 77])),
 ]
@@ -105,3 +117,250 @@ def test_a_new_engine_goes_on_with_the_same_answers(model, tmp_path, steps):
     outputs = other.resume(use_tqdm=False)
     assert [answer(output) for output in outputs] == model.expected
     assert_nothing_is_left(other)
+
+
+def test_a_smaller_pool_and_batch_compute_again_what_has_no_room(model, tmp_path):
+    begin(model, 25, kv_cache_memory_bytes=30 * model.page).save_state(tmp_path)
+    other = LLM.restore_state(tmp_path, kv_cache_memory_bytes=17 * model.page)
+    kept = [request.num_preemptions for request in other._engine.scheduler.running]
+    assert 0 < len(kept) < 4 and other._engine.memory.num_available_pages < 17
+    other._engine.memory.check_invariants()
+    assert [answer(output) for output in other.resume(use_tqdm=False)] == model.expected
+    assert_nothing_is_left(other)
+
+
+def test_swapped_requests_come_back_from_what_was_written(model, tmp_path):
+    swapping = {"kv_cache_memory_bytes": 17 * model.page, "preemption_mode": "swap"}
+    llm, steps = begin(model, 0, **swapping), 0
+    while not llm._engine.scheduler.swapped:
+        llm._engine.step()
+        steps += 1
+    num_swapped = len(llm._engine.runner.worker.host)
+    llm.save_state(tmp_path)
+    other = LLM.restore_state(tmp_path)
+    assert other._engine.scheduler.swapped and len(other._engine.runner.worker.host) == num_swapped > 0
+    other._engine.memory.check_invariants()
+    assert [answer(output) for output in other.resume(use_tqdm=False)] == model.expected
+    assert_nothing_is_left(other)
+    without = LLM.restore_state(tmp_path, preemption_mode="recompute")
+    assert not without._engine.scheduler.swapped and not len(without._engine.runner.worker.host)
+    assert [answer(output) for output in without.resume(use_tqdm=False)] == model.expected
+
+
+def test_what_no_engine_here_could_finish_ends_and_says_why(model, tmp_path):
+    begin(model, 9, kv_cache_memory_bytes=30 * model.page).save_state(tmp_path)
+    other = LLM.restore_state(tmp_path, max_model_len=59)
+    outputs = other.resume(use_tqdm=False)
+    (ended,) = outputs[0].outputs
+    assert ended.stop_reason == "the restored request may grow to 60 tokens, above max_model_len=59"
+    assert ended.finish_reason == "abort"
+    others = [1, 2, 3, 4, 5, 6]
+    assert [answer(outputs[i]) for i in others] == [model.expected[i] for i in others]
+    assert_nothing_is_left(other)
+
+
+def test_the_warm_prefix_cache_and_pins_survive(model, tmp_path):
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    pinned = llm.pin_prefix({"prompt_token_ids": FOURTH})
+    (first,) = llm.generate({"prompt_token_ids": LONG, "cache_salt": "tenant"}, greedy, use_tqdm=False)
+    llm.save_state(tmp_path)
+    other = LLM.restore_state(tmp_path)
+    assert other.pinned_prefixes == [pinned] and other.resume(use_tqdm=False) == []
+    assert other.memory_report().groups[0].used == llm.memory_report().groups[0].used > 0
+    (again,) = other.generate({"prompt_token_ids": LONG, "cache_salt": "tenant"}, greedy, use_tqdm=False)
+    (stranger,) = other.generate({"prompt_token_ids": LONG}, greedy, use_tqdm=False)
+    (behind,) = other.generate({"prompt_token_ids": FOURTH}, greedy, use_tqdm=False)
+    assert [o.num_cached_tokens for o in (again, stranger, behind)] == [32, 0, 32]
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids == stranger.outputs[0].token_ids
+    other.unpin(pinned)
+    assert_nothing_is_left(other)
+    elsewhere = LLM.restore_state(tmp_path, kv_cache_memory_bytes=17 * model.page, enable_prefix_caching=True)
+    assert elsewhere.pinned_prefixes == [pinned]
+    (behind,) = elsewhere.generate({"prompt_token_ids": FOURTH}, greedy, use_tqdm=False)
+    assert behind.num_cached_tokens == 32
+
+
+def test_seeds_are_drawn_on_from_where_they_were(model, tmp_path):
+    drawn = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True)
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    llm.generate({"prompt_token_ids": SHORT}, drawn, use_tqdm=False)
+    llm.save_state(tmp_path)
+    later = [
+        one.generate({"prompt_token_ids": SHORT}, drawn, use_tqdm=False) for one in (llm, LLM.restore_state(tmp_path))
+    ]
+    assert later[0][0].outputs[0].token_ids == later[1][0].outputs[0].token_ids
+    assert later[0][0].request_id == later[1][0].request_id
+
+
+def test_a_state_is_loaded_into_a_fresh_engine_only(model, tmp_path):
+    llm = begin(model, 3, kv_cache_memory_bytes=30 * model.page)
+    llm.save_state(tmp_path)
+    with pytest.raises(RuntimeError, match="this engine has requests or pinned prefixes already"):
+        llm.load_state(tmp_path)
+    assert finished_after(llm) == model.expected
+
+
+def finished_after(llm):
+    while llm._engine.has_work:
+        llm._engine.step()
+    return finished(llm)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state")
+    begin(model, 12, kv_cache_memory_bytes=30 * model.page).save_state(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fresh(model):
+    """An engine that refuses every state in this part, and answers as ever."""
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    yield llm
+    assert undisturbed(llm) == model.expected
+
+
+@pytest.mark.parametrize("name", ["state.json", "host.msgpack", "blocks/pool_0_0/0.0.0"])
+def test_a_flipped_byte_is_noticed(saved, fresh, tmp_path, name):
+    copied = shutil.copytree(saved, tmp_path / "state")
+    file = copied / "000001" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(StateRefused, match=f"000001 is damaged: .*{name}"):
+        fresh.load_state(copied)
+
+
+def test_a_missing_or_foreign_file_is_noticed(saved, fresh, tmp_path):
+    copied = shutil.copytree(saved, tmp_path / "state")
+    (copied / "000001" / "more").touch()
+    with pytest.raises(StateRefused, match="is damaged: more is not one of its files"):
+        fresh.load_state(copied)
+    (copied / "000001" / "more").unlink()
+    (copied / "000001" / "host.msgpack").unlink()
+    with pytest.raises(StateRefused, match=r"is damaged: host\.msgpack is missing"):
+        fresh.load_state(copied)
+    with pytest.raises(StateRefused, match="has no saved state"):
+        fresh.load_state(tmp_path / "nowhere")
+
+
+def test_another_format_another_model_and_other_weights_are_refused(saved, fresh, tmp_path, monkeypatch):
+    for name, number in (("format", 0), ("model", 1), ("weights", 2)):
+        copied = shutil.copytree(saved, tmp_path / name)
+        about = read_about(copied / "000001")
+        match number:
+            case 0:
+                about["format"] += 1
+                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads format {FORMAT}"
+            case 1:
+                about["model"] |= {"name": "somebody/else", "config": "0"}
+                told = "it is of another model, 'somebody/else', whose configuration is not that of"
+            case _:
+                about["model"]["weights"] = [4, 1]
+                told = "it is of other weights than"
+        checksum = {"checksum": _of_json(about)}
+        (copied / "000001" / "state.json").write_text(json.dumps({**about, **checksum}))
+        with pytest.raises(StateRefused, match=told):
+            fresh.load_state(copied)
+
+
+def test_changed_weights_are_other_weights(model, saved):
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    llm.update_params(jax.tree.map(lambda leaf: leaf * 1.5, llm.params))
+    with pytest.raises(StateRefused, match="it is of other weights than"):
+        llm.load_state(saved)
+
+
+def test_an_interrupted_save_leaves_the_one_before(saved, fresh, tmp_path, monkeypatch):
+    copied = shutil.copytree(saved, tmp_path / "state")
+    (copied / "000002.saving").mkdir()  # left by a process that was killed
+    (copied / "000002.saving" / "host.msgpack").write_bytes(b"half")
+    monkeypatch.setattr("jpaged.engine.saved_state.folder._write_arrays", fails)
+    llm_requests = read_state(copied).host["requests"]
+    with pytest.raises(OSError, match="no room"):
+        write_state(copied, {}, {}, {"a": np.zeros(3)})
+    assert read_state(copied).host["requests"] == llm_requests
+    assert sorted(path.name for path in copied.iterdir()) == ["000001"]
+
+
+def fails(*args):
+    raise OSError("no room")
+
+
+# ------------------------------------------------------------------ many clients
+
+
+def test_clients_go_on_with_requests_by_their_names(model, tmp_path):
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    params = [replace(p, logprobs=None, prompt_logprobs=None, seed=i) for i, (_, p) in enumerate(REQUESTS)]
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in REQUESTS]
+    expected = [[o.text for o in output.outputs] for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    async def first():
+        async with AsyncLLM.from_llm(llm) as engine:
+            heard = asyncio.Event()
+
+            async def listen(i):
+                async for output in engine.generate(prompts[i], params[i], f"client-{i}"):
+                    if i == 0 and len(output.outputs[0].token_ids) > 4:
+                        heard.set()
+
+            tasks = [asyncio.create_task(listen(i)) for i in range(len(prompts))]
+            await heard.wait()
+            saved = await engine.save_state(tmp_path)
+            await asyncio.gather(*tasks)
+            return saved
+
+    saved = asyncio.run(first())
+    assert 0 < saved.pause_seconds < saved.seconds and saved.num_bytes > 0
+
+    async def second():
+        other = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+        async with AsyncLLM.from_llm(other) as engine:
+            names = await engine.load_state(tmp_path)
+            assert names == engine.restored_requests and len(names) == saved.num_requests >= 2
+            with pytest.raises(ValueError, match="client-1' came with a saved state"):
+                await anext(engine.generate(prompts[0], params[0], "client-1"))
+            with pytest.raises(ValueError, match="'nobody' is none of the restored requests"):
+                await anext(engine.resume("nobody"))
+            texts = await asyncio.gather(*(resumed(engine, name) for name in names))
+            assert engine.restored_requests == []
+        assert_nothing_is_left(other)
+        return dict(zip(names, texts, strict=True))
+
+    async def resumed(engine, name):
+        texts: dict[int, str] = {}
+        async for output in engine.resume(name, RequestOutputKind.DELTA):
+            for one in output.outputs:
+                texts[one.index] = texts.get(one.index, "") + one.text
+        return [texts[i] for i in sorted(texts)]
+
+    found = asyncio.run(second())
+    assert "client-1" in found
+    assert found == {name: expected[int(name.removeprefix("client-"))] for name in found}
+
+
+def test_a_saver_saves_again_and_again_where_something_happens(model, tmp_path):
+    async def main():
+        llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+        async with AsyncLLM.from_llm(llm) as engine:
+            engine.save_every(tmp_path, 0.02)
+            with pytest.raises(RuntimeError, match="save_every"):
+                engine.save_every(tmp_path, 1)
+            while engine.last_save is None:
+                await asyncio.sleep(0.01)
+            first = engine.last_save.path
+            await asyncio.sleep(0.1)
+            assert engine.last_save.path == first, "nothing has happened"
+            async for _ in engine.generate({"prompt_token_ids": LONG}, REQUESTS[0][1], "one"):
+                pass
+            while engine.last_save.path == first:
+                await asyncio.sleep(0.01)
+        assert [path.name for path in tmp_path.iterdir()] == [engine.last_save.path.rpartition("/")[2]]
+
+    asyncio.run(asyncio.wait_for(main(), 60))

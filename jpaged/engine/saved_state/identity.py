@@ -88,7 +88,7 @@ def weights_sum(params: Any) -> list[int]:
 
 
 def _sum(array: jax.Array) -> int:
-    if array.devices().pop().platform == "cpu":
+    if next(iter(array.devices())).platform == "cpu":
         bits = np.ascontiguousarray(np.asarray(array)).view(_unsigned(array.dtype.itemsize))
         return int(bits.sum(dtype=np.uint64) % 2**32)
     return int(_sum_there(array))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -24,6 +25,7 @@ from jpaged import (
     StructuredOutputsParams,
 )
 from jpaged.engine.saved_state.folder import FORMAT, _of_json, read_about, read_state, write_state
+from jpaged.execution.pool_blocks import PoolBlocks
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 16}
 SHORT, THIRD, FOURTH, LONG = sorted(random_prompts(lengths=(40, 9, 20, 33)), key=len)
@@ -117,6 +119,33 @@ def test_a_new_engine_goes_on_with_the_same_answers(model, tmp_path, steps):
     outputs = other.resume(use_tqdm=False)
     assert [answer(output) for output in outputs] == model.expected
     assert_nothing_is_left(other)
+
+
+def test_a_later_save_copies_what_has_changed_and_is_as_whole(model, tmp_path, monkeypatch):
+    llm = begin(model, 12, kv_cache_memory_bytes=30 * model.page)
+    read, copied = PoolBlocks.read, []
+
+    def noting(self, pool, blocks):
+        copied.append(sum(map(len, blocks[0])))
+        return read(self, pool, blocks)
+
+    monkeypatch.setattr(PoolBlocks, "read", noting)
+    for steps in (0, 1, 30, 1):
+        for _ in range(steps):
+            llm._engine.step()
+        saved = llm.save_state(tmp_path)
+    held = sum(map(len, read_state(tmp_path).host["replicas"][0]["held"]))
+    assert copied[1] < copied[0] and copied[3] < held, "everything is copied again"
+    kept = shutil.copytree(tmp_path, tmp_path.with_name("kept"))
+    (file,) = (p for p in Path(saved.path).rglob("0.0.0"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    llm.save_state(tmp_path)
+    assert copied[-1] == held, "what was damaged on the disk was taken over"
+    llm.close()
+    for folder in (kept, tmp_path):
+        other = LLM.restore_state(folder)
+        other._engine.memory.check_invariants()
+        assert [answer(output) for output in other.resume(use_tqdm=False)] == model.expected
 
 
 def test_a_smaller_pool_and_batch_compute_again_what_has_no_room(model, tmp_path):

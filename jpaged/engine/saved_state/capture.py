@@ -10,6 +10,7 @@ import numpy as np
 
 from jpaged.engine.engine import Engine
 from jpaged.engine.interrupts import signals_held
+from jpaged.engine.saved_state.written import Written
 from jpaged.execution.pool_blocks import BlockCopies
 from jpaged.memory.saving import held_blocks, memory_data
 from jpaged.scheduling.saving import request_data, scheduler_data
@@ -22,7 +23,9 @@ class Capture:
 
     Attributes:
         host: plain data, see `capture`.
-        copies: content of the pool's blocks, on its way to the host; None where no block holds anything.
+        copies: content of those of the pool's blocks that have changed, on its way to the host; None where there are
+            none.
+        written: what the save before has of the other blocks.
         swapped: content of each replica's swapped blocks, by group.
         num_requests: requests in it, those that finished and that their callers have not let go of included.
         pause_seconds: how long the engine stood still.
@@ -30,15 +33,26 @@ class Capture:
 
     host: dict[str, Any]
     copies: BlockCopies | None
+    written: Written
     swapped: list[list[np.ndarray]]
     num_requests: int
     pause_seconds: float
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of all blocks by the names of `pool_array` and `host_array`; to be called once."""
+        """Return the content of all blocks by the names of `pool_array` and `host_array`; to be called once.
+
+        Raises:
+            StateRefused: the save before is damaged or gone.
+        """
         found: dict[str, np.ndarray] = {}
-        for replica, groups in enumerate([] if self.copies is None else self.copies.arrays()):
-            found |= {pool_array(replica, group): array for group, array in enumerate(groups)}
+        changed = None if self.copies is None else self.copies.arrays()
+        for replica, groups in enumerate(self.written.rows):
+            for group in range(len(groups)):
+                name = pool_array(replica, group)
+                parts = self.written.arrays(name, groups[group])
+                parts += [] if changed is None else [changed[replica][group]]
+                if parts:
+                    found[name] = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         for replica, groups in enumerate(self.swapped):
             found |= {host_array(replica, group): array for group, array in enumerate(groups)}
         return {name: array for name, array in found.items() if array.size}
@@ -54,12 +68,16 @@ def host_array(replica: int, group: int) -> str:
     return f"swapped_{replica}_{group}"
 
 
-def capture(engine: Engine, inputs: InputProcessor) -> Capture:
+def capture(engine: Engine, inputs: InputProcessor, before: Written | None = None) -> Capture:
     """Read back what is in flight and copy the state; only who has the engine's turn may ask.
 
     The plain data are: "inputs", ids and seeds; "requests", all that are awaited, with their parts; "pins", the
     requests that compute pinned prefixes; and "replicas", for each its memory, queues and lost pins, and the blocks
     whose content the arrays hold, in their order.
+
+    Args:
+        before: what the save before had of this engine's blocks; those that are still cached under the same name hold
+            what they held, and are not copied again.
 
     Raises:
         RuntimeError: a prefix is being pinned.
@@ -71,8 +89,8 @@ def capture(engine: Engine, inputs: InputProcessor) -> Capture:
     worker, now = engine.runner.worker, time.monotonic()
     with signals_held:
         memories = [memory_data(replica.memory) for replica in engine.replicas]
-        held = [held_blocks(memory) for memory in memories]
-        copies = worker.blocks.read(worker.pool, held) if any(blocks for mine in held for blocks in mine) else None
+        written, held, changed = (before or Written()).split(memories, [held_blocks(memory) for memory in memories])
+        copies = worker.blocks.read(worker.pool, changed) if any(some for mine in changed for some in mine) else None
         host_blocks = [[_owned(owners) for owners in memory["host"]["owners"]] for memory in memories]
         swapped = [
             worker.host.contents(mine or [[] for _ in worker.spec.views]) if any(mine) else [] for mine in host_blocks
@@ -93,7 +111,7 @@ def capture(engine: Engine, inputs: InputProcessor) -> Capture:
             "pins": {seq_id: request_data(request, now) for seq_id, request in engine.prefixes.requests.items()},
             "replicas": replicas,
         }
-    return Capture(host, copies, swapped, len(host["requests"]), time.perf_counter() - start)
+    return Capture(host, copies, written, swapped, len(host["requests"]), time.perf_counter() - start)
 
 
 def _owned(owners: list[int]) -> list[int]:

@@ -51,7 +51,7 @@ class StateFiles:
 
     def array(self, name: str) -> np.ndarray:
         """Return an array of the blocks, from the file's pages."""
-        return np.asarray(ZarrArray(self.path / BLOCKS / name))
+        return read_array(self.path, name)
 
 
 def write_state(
@@ -105,6 +105,22 @@ def read_state(folder: Path) -> StateFiles:
             raise StateRefused(f"{path} is damaged: the checksum of {name} is not the one it was written with")
     host = msgpack.unpackb((path / HOST).read_bytes(), strict_map_key=False, unicode_errors=_CHARACTERS)
     return StateFiles(path, about, host)
+
+
+def read_array(path: Path, name: str) -> np.ndarray:
+    """Return an array of a save's blocks, from the file's pages."""
+    return np.asarray(ZarrArray(path / BLOCKS / name))
+
+
+def check_file(path: Path, about: Mapping[str, Any], array: str) -> None:
+    """Check the files of one array of a save.
+
+    Raises:
+        StateRefused: one is not what was written.
+    """
+    for name, checksum in about["checksums"].items():
+        if name.startswith(f"{BLOCKS}/{array}/") and _checksum(path / name) != checksum:
+            raise StateRefused(f"{path} is damaged: the checksum of {name} is not the one it was written with")
 
 
 def newest(folder: Path) -> Path:

@@ -12,12 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from jpaged.config import EngineConfig
 from jpaged.engine.engine import Engine
-from jpaged.engine.saved_state.capture import capture
+from jpaged.engine.saved_state.capture import Capture, capture
 from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, read_state, write_state
 from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_facts
 from jpaged.engine.saved_state.loading import check_fresh, load
+from jpaged.engine.saved_state.written import Written
 from jpaged.errors import StateRefused
 from jpaged.execution.mesh import is_local
 from jpaged.outputs import SavedState
@@ -55,10 +58,11 @@ class StateKeeper:
         self._model_config = model_config
         self._inputs = inputs
         self._between_steps = between_steps
-        self._lock = threading.RLock()  # of the folder, and the next three
+        self._lock = threading.RLock()  # of the folder, and the next four
         self._busy = False
         self._facts: tuple[int, dict[str, Any]] | None = None
         self._prepared = False
+        self._written: tuple[int, Written] | None = None  # by the number of times that weights were replaced
 
     def save(self, folder: str | Path) -> SavedState:
         """Write the state as it is between two steps; see `LLM.save_state`.
@@ -74,12 +78,13 @@ class StateKeeper:
             if not self._prepared:
                 self._engine.runner.worker.blocks.prepare()
                 self._prepared = True
-            captured = self._between_steps(lambda: capture(self._engine, self._inputs))
-            num_bytes = write_state(Path(folder), about, captured.host, captured.arrays())
+            before, self._written = self._before(Path(folder)), None
+            captured, arrays = self._capture(before)
+            num_bytes = write_state(Path(folder), about, captured.host, arrays)
+            path = newest(Path(folder))
+            self._written = self._engine.runner.worker.model.num_updates, Written.of(path, captured.host)
             seconds = time.perf_counter() - start
-            saved = SavedState(
-                str(newest(Path(folder))), captured.num_requests, num_bytes, captured.pause_seconds, seconds
-            )
+            saved = SavedState(str(path), captured.num_requests, num_bytes, captured.pause_seconds, seconds)
         logger.info(
             "saved %d requests in %s: %s bytes; the engine paused for %.1f ms of %.2f s",
             saved.num_requests,
@@ -115,6 +120,24 @@ class StateKeeper:
             f"; all is computed again, as {', '.join(differing)} differ" if differing else "",
         )
         return requests
+
+    def _capture(self, before: Written | None) -> tuple[Capture, dict[str, np.ndarray]]:
+        captured = self._between_steps(lambda: capture(self._engine, self._inputs, before))
+        try:
+            return captured, captured.arrays()
+        except (OSError, ValueError) as error:
+            if before is None:
+                raise
+            logger.warning("the save before cannot be read, so all blocks are copied: %s", error)
+            return self._capture(None)
+
+    def _before(self, folder: Path) -> Written | None:
+        """Return what the save before, in the same folder, has of this engine's blocks, if the weights are the same."""
+        if self._written is None:
+            return None
+        updates, written = self._written
+        same = updates == self._engine.runner.worker.model.num_updates
+        return written if same and written.path is not None and written.path.parent == folder.absolute() else None
 
     def _take_up(self, files: StateFiles, differing: list[str]) -> list[Request]:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 
@@ -36,12 +37,13 @@ async def main() -> None:
 async def serve(engine: AsyncLLM, args: argparse.Namespace, name: str, folder: str | None) -> None:
     saves: list[SavedState] = []
     start = time.perf_counter()
-    saver = None if folder is None else asyncio.create_task(save(engine, folder, args.every, saves))
+    done = asyncio.Event()
+    saver = None if folder is None else asyncio.create_task(save(engine, folder, args.every, saves, done))
     gaps = await asyncio.gather(*(stream(engine, args.tokens, f"{name} {i}", i) for i in range(args.streams)))
     seconds = time.perf_counter() - start
+    done.set()
     if saver is not None:
-        saver.cancel()
-        await asyncio.gather(saver, return_exceptions=True)
+        await saver
     line = f"{name}: {args.streams * args.tokens / seconds:.1f} tokens/s, longest gap {1e3 * max(gaps):.0f} ms"
     if saves:
         pauses = ", ".join(f"{1e3 * one.pause_seconds:.0f}" for one in saves)
@@ -61,9 +63,10 @@ async def stream(engine: AsyncLLM, tokens: int, name: str, seed: int) -> float:
     return longest
 
 
-async def save(engine: AsyncLLM, folder: str, seconds: float, saves: list[SavedState]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
+async def save(engine: AsyncLLM, folder: str, seconds: float, saves: list[SavedState], done: asyncio.Event) -> None:
+    while not done.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), seconds)
         saves.append(await engine.save_state(folder))
 
 

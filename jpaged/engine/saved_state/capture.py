@@ -53,8 +53,8 @@ class Capture:
                 parts += [] if changed is None else [changed[replica][group]]
                 if parts:
                     found[name] = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-        for replica, groups in enumerate(self.swapped):
-            found |= {host_array(replica, group): array for group, array in enumerate(groups)}
+        for replica, contents in enumerate(self.swapped):
+            found |= {host_array(replica, group): array for group, array in enumerate(contents)}
         return {name: array for name, array in found.items() if array.size}
 
 

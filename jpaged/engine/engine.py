@@ -156,7 +156,15 @@ class Engine:
                 self._read_back(replica)
 
     def settle(self) -> None:
-        """Read back what is in flight: the host then has every token, and its counts are those of the pool."""
+        """Read back what is in flight: the host then has every token, and its counts are those of the pool.
+
+        Raises:
+            RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
+        """
+        if self._changing:
+            raise RuntimeError(
+                "save_state() is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
+            )
         with self.change():
             pass  # mends what an exception may have torn
         for replica in self.replicas:

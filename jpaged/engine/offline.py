@@ -131,7 +131,7 @@ def _run(engine: Engine, requests: list[Request], show: bool) -> None:
     }
     missing = Counter(request.request_id for request in unfinished.values())
     compilations = engine.runner.worker.compilations
-    with GenerationProgress(len(requests), show, compiling=lambda: compilations.running) as progress:
+    with GenerationProgress(len(missing), show, compiling=lambda: compilations.running) as progress:
         while unfinished:
             ended = []
             for part in engine.step():

@@ -73,6 +73,11 @@ class PoolBlocks:
         for program, size in zip(self._gather, self._sizes, strict=True):
             program.prepare(size, pool, np.zeros((num_replicas(self._mesh), size), np.int32))()
 
+    def close(self) -> None:
+        """Let go of all that was compiled."""
+        for program in (*self._gather, *self._scatter):
+            program.forget()
+
     def read(self, pool: Pool, blocks: Blocks) -> BlockCopies:
         """Copy blocks out of the pool; when this returns, the pool may be written again.
 

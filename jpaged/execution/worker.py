@@ -293,6 +293,7 @@ class Worker:
         self._sampled, self._hidden = None, []
         self._last_tokens.delete()
         self.host.close()
+        self.blocks.close()
         self._copy.forget()
         self._zero.forget()
         for programs in filter(None, (self.model, self.drafter)):

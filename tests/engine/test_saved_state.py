@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,7 +107,7 @@ def begin(model, steps, **options):
     return llm
 
 
-@pytest.mark.parametrize("steps", [0, 3, 9, 30, 60])
+@pytest.mark.parametrize("steps", [0, 9, 30, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 17, 45, 60))])
 def test_a_new_engine_goes_on_with_the_same_answers(model, tmp_path, steps):
     llm = begin(model, steps, kv_cache_memory_bytes=30 * model.page)
     saved = llm.save_state(tmp_path)
@@ -234,6 +236,40 @@ def finished_after(llm):
     while llm._engine.has_work:
         llm._engine.step()
     return finished(llm)
+
+
+def test_a_signal_in_the_middle_of_a_batch_saves_all_of_it(model, tmp_path, monkeypatch):
+    """Also the answers that were ready, of which nobody had been told."""
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in REQUESTS]
+    params = [replace(params, seed=number) for number, (_, params) in enumerate(REQUESTS)]
+    dispatch, steps = llm._engine.runner.dispatch_all, count()
+
+    def interrupted(scheduled):
+        if next(steps) == 45:
+            signal.raise_signal(signal.SIGTERM)
+        return dispatch(scheduled)
+
+    monkeypatch.setattr(llm._engine.runner, "dispatch_all", interrupted)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: llm.save_state(tmp_path))
+    try:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    other = LLM.restore_state(tmp_path)
+    unfinished = [request.status.value != "finished" for request in other._engine.restored.values()]
+    assert len(unfinished) == len(REQUESTS) and any(unfinished) and not all(unfinished)
+    assert [answer(output) for output in other.resume(use_tqdm=False)] == [answer(output) for output in expected]
+    assert_nothing_is_left(other)
+
+
+def test_a_handler_in_the_middle_of_a_step_is_refused(model, tmp_path, monkeypatch):
+    llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
+    monkeypatch.setattr(llm._engine.runner, "dispatch_all", lambda steps: llm.save_state(tmp_path))
+    with pytest.raises(RuntimeError, match="refused in the middle of a step"):
+        llm.generate({"prompt_token_ids": SHORT}, use_tqdm=False)
+    monkeypatch.undo()
+    assert undisturbed(llm) and not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------ what is refused
@@ -372,6 +408,29 @@ def test_clients_go_on_with_requests_by_their_names(model, tmp_path):
     found = asyncio.run(second())
     assert "client-1" in found
     assert found == {name: expected[int(name.removeprefix("client-"))] for name in found}
+
+
+def test_restored_requests_wait_for_clients_and_can_be_given_up(model, tmp_path):
+    llm = begin(model, 12, kv_cache_memory_bytes=30 * model.page)
+    llm.save_state(tmp_path)
+    restored = LLM.restore_state(tmp_path)
+
+    async def main():
+        async with AsyncLLM.from_llm(restored) as engine:
+            names = engine.restored_requests
+            assert len(names) == 7, "an LLM's requests are called by their numbers"
+            while engine.stats().num_running + engine.stats().num_waiting:
+                await asyncio.sleep(0.01)
+            assert engine.restored_requests == names, "they have finished, and wait"
+            await engine.abort(names[0])
+            outputs = [output async for output in engine.resume(names[-1])]
+            assert len(outputs) == 1 and answer(outputs[0]) == model.expected[-1], "a beam search tells its end"
+            async for output in engine.resume(names[1], RequestOutputKind.FINAL_ONLY):
+                assert answer(output) == model.expected[1]
+            assert engine.restored_requests == names[2:-1]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert_nothing_is_left(restored)
 
 
 def test_a_saver_saves_again_and_again_where_something_happens(model, tmp_path):

@@ -31,15 +31,16 @@ class StateHandle(ModelHandle):
         """Write the engine's state as it is between two steps: requests and what they have generated, the KV in use or
         cached, queues, pins. `load_state` and `restore_state` go on from it.
 
-        Call it between two deltas of `stream`, or in a signal's handler, which may come in the middle of `generate`;
-        from another thread it waits until `generate` has returned. A save that is interrupted leaves the one before.
+        Call it between two deltas of `stream`, or in a handler of SIGINT, SIGTERM or SIGALRM, which may come in the
+        middle of `generate`; from another thread it waits until `generate` has returned. A save that is interrupted
+        leaves the one before.
 
         Args:
             folder: made where there is none; it holds the last save and nothing else.
 
         Raises:
-            RuntimeError: `pin_prefix` is computing a prefix, another save is being written in this thread, or the
-                devices belong to several processes.
+            RuntimeError: `pin_prefix` is computing a prefix, a handler of another signal came in the middle of a step or
+                of a save, or the devices belong to several processes.
             OSError: the disk refuses.
         """
         self.check_health()

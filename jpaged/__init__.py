@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jpaged.async_llm import AsyncLLM
     from jpaged.engine.stats import EngineStats
-    from jpaged.errors import EngineBusy, EngineStopped, ProcessLost
+    from jpaged.errors import EngineBusy, EngineStopped, ProcessLost, StateRefused
     from jpaged.images.settings import ImageSources
     from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
     from jpaged.memory import MemoryReport
-    from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from jpaged.outputs import CompletionOutput, RequestOutput, SavedState, StreamDelta
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
     from jpaged.speculative import DraftModel, Layers, NGram
@@ -38,6 +38,8 @@ _HOMES = {
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.sampling_params",
     "RequestOutput": "jpaged.outputs",
+    "SavedState": "jpaged.outputs",
+    "StateRefused": "jpaged.errors",
     "RequestOutputKind": "jpaged.sampling_params",
     "CompletionOutput": "jpaged.outputs",
     "StreamDelta": "jpaged.outputs",
@@ -64,6 +66,8 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SavedState",
+    "StateRefused",
     "StreamDelta",
     "StructuredOutputsParams",
     "TextPrompt",

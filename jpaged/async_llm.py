@@ -11,18 +11,21 @@ from typing import Any, NoReturn, TypeVar, Unpack, cast
 
 from jpaged.engine.metrics import Metric, metrics_of
 from jpaged.engine.process import refuse_pickling
+from jpaged.engine.saved_state.handle import make_keeper, name_of
+from jpaged.engine.saved_state.periodic import PeriodicSaver
 from jpaged.engine.stats import EngineStats
-from jpaged.engine.thread import EngineThread
+from jpaged.engine.thread import EngineThread, Ticket
 from jpaged.llm import LLM
 from jpaged.memory import MemoryReport
-from jpaged.outputs import PinnedPrefix, RequestOutput
+from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.text.batch import one_each, priorities
 from jpaged.text.chat_template import ChatArguments, Messages
 from jpaged.text.input_processor import PREFILL_ONLY
+from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
 from jpaged.text.token_reader import TokenReader
-from jpaged.validation import integer
+from jpaged.validation import integer, number
 from jpaged.vllm_requests import check_no_lora
 
 T = TypeVar("T")
@@ -69,6 +72,8 @@ class AsyncLLM:
         self.input_processor.prepare()  # rather than while clients wait
         self._engine = llm.lend_engine()
         self._thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
+        self._state = make_keeper(llm, self._engine, self._thread.between_steps)
+        self._saver: PeriodicSaver | None = None
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
@@ -136,12 +141,86 @@ class AsyncLLM:
             request = await asyncio.to_thread(make, prompt, params, rank)
             builder = self.output_processor.builder(request, request_id)
             self._thread.submit(ticket, request, TokenReader(request, whole=whole))
-            finished = False
-            while not finished:
-                for progress in await ticket.mailbox.get():
-                    builder.add(progress)
-                    finished = progress.finished
-                yield builder.delta() if kind is RequestOutputKind.DELTA else builder.cumulative()
+            async with aclosing(_told(ticket, builder, kind)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._thread.release(ticket)
+
+    # ------------------------------------------------------------------ the engine's state
+
+    async def save_state(self, folder: str | Path) -> SavedState:
+        """Write the engine's state as it is between two steps, as `LLM.save_state` does. The engine pauses while the
+        state is copied, and goes on while it is written."""
+        return await asyncio.to_thread(self._state.save, folder)
+
+    def save_every(self, folder: str | Path, seconds: float) -> None:
+        """Save the state again and again, so many seconds after the last time and where something has happened since,
+        until `shutdown`. `last_save` and a line in the log "jpaged.engine" tell how long the engine paused.
+
+        Raises:
+            ValueError: `seconds` is not positive.
+            RuntimeError: it is being done already.
+        """
+        seconds = number("seconds", seconds, low=0.0, open_low=True)
+        if self._saver is not None:
+            raise RuntimeError("save_every() was called before: the state is being saved every so many seconds already")
+        self._thread.check()
+        self._saver = PeriodicSaver(partial(self._state.save, folder), self._moment, seconds)
+
+    @property
+    def last_save(self) -> SavedState | None:
+        """Return what the last of `save_every`'s saves took; None before the first."""
+        return None if self._saver is None else self._saver.last
+
+    def _moment(self) -> tuple[int, tuple[int, ...]]:
+        return self._engine.stats.num_steps, tuple(self._engine.awaited)
+
+    async def load_state(self, folder: str | Path) -> list[str]:
+        """Go on from a saved state, as `LLM.load_state` does, and return the names of the requests that came with it.
+
+        They run at once, whether a client takes them up by `resume` or not; what they generate is kept until one does,
+        or until `abort`.
+
+        Args and raises: see `LLM.load_state`.
+        """
+        names = [name_of(request) for request in await asyncio.to_thread(self._state.load, folder)]
+        await asyncio.wrap_future(self._thread.call(self._thread.know_restored))
+        return names
+
+    @property
+    def restored_requests(self) -> list[str]:
+        """Return the names of the restored requests that no client has taken up, in order of arrival."""
+        return list(self._thread.restored)
+
+    async def resume(
+        self, request_id: str, output_kind: RequestOutputKind | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Go on with a request that came with a saved state, as `generate` would have.
+
+        The first output holds everything that was generated so far. Whoever resumes it is its client: closing the
+        iterator ends it.
+
+        Args:
+            request_id: one of `restored_requests`.
+            output_kind: None = what its sampling_params said. A beam search has one output, at its end.
+
+        Raises:
+            ValueError: there is no such request, or a client has it already.
+            EngineStopped: as `generate`.
+        """
+        known = self._thread.restored.get(request_id)
+        kind = RequestOutputKind.FINAL_ONLY if known is None or known.beam else known.params.output_kind
+        if output_kind is not None and not (known and known.beam):
+            kind = output_kind
+        whole = kind is RequestOutputKind.FINAL_ONLY
+        ticket = self._thread.resume(request_id, lambda request: TokenReader(request, whole=whole))
+        try:
+            assert ticket.request is not None
+            builder = self.output_processor.builder(ticket.request, request_id)
+            async with aclosing(_told(ticket, builder, kind)) as outputs:
+                async for output in outputs:
+                    yield output
         finally:
             self._thread.release(ticket)
 
@@ -218,8 +297,12 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Again is no error.
 
+        What is to go on later is saved before, by `save_state`.
+
         The devices' memory is free when this returns, unless the engine is that of an LLM (`from_llm`).
         """
+        if self._saver is not None:
+            await asyncio.to_thread(self._saver.stop)
         await asyncio.to_thread(self._thread.stop)
         lender, self._lender = self._lender, None
         if lender is not None and (self._owns or not self._thread.failed):
@@ -232,3 +315,13 @@ class AsyncLLM:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
+
+
+async def _told(ticket: Ticket, builder: OutputBuilder, kind: RequestOutputKind) -> AsyncGenerator[RequestOutput, None]:
+    """Yield outputs of what comes into a ticket's mailbox, until its request has finished."""
+    finished = False
+    while not finished:
+        for progress in await ticket.mailbox.get():
+            builder.add(progress)
+            finished = progress.finished
+        yield builder.delta() if kind is RequestOutputKind.DELTA else builder.cumulative()

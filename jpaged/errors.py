@@ -9,5 +9,9 @@ class EngineStopped(RuntimeError):
     """The engine was shut down or failed; its cause is the exception that ended it."""
 
 
+class StateRefused(ValueError):
+    """A saved state is damaged, or of another model or version; the engine that was to go on from it is as it was."""
+
+
 class ProcessLost(RuntimeError):
     """A process of a run over several hosts is gone, and the run with it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from jpaged.config import EngineConfig
 from jpaged.engine import offline
-from jpaged.engine.model_handle import ModelHandle
 from jpaged.engine.process import refuse_pickling
+from jpaged.engine.saved_state.handle import StateHandle
 from jpaged.outputs import RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.text.batch import conversations, one_each, priorities, several
@@ -19,7 +19,7 @@ from jpaged.vllm_names import engine_settings, missing_attribute
 from jpaged.vllm_requests import check_no_lora
 
 
-class LLM(ModelHandle):
+class LLM(StateHandle):
     """A language model with paged KV memory.
 
     >>> llm = LLM("smollm2-135m")                                            # doctest: +SKIP
@@ -54,6 +54,32 @@ class LLM(ModelHandle):
         name = str(model) if isinstance(model, Path) else model
         config = EngineConfig(model=name, **engine_settings(settings))
         super().__init__(config, build_engine(config))
+
+    @classmethod
+    def restore_state(cls, folder: str | Path, **settings: Any) -> Self:
+        """Load the model whose engine's state a folder holds, with that engine's settings, and go on from the state.
+
+        `resume` runs the requests that came with it to their ends; an `AsyncLLM.from_llm` takes them over. Where a
+        server has settings of its own, or is to start without a state that is refused, use `load_state`.
+
+        Args:
+            folder: what `save_state` was given.
+            settings: settings that are to be others, ``model`` among them; see `load_state` for what follows from that.
+
+        Raises:
+            StateRefused: there is no state, or it is damaged or of another model or format.
+            ValueError, TypeError: as `LLM`.
+        """
+        from jpaged.engine.saved_state.keeper import saved_settings
+
+        chosen = {**saved_settings(folder), **engine_settings(dict(settings))}
+        llm = cls(chosen.pop("model"), **chosen)
+        try:
+            llm.load_state(folder)
+        except BaseException:
+            llm.close()
+            raise
+        return llm
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)

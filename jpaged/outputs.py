@@ -146,6 +146,26 @@ class StreamDelta:
 
 
 @dataclass(frozen=True)
+class SavedState:
+    """What a save of an engine's state took.
+
+    Attributes:
+        path: folder of this save; the one before is gone.
+        num_requests: requests in it.
+        num_bytes: bytes written.
+        pause_seconds: how long the engine stood still, while the state was copied. Waiting for the step that was on its
+            way is part of it.
+        seconds: how long it took altogether; the engine went on while files were written.
+    """
+
+    path: str
+    num_requests: int
+    num_bytes: int
+    pause_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class PinnedPrefix:
     """A prefix that `LLM.pin_prefix` pinned; `LLM.unpin` takes it.
 

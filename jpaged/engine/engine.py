@@ -33,6 +33,12 @@ class Engine:
     Args:
         schedulers: one a replica; each request goes to the one with the fewest unfinished sequences.
         max_model_len: most tokens of a sequence, prompt and output.
+
+    Attributes:
+        awaited: requests whose callers have not let go of them by `abort`, finished or not: those that a saved state
+            holds.
+        restored: those of them that came with a saved state and that nobody has taken up yet.
+        prefixes: what is pinned in every replica.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -43,6 +49,8 @@ class Engine:
         self.stats_log = StatsLog()
         self._homes: dict[int, Replica] = {}
         self._requests: dict[int, Request] = {}
+        self.awaited: dict[int, Request] = {}
+        self.restored: dict[int, Request] = {}
         self._finished: list[Request] = []  # to be returned by `step`
         self._changing = False
         self._host_is_whole = self._device_is_whole = True
@@ -50,7 +58,7 @@ class Engine:
         self._late_aborts: list[Request] = []
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._prefixes = PinnedPrefixes(self.replicas, self._change, self._compute)
+        self.prefixes = PinnedPrefixes(self.replicas, self.change, self._compute)
 
     @property
     def turn(self) -> threading.RLock:
@@ -73,12 +81,13 @@ class Engine:
         return self.replicas[0].memory
 
     def add(self, request: Request) -> None:
-        """Queue a request, and those for its later outputs.
+        """Queue a request, and those for its later outputs; whoever adds one lets go of it by `abort` in the end.
 
         Raises:
             ValueError: it could never fit the pool.
         """
         try:
+            self.awaited[request.request_id] = request
             for part in request.parts:
                 self._add_to(min(self.replicas, key=lambda replica: replica.load), part)
         except BaseException:
@@ -86,10 +95,14 @@ class Engine:
             raise
 
     def _add_to(self, replica: Replica, request: Request) -> None:
-        with self._change(refusal=ValueError):
+        with self.change(refusal=ValueError):
             replica.add(request)
-            self._homes[request.request_id] = replica
-            self._requests[request.request_id] = request
+            self.register(replica, request)
+
+    def register(self, replica: Replica, request: Request) -> None:
+        """Note which replica has an unfinished request."""
+        self._homes[request.request_id] = replica
+        self._requests[request.request_id] = request
 
     @property
     def has_work(self) -> bool:
@@ -97,13 +110,18 @@ class Engine:
             self.abort()
         return any(replica.has_work for replica in self.replicas)
 
+    @property
+    def is_taken(self) -> bool:
+        """Tell whether somebody waits for a request, other than one that was restored and nobody has taken up."""
+        return self.has_work and any(key not in self.restored for key in self.awaited)
+
     def snapshot(self) -> EngineStats:
         """Return counters and gauges as they are now; any thread may ask."""
         return take_snapshot(self.replicas, self.runner.worker.compilations, self.stats)
 
     def step(self) -> list[Request]:
         """Dispatch the next step of all replicas, then take in the one before; return the requests that finished."""
-        self._prefixes.pin_again()
+        self.prefixes.pin_again()
         self._advance()
         if not self.has_work:
             self.give_back_memory()
@@ -112,7 +130,7 @@ class Engine:
 
     def give_back_memory(self) -> None:
         """Return pages that hold nothing, used or cached, to the system; they take memory again when written."""
-        with self._change():
+        with self.change():
             if self._device_is_whole and not self._closed:
                 self.runner.give_back([replica.memory.take_vacated_pages() for replica in self.replicas])
 
@@ -121,7 +139,7 @@ class Engine:
         for replica in self.replicas:
             while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
                 self._read_back(replica)
-        with self._change():
+        with self.change():
             if not self._device_is_whole:
                 self._restart_device()
             scheduled = [replica.scheduler.schedule() for replica in self.replicas]
@@ -138,6 +156,28 @@ class Engine:
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
 
+    def settle(self) -> None:
+        """Read back what is in flight: the host then has every token, and its counts are those of the pool.
+
+        Raises:
+            RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
+        """
+        if self._changing:
+            raise RuntimeError(
+                "save_state() is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
+            )
+        with self.change():
+            pass  # mends what an exception may have torn
+        for replica in self.replicas:
+            while replica.in_flight:
+                self._read_back(replica)
+
+    @property
+    def is_pinning(self) -> bool:
+        """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
+        awaited = {part.request_id for request in self.awaited.values() for part in request.parts}
+        return not awaited.issuperset(self._requests)
+
     def close(self) -> None:
         """Abort all requests and free the devices' memory; after that the engine has no work and takes none.
 
@@ -147,7 +187,7 @@ class Engine:
             return
         with self._lock:
             try:
-                self.abort(*self._requests.values())
+                self.abort(*self._requests.values(), *self.awaited.values())
                 for replica in self.replicas:
                     replica.in_flight.clear()
                     replica.memory.swap_space.take_dropped()
@@ -171,7 +211,7 @@ class Engine:
             with signals_held:
                 self._mend()
             raise
-        with self._change():
+        with self.change():
             if not replica.in_flight or replica.in_flight[0] is not in_flight:
                 return  # a stream was closed meanwhile, and nobody waits for the step any more
             replica.in_flight.popleft()
@@ -218,13 +258,15 @@ class Engine:
         if self._changing:
             self._late_aborts += [part for request in requests for part in request.parts]
             return
-        with self._change():
+        with self.change():
             for request in requests:
                 for part in request.parts:
                     self._abort(part)
 
     def _abort(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
+        self.awaited.pop(request.request_id, None)
+        self.restored.pop(request.request_id, None)
         home = self._homes.pop(request.request_id, None)
         if home is not None:
             home.scheduler.abort(request)
@@ -235,7 +277,7 @@ class Engine:
     # ------------------------------------------------------------------ when something goes wrong
 
     @contextmanager
-    def _change(self, refusal: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    def change(self, refusal: type[Exception] | tuple[()] = ()) -> Iterator[None]:
         """Do what stands within as a whole: after an exception in it the engine is mended.
 
         Args:
@@ -290,11 +332,11 @@ class Engine:
         """
         if self.has_work:
             raise RuntimeError("pin_prefix() is refused while requests run, which were promised the memory")
-        return self._prefixes.pin(seq_id, requests)
+        return self.prefixes.pin(seq_id, requests)
 
     def unpin(self, seq_id: int) -> None:
         """Let a prefix be evicted again, in every replica; see `PinnedPrefixes.unpin`."""
-        self._prefixes.unpin(seq_id)
+        self.prefixes.unpin(seq_id)
 
     def _compute(self, replica: Replica, request: Request) -> None:
         """Run a request to its end in a replica; others go on beside it."""

@@ -65,12 +65,13 @@ class EngineHandle:
 
     def lend_engine(self) -> Engine:
         """Hand the engine to the only thread that may touch it until `take_back`; meanwhile the LLM cannot be used.
+        Requests that came with a saved state and that nobody has taken up go with it.
 
         Raises:
             RuntimeError: requests are running, or the engine is lent already.
         """
         with self._engine.turn:
-            if self._engine.has_work:
+            if self._engine.is_taken:
                 raise RuntimeError("an AsyncLLM cannot take the engine while requests run")
             lent = RuntimeError("the engine is in use by an AsyncLLM; shut that down first")
             engine, self._engine = self._engine, cast(Engine, _Absent(lent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Literal
 
@@ -9,7 +10,7 @@ from jpaged.engine.engine import Engine
 from jpaged.engine.progress import GenerationProgress
 from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
-from jpaged.scheduling import Request
+from jpaged.scheduling import Request, Status
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.output_processor import OutputProcessor, refused
 from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization
@@ -59,6 +60,16 @@ def answer(
         finally:
             engine.abort(*requests)  # leaves nothing behind when a prompt was refused or the user interrupted
     return [outputs.whole(entry) if isinstance(entry, Request) else entry for entry in entries]
+
+
+def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[RequestOutput]:
+    """Run the requests that came with a saved state to their ends, see `LLM.resume`."""
+    boolean("use_tqdm", use_tqdm)
+    with engine.turn:
+        requests = list(engine.restored.values())
+        _run(engine, requests, use_tqdm)
+        engine.abort(*requests)  # nobody else asks for them
+    return [outputs.whole(request, request.name or str(request.request_id)) for request in requests]
 
 
 def stream(
@@ -115,10 +126,12 @@ def _stream_delta(prompt_index: int, output: CompletionOutput) -> StreamDelta:
 
 
 def _run(engine: Engine, requests: list[Request], show: bool) -> None:
-    unfinished = {part.request_id: request for request in requests for part in request.parts}
-    missing = {request.request_id: len(request.parts) for request in requests}
+    unfinished = {
+        part.request_id: request for request in requests for part in request.parts if part.status is not Status.FINISHED
+    }
+    missing = Counter(request.request_id for request in unfinished.values())
     compilations = engine.runner.worker.compilations
-    with GenerationProgress(len(requests), show, compiling=lambda: compilations.running) as progress:
+    with GenerationProgress(len(missing), show, compiling=lambda: compilations.running) as progress:
         while unfinished:
             ended = []
             for part in engine.step():

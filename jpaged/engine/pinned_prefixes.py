@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -89,6 +89,28 @@ class PinnedPrefixes:
         if not any(seq_id in replica.pins.seq_ids for replica in self._replicas):
             raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
         self._unpin_everywhere(seq_id)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Return how many tokens of each prefix are kept, by the pin's sequence id."""
+        return {seq_id: requests[0].kept_tokens for seq_id, requests in self._requests.items()}
+
+    @property
+    def requests(self) -> dict[int, Request]:
+        """Return the request that computes each prefix, by the pin's sequence id; those of all replicas are alike."""
+        return {seq_id: requests[0] for seq_id, requests in self._requests.items()}
+
+    def take_over(self, requests: Mapping[int, Request]) -> None:
+        """Know the prefixes of a saved state, which each replica holds already or has marked as lost."""
+        for seq_id, request in requests.items():
+            self._requests[seq_id] = [renewed(request) for _ in self._replicas]
+
+    def forget(self) -> None:
+        """Know of no prefix any more; the replicas' memories hold none."""
+        self._requests.clear()
+        for replica in self._replicas:
+            replica.pins.seq_ids.clear()
+            replica.pins.lost.clear()
 
     def _pin_in(self, replica: Replica, seq_id: int, request: Request) -> bool:
         with self._change(refusal=ValueError):

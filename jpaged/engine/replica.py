@@ -28,6 +28,7 @@ class Replica:
     def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
         self.scheduler = scheduler
         self.in_flight: deque[InFlight] = deque()
+        self.max_model_len = max_model_len
         self.load = 0
         self.ended: Counter[str] = Counter()
         self.pins = Pins(scheduler.memory, max_model_len)

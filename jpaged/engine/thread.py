@@ -14,6 +14,7 @@ from typing import Any
 from jpaged.engine.engine import Engine
 from jpaged.engine.mailbox import Mailbox
 from jpaged.engine.process import check_process
+from jpaged.engine.saved_state.handle import name_of
 from jpaged.errors import EngineBusy, EngineStopped
 from jpaged.scheduling import Request
 from jpaged.text.token_reader import Progress, TokenReader
@@ -62,10 +63,11 @@ class EngineThread:
         self._engine = engine
         self._max_waiting = max_waiting_requests
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards the next four
         self._live: dict[str, Ticket] = {}
         self._stopped = False
         self._failure: BaseException | None = None
+        self._restored = {name_of(request): request for request in engine.restored.values()}
         self._stopping = False  # only the engine's thread touches this one and the next
         self._readers: dict[Ticket, TokenReader] = {}  # readers of the requests that run
         self._process = os.getpid()
@@ -102,6 +104,8 @@ class EngineThread:
         check_process(self._process)
         with self._lock:
             self._check_running()
+            if request_id in self._restored:
+                raise ValueError(f"request_id={request_id!r} came with a saved state: resume() takes it up")
             known = self._live.get(request_id)
             if known is not None and not known.ended:
                 raise ValueError(f"request_id={request_id!r} is running already")
@@ -116,25 +120,50 @@ class EngineThread:
 
         A request that could never fit the pool makes the mailbox raise ValueError.
         """
-        ticket.request = request
+        ticket.request, request.name = request, ticket.request_id
         with self._lock:
             if not (ticket.ended or self._stopped):
                 self._calls.put((lambda: self._add(ticket, request, reader), Future()))
+
+    @property
+    def restored(self) -> dict[str, Request]:
+        """Return the requests that came with a saved state and that no client has taken up, by name."""
+        with self._lock:
+            return dict(self._restored)
+
+    def resume(self, request_id: str, reader_of: Callable[[Request], TokenReader]) -> Ticket:
+        """Take up a request that came with a saved state; what it has comes into the ticket's mailbox first.
+
+        Raises:
+            ValueError: there is no such request, or a client has it already.
+            EngineStopped, RuntimeError: as in `reserve`.
+        """
+        check_process(self._process)
+        with self._lock:
+            self._check_running()
+            request = self._restored.pop(request_id, None)
+            if request is None:
+                raise ValueError(f"request_id={request_id!r} is none of the restored requests that wait for a client")
+            ticket = self._live[request_id] = Ticket(request_id, request=request)
+            self._calls.put((lambda: self._take_up(ticket, reader_of(request)), Future()))
+        return ticket
 
     def release(self, ticket: Ticket) -> None:
         """Let go of a client that went away: its name is free at once, its memory before the next step."""
         with self._lock:
             if self._live.get(ticket.request_id) is ticket:
                 del self._live[ticket.request_id]
-            if not (ticket.ended or self._stopped):
-                self._calls.put((lambda: self._abort(ticket), Future()))
+            if not self._stopped:
+                self._calls.put((lambda: self._let_go(ticket), Future()))
 
     def abort(self, request_id: str) -> Future[None]:
         """End a request with finish_reason "abort"; one that is not running is left alone."""
         with self._lock:
-            ticket = self._live.get(request_id)
+            ticket, restored = self._live.get(request_id), self._restored.pop(request_id, None)
             if ticket is not None:
                 ticket.aborted = True
+        if restored is not None:
+            return self.call(lambda: self._engine.abort(restored))
         return self.call(lambda: self._abort(ticket))
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
@@ -149,6 +178,32 @@ class EngineThread:
             future: Future[Any] = Future()
             self._calls.put((function, future))
         return future
+
+    def between_steps(self, function: Callable[[], Any]) -> Any:
+        """Run a function in the engine's thread, between steps, and return what it returns; clients are told what it
+        brought about. What it raises concerns the caller alone. It may not be called in the engine's own thread.
+
+        Raises:
+            EngineStopped: the thread ended.
+        """
+
+        def attempt() -> tuple[Any, Exception | None]:
+            try:
+                return function(), None
+            except Exception as error:
+                return None, error
+            finally:
+                self._publish()
+
+        result, error = self.call(attempt).result()
+        if error is not None:
+            raise error
+        return result
+
+    def know_restored(self) -> None:
+        """Let clients take up the requests that a saved state has brought; in the engine's thread."""
+        with self._lock:
+            self._restored = {name_of(request): request for request in self._engine.restored.values()}
 
     def stop(self) -> None:
         """Abort all requests, end the thread and wait for it; stopping again is no error."""
@@ -178,7 +233,7 @@ class EngineThread:
                 if self._engine.has_work:
                     self._engine.step()
                     self._publish()
-            self._engine.abort(*(ticket.request for ticket in self._readers if ticket.request is not None))
+            self._engine.abort(*self._engine.awaited.values())
         except BaseException as error:
             logger.exception("the engine's loop failed")
             failure = error
@@ -217,6 +272,17 @@ class EngineThread:
         if ticket.aborted:  # while its request was being made
             self._abort(ticket)
         return None
+
+    def _take_up(self, ticket: Ticket, reader: TokenReader) -> None:
+        assert ticket.request is not None
+        self._engine.restored.pop(ticket.request.request_id, None)
+        self._readers[ticket] = reader
+        self._publish()
+
+    def _let_go(self, ticket: Ticket) -> None:
+        self._abort(ticket)
+        if ticket.request is not None:
+            self._engine.abort(ticket.request)  # it may have finished, and was kept for its client
 
     def _abort(self, ticket: Ticket | None) -> None:
         if ticket in self._readers:

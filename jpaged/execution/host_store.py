@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Int, Shaped, UInt8
 
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.mesh import sharding
@@ -19,6 +19,7 @@ from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.model_api import TENSOR_AXIS
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
+BlockBytes: TypeAlias = UInt8[np.ndarray, "shards blocks bytes"]
 Batch: TypeAlias = Shaped[Array | np.ndarray, "shards blocks ..."]
 
 SIZES = (64, 16, 4, 1)
@@ -132,6 +133,32 @@ class HostStore:
         """Return how many shapes `shapes` yields."""
         return 2 * sum(map(len, self._sizes))
 
+    def contents(self, blocks: Sequence[Sequence[int]]) -> list[BlockBytes]:
+        """Return the bytes of some blocks of each group, in the order in which they are asked for."""
+        read: dict[int, np.ndarray] = {}
+        found = []
+        for group, plan in enumerate(self._spec.layout.groups):
+            rows = np.empty((self._spec.shards, len(blocks[group]), plan.block_bytes), np.uint8)
+            for place, block in enumerate(blocks[group]):
+                batch, row = self._place[HostBlock(group, block)]
+                if id(batch) not in read:
+                    read[id(batch)] = block_bytes(np.asarray(batch))
+                rows[:, place] = read[id(batch)][:, row]
+            found.append(rows)
+        return found
+
+    def put(self, blocks: Sequence[Sequence[int]], contents: Sequence[BlockBytes]) -> None:
+        """Hold the bytes of blocks of each group that another store had; none of them is here yet."""
+        for group, (ids, rows) in enumerate(zip(blocks, contents, strict=True)):
+            shape = self._spec.views[group][1:]
+            moves = [SwapCopy(group, place, block) for place, block in enumerate(ids)]
+            for some in _launches(moves, self._sizes[group]):
+                mine = np.ascontiguousarray(rows[:, [move.device_block for move in some]])
+                batch = mine.view(self._spec.dtype).reshape(*mine.shape[:2], *shape)
+                there = batch if self._pinned is None else jax.device_put(batch, self._pinned)
+                for row, move in enumerate(some):
+                    self._place[HostBlock(group, move.host_block)] = there, row
+
     def _read(self, pool: Pool, group: int, ids: np.ndarray) -> Batch:
         batch = self._gather[group](len(ids), pool, ids)
         return jax.device_get(batch) if self._pinned is None else jax.device_put(batch, self._pinned)
@@ -145,6 +172,11 @@ class HostStore:
             if not 0 <= move.device_block < limit:
                 raise RuntimeError(f"device_block={move.device_block} of {move} is outside [0, {limit})")
         return np.array([move.device_block for move in moves], np.int32)
+
+
+def block_bytes(batch: Shaped[np.ndarray, "shards blocks ..."]) -> BlockBytes:
+    """Return the bytes of each shard's part of each block."""
+    return np.ascontiguousarray(batch).view(np.uint8).reshape(*batch.shape[:2], -1)
 
 
 def _by_group(moves: Sequence[SwapCopy]) -> dict[int, list[SwapCopy]]:

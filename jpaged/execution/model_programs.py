@@ -61,6 +61,7 @@ class ModelPrograms:
             make_encode(graphdef, spec, mesh, prefix=prefix), *told, ("encode", graphdef, spec, mesh, prefix)
         )
         self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
+        self.num_updates = 0
         self._set_params(params)
 
     @property
@@ -82,6 +83,7 @@ class ModelPrograms:
         if not is_local(self._mesh):
             raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
         check_like(new, self.params)
+        self.num_updates += 1
         self._set_params(jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params)))
 
     def share_params(self, other: ModelPrograms) -> None:

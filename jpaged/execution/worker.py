@@ -24,6 +24,7 @@ from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import is_local, platform, replicate
 from jpaged.execution.model_programs import Compile, ModelPrograms
+from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.logit_edits import LogitEdits
@@ -73,6 +74,7 @@ class Worker:
         drafter: weights and programs of what drafts; None = nothing does.
         drafter_follows: whether it keeps KV of its own, and so computes whatever the model does.
         announce: told the name and arguments of every device call before it is made.
+        blocks: copies blocks of the pool to be saved, and back.
         fetch: brings arrays to the host when the device is done with them.
         compilations: what was compiled so far.
     """
@@ -104,6 +106,7 @@ class Worker:
         self._copy = Program(make_block_copy(spec, mesh), *told, ("copy", spec, mesh))
         self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
         self.host = HostStore(spec, mesh, *told)
+        self.blocks = PoolBlocks(spec, mesh)
         self._max_num_seqs = max_num_seqs
         self._open_masks: dict[int, jax.Array] = {}
         self._begin()
@@ -303,6 +306,7 @@ class Worker:
         self._sampled, self._hidden = None, []
         self._last_tokens.delete()
         self.host.close()
+        self.blocks.close()
         self._copy.forget()
         self._zero.forget()
         for programs in filter(None, (self.model, self.drafter)):

@@ -163,6 +163,15 @@ class BlockAllocator(BlockStates):
                     self._evict_page(g, next(iter(blocks)) // group.blocks_per_page)
         self._after_evicting()
 
+    def evict_idle_page(self) -> bool:
+        """Forget the least recently needed page that nobody uses, which is free then; return False where there is
+        none."""
+        page = self.pages.oldest_idle()
+        if page is None:
+            return False
+        self._evict_page(self.pages.group[page], page)
+        return True
+
     # The five steps.
 
     def _take_one(self, g: int, request: Association) -> int:

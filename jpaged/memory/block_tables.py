@@ -18,12 +18,23 @@ class RequestBlocks:
     Attributes:
         association: where its blocks are placed.
         encoder_tokens: number of encoder tokens that its cross-attention layers read.
+        prompt_tokens: length of its prompt; None = unknown.
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
+        begun: what the first `begin` was told; None before it.
         groups: policy and block size (tokens) of each layer group, for this request.
         num_seqs: number of its sequences.
     """
 
-    __slots__ = ("association", "encoder_tokens", "groups", "kept_tokens", "num_seqs", "request_id")
+    __slots__ = (
+        "association",
+        "begun",
+        "encoder_tokens",
+        "groups",
+        "kept_tokens",
+        "num_seqs",
+        "prompt_tokens",
+        "request_id",
+    )
 
     def __init__(
         self,
@@ -37,7 +48,9 @@ class RequestBlocks:
         self.request_id = request_id
         self.association = association
         self.encoder_tokens = encoder_tokens
+        self.prompt_tokens = prompt_tokens
         self.kept_tokens = kept_tokens
+        self.begun: tuple[int, int] | None = None
         self.groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
         self.num_seqs = 0
 
@@ -47,6 +60,8 @@ class RequestBlocks:
         Args:
             shared: leading tokens that recent requests began with, too.
         """
+        if self.begun is None:
+            self.begun = cached, shared
         kept = self.kept_tokens or shared
         self.groups = [(policy.for_prefix(cached, kept), size) for policy, size in self.groups]
 

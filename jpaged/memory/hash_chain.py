@@ -28,20 +28,24 @@ class HashChain:
     Args:
         salt: keeps the chain apart from those of other salts.
         spans: tokens that stand for images, in order; a block that holds some of them is named by the images too.
+
+    Attributes:
+        root: 16 bytes that stand for the salt.
+        links: one for each full block, from the first on.
     """
 
-    __slots__ = ("_root", "_spans", "block_size", "links")
+    __slots__ = ("_spans", "block_size", "links", "root")
 
     def __init__(self, block_size: int, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> None:
         self.block_size = block_size
         self.links: list[Link] = []
         self._spans = spans
-        self._root = blake2b(repr(salt).encode(), digest_size=16).digest()
+        self.root = blake2b(repr(salt).encode(), digest_size=16).digest()
 
     def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Add links up to `num_blocks` blocks; `token_ids` are the sequence's tokens from position 0."""
         size = self.block_size
-        digest = self.links[-1].digest if self.links else self._root
+        digest = self.links[-1].digest if self.links else self.root
         for start in range(len(self.links) * size, num_blocks * size, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
             if self._spans:
@@ -56,6 +60,6 @@ class HashChain:
     def copy(self) -> HashChain:
         """Return an independent chain with the same links, for a fork."""
         twin = HashChain.__new__(HashChain)
-        twin.block_size, twin.links, twin._root = self.block_size, self.links.copy(), self._root
+        twin.block_size, twin.links, twin.root = self.block_size, self.links.copy(), self.root
         twin._spans = self._spans
         return twin

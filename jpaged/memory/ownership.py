@@ -21,6 +21,10 @@ class Ownership:
         aligned: whether, among blocks needed last together, the longest prefix is evicted first in every group.
         recent: remembers what sequences held at their end; None = nobody asks.
         predicted: protects what it expects to be asked for again; None = nothing is protected.
+
+    Attributes:
+        clock: tick of the newest release, see `Time`.
+        version: newest version of a table.
     """
 
     def __init__(
@@ -37,13 +41,13 @@ class Ownership:
         self._predicted = predicted
         self._allocator = allocator
         self._cache = cache
-        self._clock = 0
-        self._version = 0
+        self.clock = 0
+        self.version = 0
 
     def next_version(self) -> int:
         """Return a table version that no sequence had before."""
-        self._version += 1
-        return self._version
+        self.version += 1
+        return self.version
 
     def next_tick(self) -> int:
         """Return a time on the clock of evictions that is after all before."""
@@ -100,7 +104,7 @@ class Ownership:
         """Extend the tables to `num_tokens` with the blocks `taken` for each group, which first take the places of the
         logical ones `replaced`; return the copies to make."""
         copies = []
-        now = Time(self._clock, 0)  # never used: these blocks have other owners left
+        now = Time(self.clock, 0)  # never used: these blocks have other owners left
         for g, new_blocks in enumerate(taken):
             table, (policy, size) = sequence.tables[g], sequence.request.groups[g]
             for i in replaced[g]:
@@ -146,7 +150,7 @@ class Ownership:
 
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
         """Give up the blocks that no token from position `length` on will read."""
-        self._clock += 1
+        self.clock += 1
         for g, (policy, size) in enumerate(sequence.request.groups):
             self._cut(sequence, g, policy.most_blocks(length, size))
             runs = policy.active_blocks(length, size)
@@ -176,7 +180,7 @@ class Ownership:
 
     def release_all(self, sequence: BlockTables) -> None:
         """Give up every block, tails before heads; those in the prefix cache stay, evictable."""
-        self._clock += 1
+        self.clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
         if self._recent is not None:
@@ -187,7 +191,7 @@ class Ownership:
 
     def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
         """Give up the blocks `logical` of a table, the longest prefix first."""
-        tick, table = self._clock, sequence.tables[g]
+        tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         for i in reversed(logical):
             block = table[i]
@@ -208,6 +212,6 @@ class Ownership:
         """Make protected blocks beyond the pool's size ordinary ones, the most recently needed of them."""
         assert self._predicted is not None
         while (oldest := self._predicted.overflow()) is not None:
-            self._clock += 1
+            self.clock += 1
             g, block, minus_end = oldest
-            self._allocator.unprotect(g, block, Time(self._clock, minus_end))
+            self._allocator.unprotect(g, block, Time(self.clock, minus_end))

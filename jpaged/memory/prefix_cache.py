@@ -7,7 +7,7 @@ which says when content is lost (`PrefixCache.forget`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.hash_chain import HashChain, Link
@@ -49,6 +49,10 @@ class PrefixCache:
     def holds(self, g: int, block: int) -> bool:
         """Tell whether the content of `block` can be found."""
         return block in self._link_of[g]
+
+    def contents(self, g: int) -> Mapping[int, Link]:
+        """Return what is known of the blocks of a group, by block."""
+        return self._link_of[g]
 
     def forget(self, g: int, block: int) -> None:
         """Forget the content of `block`, which is lost or about to be overwritten."""

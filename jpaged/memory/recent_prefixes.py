@@ -59,7 +59,7 @@ class RecentPrefixes:
         digests = self._digests(sequence)
         # Whoever has a prefix has all shorter ones: bisect for the first that nobody has.
         shared = bisect_left(digests, True, key=lambda digest: self._uses[digest] == 0)
-        self._remember(request_id, Recent(digests, len(digests), shared))
+        self.remember(request_id, Recent(digests, len(digests), shared))
         return shared * self._step
 
     def left(self, sequence: BlockTables) -> None:
@@ -78,7 +78,8 @@ class RecentPrefixes:
         every = self._step // self._chain
         return [link.digest for link in sequence.chains[self._chain].links[every - 1 :: every]]
 
-    def _remember(self, request_id: int, entry: Recent) -> None:
+    def remember(self, request_id: int, entry: Recent) -> None:
+        """Add a request to the recent ones; the oldest go where they are too many."""
         self.entries[request_id] = entry
         self._uses.update(entry.digests)
         self._num_digests += len(entry.digests)

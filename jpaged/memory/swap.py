@@ -56,6 +56,16 @@ class HostBlocks:
             taken.append([free.pop() for _ in range(need)])
         return taken
 
+    def free_blocks(self) -> list[list[int]]:
+        """Return the blocks of each group that have no owner, those that are taken first at the end."""
+        return [list(free) for free in self._free]
+
+    def load(self, ref_count: Sequence[Sequence[int]], free: Sequence[Sequence[int]]) -> None:
+        """Take over owner counts and free lists that were saved."""
+        self.ref_count = [list(counts) for counts in ref_count]
+        self._free = [list(blocks) for blocks in free]
+        self.used_bytes = sum(self.num_used(g) * size for g, size in enumerate(self.block_bytes))
+
     def share(self, g: int, block: int) -> None:
         """Count one more owner of a block."""
         self.ref_count[g][block] += 1

@@ -45,7 +45,7 @@ class BeamSearch:
     def __init__(self, params: BeamSearchParams, max_tokens: int, eos_ids: frozenset[int]) -> None:
         self.params = params
         self.max_tokens = max_tokens
-        self._eos_ids = eos_ids
+        self.eos_ids = eos_ids
         self.begin()
 
     def begin(self) -> None:
@@ -57,7 +57,7 @@ class BeamSearch:
     def num_candidates(self) -> int:
         """Return how many most likely tokens are wanted of each beam: enough for `beam_width` to go on even if all
         others end."""
-        return max(2, 1 + len(self._eos_ids)) * self.params.beam_width
+        return max(2, 1 + len(self.eos_ids)) * self.params.beam_width
 
     def advance(self, outputs: Seq[list[int]], candidates: Seq[TokenRanking]) -> list[Continuation]:
         """Go one step: return the `beam_width` beams that go on, best first; none once the search is over.
@@ -79,7 +79,7 @@ class BeamSearch:
         )[: self.num_candidates]
         running = []
         for place, (logprob, (beam, token)) in enumerate(best):
-            is_eos = token in self._eos_ids
+            is_eos = token in self.eos_ids
             if not is_eos and length < self.max_tokens:
                 running.append((logprob, Continuation(beam, token)))
             elif place < width:

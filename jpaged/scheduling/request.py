@@ -102,6 +102,7 @@ class Request:
         eos_ids: the stop_ids that are the model's own end-of-sequence (they finish without a stop_reason).
         priority: lower is served first; None where requests are served in order of arrival.
         cache_salt: keeps its blocks apart in the prefix cache from those of other salts.
+        name: the caller's own name for it; None = it has none. The engine does not read it.
         prompt: text of the prompt, for the output; the engine does not read it.
         prompt_logprobs: log-probability and ranking of each prompt token, by position, once it was scored; for requests
             that ask for them.
@@ -130,6 +131,7 @@ class Request:
     stop_ids: frozenset[int]
     eos_ids: frozenset[int]
     sequences: list[Sequence]
+    name: str | None = None
     prompt: str | None = None
     priority: int | None = None
     cache_salt: str | None = None

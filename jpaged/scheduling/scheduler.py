@@ -70,7 +70,7 @@ class Scheduler(Entrance):
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self._unfinished: dict[int, Request] = {}  # what an exception in the middle of a change cannot tear
-        self._num_added = 0
+        self.num_added = 0
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.encoding = Encoding(memory, max_num_batched_tokens - max_num_seqs + 1)
         self.allocation = Allocation(memory, max_num_seqs, self.encoding)
@@ -117,10 +117,16 @@ class Scheduler(Entrance):
                 "raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"
             )
         request.packed = self.room.is_tight(request)
-        request.arrival_number = self._num_added
-        self._num_added += 1
+        request.arrival_number = self.num_added
+        self.num_added += 1
         self._unfinished[request.request_id] = request
         insort(self.waiting, request, key=service_order)
+
+    def restore(self, request: Request) -> None:
+        """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that
+        its status names; what it holds is the memory's already."""
+        self._unfinished[request.request_id] = request
+        insort(self._queue(request), request, key=service_order)
 
     # ------------------------------------------------------------------ a step
 

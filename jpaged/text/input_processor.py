@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
+import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +65,8 @@ class InputProcessor:
         self._grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_ids)
         self._seeds = np.random.default_rng(seed)
         self._lock = threading.Lock()  # of the seeds and the two counts
-        self._request_ids = itertools.count()
-        self._seq_ids = itertools.count()
+        self._num_requests = 0  # ids given so far
+        self._num_sequences = 0
 
     # ------------------------------------------------------------------ requests
 
@@ -177,14 +177,19 @@ class InputProcessor:
     def new_seq_id(self) -> int:
         """Return a sequence id that nothing else has."""
         with self._lock:
-            return next(self._seq_ids)
+            return self._next_seq_id()
 
     def _draw(self, params: SamplingParams) -> tuple[int, list[int], list[int]]:
         """Return a request's seed, an id for each of its turns, and the ids of its sequences."""
         turns = -(-params.n // self.max_num_seqs)
         with self._lock:
             seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-            return seed, [next(self._request_ids) for _ in range(turns)], [next(self._seq_ids) for _ in range(params.n)]
+            first, self._num_requests = self._num_requests, self._num_requests + turns
+            return seed, list(range(first, first + turns)), [self._next_seq_id() for _ in range(params.n)]
+
+    def _next_seq_id(self) -> int:
+        self._num_sequences += 1
+        return self._num_sequences - 1
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """Copy the parameters, which the caller may go on changing, with numbers for what -1 stands for."""
@@ -236,6 +241,38 @@ class InputProcessor:
             endings=self.eos_ids,
         )
         return CombinedRules(grammar, limits)
+
+    # ------------------------------------------------------------------ what a saved state has of it
+
+    def data(self) -> dict[str, Any]:
+        """Return which ids were given and how far the seeds are drawn, as plain data."""
+        with self._lock:
+            state = self._seeds.bit_generator.state
+            return {"requests": self._num_requests, "sequences": self._num_sequences, "seeds": json.dumps(state)}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Go on where another processor was: no id is given again, and seeds are drawn from there on."""
+        with self._lock:
+            self._num_requests = max(self._num_requests, data["requests"])
+            self._num_sequences = max(self._num_sequences, data["sequences"])
+            self._seeds.bit_generator.state = json.loads(data["seeds"])
+
+    def look_again(self, request: Request) -> None:
+        """Give the sequences of a request that was saved what looks at their tokens, and show it these.
+
+        Raises:
+            ValueError: this model's tokenizer cannot be used for what the request asks.
+        """
+        self._attach(request, streamed=False)
+        for seq in (seq for part in request.parts for seq in part.sequences):
+            if seq.grammar is not None:
+                seq.grammar.restart(seq.output_token_ids)
+            if seq.stop_search is not None:
+                hidden = seq.num_output > 0 and request.hides_last(seq, seq.finish_reason)
+                found = seq.stop_search.push(seq.token_ids[seq.num_prompt : len(seq.token_ids) - hidden])
+                # Whoever aborts a sequence leaves its text as it is; every other end settles it.
+                if found is None and seq.finished and (seq.finish_reason, seq.stop_reason) != ("abort", None):
+                    seq.stop_search.finish()
 
     # ------------------------------------------------------------------ checks
 

@@ -25,9 +25,9 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
-    def whole(self, request: Request) -> RequestOutput:
-        """Return the output of a request that finished."""
-        builder = OutputBuilder(self, request)
+    def whole(self, request: Request, request_id: str | None = None) -> RequestOutput:
+        """Return the output of a request that finished; `request_id` is as in `OutputBuilder`."""
+        builder = OutputBuilder(self, request, request_id)
         progress = TokenReader(request).read()
         assert progress is not None and progress.finished
         builder.add(progress)

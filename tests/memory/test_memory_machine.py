@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import msgpack
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,6 +26,8 @@ from jpaged.memory import (
     StateCheckpoints,
     TokenBudget,
 )
+from jpaged.memory.pages import NO_GROUP
+from jpaged.memory.saving import Fitting, held_blocks, load_memory, memory_data
 
 MAX_SEQS = 8
 DOCUMENT = [p // 3 % 3 for p in range(25)]
@@ -56,19 +59,25 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def build(self) -> None:
         layout = PoolLayout.plan(self.groups, self.pool_bytes)
-        self.manager = MemoryManager(
-            layout,
-            prefix_caching=self.caching,
-            swap_space_bytes=self.swap_bytes,
-            prefix_eviction=self.eviction,
-        )
-        if self.eviction == "predicted":
-            self.manager._predicted._choose_limit = lambda sequence: self.pool_bytes // 2
+        self.manager = self.empty_manager(layout)
+        self.watch_prediction()
         self.shadow = ShadowPool(layout)
         self.lives: dict[int, Life] = {}
         self.swapped: dict[int, Life] = {}
         self.next_id = 0
         self.reset_at = 0
+
+    def empty_manager(self, layout: PoolLayout) -> MemoryManager:
+        return MemoryManager(
+            layout,
+            prefix_caching=self.caching,
+            swap_space_bytes=self.swap_bytes,
+            prefix_eviction=self.eviction,
+        )
+
+    def watch_prediction(self) -> None:
+        if self.eviction == "predicted":
+            self.manager._predicted._choose_limit = lambda sequence: self.pool_bytes // 2
 
     def names(self, seq_id: int, length: int) -> list[object]:
         life = self.lives[seq_id]
@@ -84,7 +93,10 @@ class Machine(RuleBasedStateMachine):
     def state(self) -> object:
         """A copy of all of the manager's state, to be compared."""
         m = self.manager
-        pages = {name: value for name, value in vars(m._allocator.pages).items() if name not in ("owner",)}
+        left_out = ("owner", "_idle_heap", "newest")
+        pages = {name: value for name, value in vars(m._allocator.pages).items() if name not in left_out}
+        owned = zip(m._allocator.pages.newest, m._allocator.pages.group, strict=True)
+        pages["newest"] = [time if group != NO_GROUP else None for time, group in owned]
         groups = [
             (list(g.ref_count), list(g.evictable.items()), list(g.protected.items()), list(g.open_pages), g.num_empty)
             for g in m._allocator.groups
@@ -266,6 +278,56 @@ class Machine(RuleBasedStateMachine):
             report = self.manager.report()
             assert report.free_pages == report.num_pages
             assert self.manager._cache._link_of == [{} for _ in self.groups]
+
+    @precondition(lambda self: self.next_id > 3)
+    @rule()
+    def save_and_load(self) -> None:
+        """Another process goes on with what this one has written."""
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
+        before = self.state()
+        saved = msgpack.packb(memory_data(self.manager))
+        self.manager = self.empty_manager(self.shadow.layout)
+        load_memory(self.manager, msgpack.unpackb(saved, strict_map_key=False))
+        self.watch_prediction()
+        assert self.state() == before
+        assert memory_data(self.manager) == msgpack.unpackb(saved, strict_map_key=False)
+
+    @precondition(lambda self: self.next_id > 3)
+    @rule(data=st.data())
+    def move_to_another_pool(self, data: st.DataObject) -> None:
+        """The pool has another size: what is cached goes first, then the newest requests."""
+        layout = self.shadow.layout
+        least = -(-self.swap_bytes // layout.page_bytes)
+        num_pages = data.draw(st.integers(least, self.pool_bytes // layout.page_bytes))
+        groups = tuple(replace(group, num_blocks=num_pages * group.blocks_per_page) for group in layout.groups)
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
+        saved, manager = (
+            memory_data(self.manager),
+            self.empty_manager(replace(layout, groups=groups, num_pages=num_pages)),
+        )
+        fitting = Fitting(manager, saved)
+        while not fitting.fits_pool():
+            request = max(life.request for life in self.lives.values())
+            leaving = [seq_id for seq_id, life in self.lives.items() if life.request == request]
+            fitting.give_up(leaving)
+            for seq_id in leaving:
+                del self.lives[seq_id]
+        assert fitting.fits_host()
+        pages = fitting.apply()
+        self.manager, old = manager, self.shadow
+        self.watch_prediction()
+        self.shadow = ShadowPool(manager.layout)
+        self.shadow.host = old.host
+        there = {(g, block) for g, blocks in enumerate(held_blocks(memory_data(manager))) for block in blocks}
+        for g, blocks in enumerate(held_blocks(saved)):
+            size, each = self.groups[g].block_size, layout.groups[g].blocks_per_page
+            for block in blocks:
+                place = pages.get(block // each, -1) * each + block % each
+                if (g, place) in there:
+                    there.remove((g, place))
+                    for offset, value in enumerate(old._block(g, block)):
+                        self.shadow._put(g, place * size + offset, value)
+        assert not there, "a block holds what was not saved"
 
     @rule(num_tokens=st.sampled_from([1, 2, 5, 9, 60]), num_seqs=st.integers(1, 3))
     def admit(self, num_tokens: int, num_seqs: int) -> None:

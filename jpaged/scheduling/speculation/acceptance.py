@@ -29,6 +29,15 @@ class Acceptance:
         self._tried[kind] = tried * fade
         self._kept[kind] = (self._kept[kind] + kept) * fade
 
+    def data(self) -> list[list[float]]:
+        """Return the drafts of each class that were kept and that were tried, as they count now."""
+        return [self._kept.copy(), self._tried.copy()]
+
+    def load(self, data: Sequence[Sequence[float]]) -> None:
+        """Take over what `data` returned."""
+        kept, tried = data
+        self._kept, self._tried = list(kept), list(tried)
+
     def rate(self, kind: int) -> float:
         """Return the share of a class's drafts that are kept."""
         return self._kept[kind] / self._tried[kind]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from jpaged.scheduling.request import Sequence
 from jpaged.scheduling.speculation.acceptance import Acceptance
 from jpaged.scheduling.speculation.draft_length import StepCosts, best_length
@@ -36,6 +39,14 @@ class DeviceSpeculation(Speculation):
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
         super().verified(seq, drafted, accepted)
         self._acceptance.note(0, kept=accepted, lost=accepted < drafted)
+
+    def data(self) -> dict[str, Any]:
+        return {**super().data(), "acceptance": self._acceptance.data(), "pause": self._pause, "wait": self._wait}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        super().load(data)
+        self._acceptance.load(data["acceptance"])
+        self._pause, self._wait = data["pause"], data["wait"]
 
     def _worth_waiting(self, seq: Sequence, most: int, batch: int) -> bool:
         return self._wait == 0 or self._length(most, batch=batch, verifies=False) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from jpaged.scheduling.hooks import allowed_ahead
@@ -43,6 +45,13 @@ class NGramSpeculation(Speculation):
             kept = token_ids[match.start] == token_ids[-1]
             self._acceptance.note(_class(match), kept=kept, lost=not kept)
         lookup.match, lookup.length = lookup.index.match(token_ids), len(token_ids)
+
+    def data(self) -> dict[str, Any]:
+        return {**super().data(), "acceptance": self._acceptance.data()}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        super().load(data)
+        self._acceptance.load(data["acceptance"])
 
     def _worth_waiting(self, seq: Sequence, most: int, batch: int) -> bool:
         return self._length(self._of(seq).match, most, batch=batch, verifies=False) > 0

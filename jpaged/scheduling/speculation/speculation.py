@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from jpaged.scheduling.request import Request, Sequence
 
@@ -53,6 +55,14 @@ class Speculation(ABC):
         self.num_drafts += 1
         self.num_drafted += drafted
         self.num_accepted += accepted
+
+    def data(self) -> dict[str, Any]:
+        """Return what was counted and learnt, as plain data."""
+        return {"drafts": self.num_drafts, "drafted": self.num_drafted, "accepted": self.num_accepted}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Take over what another of its kind had counted and learnt."""
+        self.num_drafts, self.num_drafted, self.num_accepted = data["drafts"], data["drafted"], data["accepted"]
 
     @abstractmethod
     def took(self, seq: Sequence) -> None:

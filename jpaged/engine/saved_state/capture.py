@@ -1,0 +1,118 @@
+"""Takes the state of an engine between two steps; what takes time is left to whoever writes it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jpaged.engine.engine import Engine
+from jpaged.engine.interrupts import signals_held
+from jpaged.engine.saved_state.written import Written
+from jpaged.execution.pool_blocks import BlockCopies
+from jpaged.memory.saving import held_blocks, memory_data
+from jpaged.scheduling.saving import request_data, scheduler_data
+from jpaged.text.input_processor import InputProcessor
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Is an engine's state, copied: the engine may go on.
+
+    Attributes:
+        host: plain data, see `capture`.
+        copies: content of those of the pool's blocks that have changed, on its way to the host; None where there are
+            none.
+        written: what the save before has of the other blocks.
+        swapped: content of each replica's swapped blocks, by group.
+        num_requests: requests in it, those that finished and that their callers have not let go of included.
+        pause_seconds: how long the engine stood still.
+    """
+
+    host: dict[str, Any]
+    copies: BlockCopies | None
+    written: Written
+    swapped: list[list[np.ndarray]]
+    num_requests: int
+    pause_seconds: float
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the content of all blocks by the names of `pool_array` and `host_array`; to be called once.
+
+        Raises:
+            StateRefused: the save before is damaged or gone.
+        """
+        found: dict[str, np.ndarray] = {}
+        changed = None if self.copies is None else self.copies.arrays()
+        for replica, groups in enumerate(self.written.rows):
+            for group in range(len(groups)):
+                name = pool_array(replica, group)
+                parts = self.written.arrays(name, groups[group])
+                parts += [] if changed is None else [changed[replica][group]]
+                if parts:
+                    found[name] = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+        for replica, contents in enumerate(self.swapped):
+            found |= {host_array(replica, group): array for group, array in enumerate(contents)}
+        return {name: array for name, array in found.items() if array.size}
+
+
+def pool_array(replica: int, group: int) -> str:
+    """Return the name of what a replica's blocks of a group hold."""
+    return f"pool_{replica}_{group}"
+
+
+def host_array(replica: int, group: int) -> str:
+    """Return the name of what a replica's swapped blocks of a group hold."""
+    return f"swapped_{replica}_{group}"
+
+
+def capture(engine: Engine, inputs: InputProcessor, before: Written | None = None) -> Capture:
+    """Read back what is in flight and copy the state; only who has the engine's turn may ask.
+
+    The plain data are: "inputs", ids and seeds; "requests", all that are awaited, with their parts; "pins", the
+    requests that compute pinned prefixes; and "replicas", for each its memory, queues and lost pins, and the blocks
+    whose content the arrays hold, in their order.
+
+    Args:
+        before: what the save before had of this engine's blocks; those that are still cached under the same name hold
+            what they held, and are not copied again.
+
+    Raises:
+        RuntimeError: a prefix is being pinned.
+    """
+    start = time.perf_counter()
+    engine.settle()
+    if engine.is_pinning:
+        raise RuntimeError("save_state() is refused while pin_prefix() computes a prefix: save when it has returned")
+    worker, now = engine.runner.worker, time.monotonic()
+    with signals_held:
+        memories = [memory_data(replica.memory) for replica in engine.replicas]
+        written, held, changed = (before or Written()).split(memories, [held_blocks(memory) for memory in memories])
+        copies = worker.blocks.read(worker.pool, changed) if any(some for mine in changed for some in mine) else None
+        host_blocks = [[_owned(owners) for owners in memory["host"]["owners"]] for memory in memories]
+        swapped = [
+            worker.host.contents(mine or [[] for _ in worker.spec.views]) if any(mine) else [] for mine in host_blocks
+        ]
+        replicas = [
+            {
+                "memory": memory,
+                "scheduler": scheduler_data(replica.scheduler),
+                "lost_pins": sorted(replica.pins.lost),
+                "held": held[number],
+                "host_blocks": host_blocks[number],
+            }
+            for number, (replica, memory) in enumerate(zip(engine.replicas, memories, strict=True))
+        ]
+        host = {
+            "inputs": inputs.data(),
+            "requests": [request_data(request, now) for request in engine.awaited.values()],
+            "pins": {seq_id: request_data(request, now) for seq_id, request in engine.prefixes.requests.items()},
+            "replicas": replicas,
+        }
+    return Capture(host, copies, written, swapped, len(host["requests"]), time.perf_counter() - start)
+
+
+def _owned(owners: list[int]) -> list[int]:
+    return [block for block, count in enumerate(owners) if count]

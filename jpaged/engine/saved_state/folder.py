@@ -1,0 +1,196 @@
+"""A saved state on disk: a folder of numbered saves, of which the newest counts.
+
+    state/000007/state.json      format, model, pool, and the checksum of every other file; written last
+    state/000007/host.msgpack    requests, tables, queues: plain data
+    state/000007/blocks/         what the pool's blocks hold, by Orbax
+
+A save is written beside the others under another name, brought to the disk, and renamed: a save that is interrupted
+leaves the one before. Then older ones are deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from jpaged.errors import StateRefused
+from jpaged.loading.hugging_face import without_lines
+from jpaged.loading.orbax.zarr_array import ZarrArray
+
+FORMAT = 1
+"""Raised whenever a room's data change their meaning; a state of another format is refused."""
+
+ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"
+_UNFINISHED = ".saving"
+_CHARACTERS = "surrogatepass"  # text of users may hold halves of characters
+
+
+@dataclass(frozen=True)
+class StateFiles:
+    """Is a save that was read, and whose files are whole.
+
+    Attributes:
+        path: its folder.
+        about: what state.json says, see `jpaged.engine.saved_state.keeper`.
+        host: the plain data.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    host: dict[str, Any]
+
+    def array(self, name: str) -> np.ndarray:
+        """Return an array of the blocks, from the file's pages."""
+        return read_array(self.path, name)
+
+
+def write_state(
+    folder: Path, about: Mapping[str, Any], host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> int:
+    """Write a save into a folder, which is made where there is none, and return its bytes.
+
+    Raises:
+        OSError: the disk refuses; the save before is left as it was.
+    """
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    saves = _saves(folder)
+    path = folder / f"{max(saves, default=0) + 1:06d}"
+    new = path.with_name(path.name + _UNFINISHED)
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    try:
+        (new / HOST).write_bytes(msgpack.packb(host, unicode_errors=_CHARACTERS))
+        if arrays:
+            _write_arrays(new / BLOCKS, arrays)
+        checksums = {str(file.relative_to(new)): _checksum(file) for file in _files(new)}
+        said = {"format": FORMAT, **about, "checksums": checksums}
+        (new / ABOUT).write_text(json.dumps({**said, "checksum": _of_json(said)}, indent=1))
+        num_bytes = sum(_to_disk(file) for file in _files(new))
+        os.rename(new, path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    _to_disk(folder)
+    for number in saves:
+        shutil.rmtree(folder / f"{number:06d}", ignore_errors=True)
+    for left in folder.glob(f"*{_UNFINISHED}"):
+        shutil.rmtree(left, ignore_errors=True)
+    return num_bytes
+
+
+def read_state(folder: Path) -> StateFiles:
+    """Read the newest save of a folder and check all of its files.
+
+    Raises:
+        StateRefused: there is none, or it is damaged or of another format; the message says which.
+    """
+    path = newest(folder)
+    about = read_about(path)
+    found = {str(file.relative_to(path)) for file in _files(path)} - {ABOUT}
+    for name in sorted(found ^ set(about["checksums"])):
+        raise StateRefused(f"{path} is damaged: {name} is {'not one of its files' if name in found else 'missing'}")
+    for name, checksum in about["checksums"].items():
+        if _checksum(path / name) != checksum:
+            raise StateRefused(f"{path} is damaged: the checksum of {name} is not the one it was written with")
+    host = msgpack.unpackb((path / HOST).read_bytes(), strict_map_key=False, unicode_errors=_CHARACTERS)
+    return StateFiles(path, about, host)
+
+
+def read_array(path: Path, name: str) -> np.ndarray:
+    """Return an array of a save's blocks, from the file's pages."""
+    return np.asarray(ZarrArray(path / BLOCKS / name))
+
+
+def check_file(path: Path, about: Mapping[str, Any], array: str) -> None:
+    """Check the files of one array of a save.
+
+    Raises:
+        StateRefused: one is not what was written.
+    """
+    for name, checksum in about["checksums"].items():
+        if name.startswith(f"{BLOCKS}/{array}/") and _checksum(path / name) != checksum:
+            raise StateRefused(f"{path} is damaged: the checksum of {name} is not the one it was written with")
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest save of a folder.
+
+    Raises:
+        StateRefused: there is none.
+    """
+    saves = _saves(folder)
+    if not saves:
+        raise StateRefused(f"{folder} has no saved state")
+    return folder.absolute() / f"{max(saves):06d}"
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what a save says of itself.
+
+    Raises:
+        StateRefused: that is damaged, or the save is of another format.
+    """
+    try:
+        about = json.loads((path / ABOUT).read_bytes())
+        checksum = about.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise StateRefused(f"{path} is damaged: {ABOUT} cannot be read: {error!r}") from error
+    if checksum != _of_json(about):
+        raise StateRefused(f"{path} is damaged: {ABOUT} is not what was written")
+    if about["format"] != FORMAT:
+        raise StateRefused(
+            f"{path} has state format {about['format']}, written by jpaged {about.get('jpaged')}; this version reads "
+            f"format {FORMAT}"
+        )
+    return about
+
+
+def _saves(folder: Path) -> list[int]:
+    """Return the numbers of the saves that are whole."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and (path / ABOUT).exists())
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    import orbax.checkpoint as ocp  # takes a second
+
+    # Raw files: KV hardly compresses, and whoever reads it wants it at once.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
+    with without_lines("absl", "Skipping merge of OCDBT"), ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path, args=ocp.args.PyTreeSave(dict(arrays)))
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _of_json(data: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _to_disk(path: Path) -> int:
+    """Wait until a file, or a folder's names, are on the disk; return the file's bytes."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system may not do it for folders
+            os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Which model a state belongs to, and which blocks an engine can take over as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jpaged.config import EngineConfig
+from jpaged.execution import Runner, platform
+
+
+def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict[str, Any]:
+    """Return what tells a model from others: its configuration, and a sum over its weights as they lie here.
+
+    The sum is over bits, exact whatever its order. Weights are laid out, and so summed, alike only where "layout" is.
+    """
+    facts = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
+    left_out = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+    plain = {name: value for name, value in facts.items() if name not in left_out}
+    text = json.dumps(plain, sort_keys=True, default=str)
+    params, mesh = runner.worker.model.params, runner.mesh
+    return {
+        "name": config.model,
+        "config": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        "layout": [
+            platform(mesh),
+            config.tensor_parallel_size,
+            config.enable_expert_parallel,
+            config.quantization,
+            sorted({str(leaf.dtype) for leaf in jax.tree.leaves(params)}),
+            len(jax.tree.leaves(params)),
+        ],
+        "weights": weights_sum(params),
+    }
+
+
+def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Say why a state is of another model; None where it may be of this one.
+
+    Weights that are laid out for other devices cannot be compared; the configuration still is.
+    """
+    if saved["config"] != here["config"]:
+        return f"it is of another model, {saved['name']!r}, whose configuration is not that of {here['name']!r}"
+    if saved["layout"] == here["layout"] and saved["weights"] != here["weights"]:
+        return f"it is of other weights than {here['name']!r} has now: those that {saved['name']!r} had"
+    return None
+
+
+def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
+    """Return all that has to be equal for blocks to mean the same; the pool's size is not among it."""
+    spec = runner.spec
+    groups = []
+    for plan, view in zip(spec.layout.groups, spec.views, strict=True):
+        sizes = [plan.spec.block_size, plan.layer_bytes, plan.padded_layers, plan.block_bytes, plan.blocks_per_page]
+        groups.append([plan.spec.name, repr(plan.spec.policy), *sizes, list(view[1:])])
+    return {
+        "layout": model["layout"],
+        "weights": model["weights"],
+        "dtype": str(spec.dtype),
+        "shards": spec.shards,
+        "replicas": config.data_parallel_size,
+        "deterministic": config.deterministic,
+        "prefix_caching": config.enable_prefix_caching,
+        "prefix_eviction": config.prefix_eviction,
+        "groups": groups,
+    }
+
+
+def weights_sum(params: Any) -> list[int]:
+    """Return the sum of the bits of all weights as whole numbers, once for each size of an element, modulo 2**32.
+
+    Copies of a shard count once. Reading all weights takes as long as a decode step or two.
+    """
+    total: dict[int, int] = {}
+    for leaf in jax.tree.leaves(params):
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                size = max(1, leaf.dtype.itemsize)
+                total[size] = (total.get(size, 0) + _sum(shard.data)) % 2**32
+    return [number for size in sorted(total) for number in (size, total[size])]
+
+
+def _sum(array: jax.Array) -> int:
+    if next(iter(array.devices())).platform == "cpu":
+        bits = np.ascontiguousarray(np.asarray(array)).view(_unsigned(array.dtype.itemsize))
+        return int(bits.sum(dtype=np.uint64) % 2**32)
+    return int(_sum_there(array))
+
+
+@partial(jax.jit)
+def _sum_there(array: jax.Array) -> jax.Array:
+    if array.dtype == jnp.bool_ or array.dtype.name in ("int4", "uint4"):
+        array = array.astype(jnp.uint8)
+    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(_unsigned(array.dtype.itemsize)))
+    return bits.sum(dtype=jnp.uint32)
+
+
+def _unsigned(size: int) -> Any:
+    return {1: np.uint8, 2: np.uint16, 4: np.uint32}[size]

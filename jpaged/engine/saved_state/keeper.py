@@ -1,0 +1,192 @@
+"""Saves the state of one engine and lets it go on from a saved one; `LLM` and `AsyncLLM` have a keeper each."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jpaged.config import EngineConfig
+from jpaged.engine.engine import Engine
+from jpaged.engine.saved_state.capture import Capture, capture
+from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, read_state, write_state
+from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_facts
+from jpaged.engine.saved_state.loading import check_fresh, load
+from jpaged.engine.saved_state.written import Written
+from jpaged.errors import StateRefused
+from jpaged.execution.mesh import is_local
+from jpaged.outputs import SavedState
+from jpaged.pyramid_kv import PyramidKV
+from jpaged.scheduling import Request
+from jpaged.speculative import DraftModel, Layers, NGram
+from jpaged.text.input_processor import InputProcessor
+
+logger = logging.getLogger("jpaged.engine")
+
+T = TypeVar("T")
+_SETTINGS = {kind.__name__: kind for kind in (PyramidKV, NGram, Layers, DraftModel)}
+"""Settings that are dataclasses, by the name they are saved under."""
+
+
+class StateKeeper:
+    """Saves and loads the state of an engine, one at a time.
+
+    Args:
+        model_config: what the checkpoint says of the model.
+        inputs: made the engine's requests.
+        between_steps: calls a function while the engine stands between two steps, and returns what that returned.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        model_config: Any,
+        inputs: InputProcessor,
+        between_steps: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._model_config = model_config
+        self._inputs = inputs
+        self._between_steps = between_steps
+        self._lock = threading.RLock()  # of the folder, and the next four
+        self._busy = False
+        self._facts: tuple[int, dict[str, Any]] | None = None
+        self._prepared = False
+        self._written: tuple[int, Written] | None = None  # by the number of times that weights were replaced
+
+    def save(self, folder: str | Path) -> SavedState:
+        """Write the state as it is between two steps; see `LLM.save_state`.
+
+        Raises:
+            RuntimeError: a prefix is being pinned, this thread is in the middle of a save or load already, or the
+                engine's devices belong to several processes.
+            OSError: the disk refuses; the save before is left.
+        """
+        start = time.perf_counter()
+        with self._alone():
+            about = self._about()
+            if not self._prepared:
+                self._engine.runner.worker.blocks.prepare()
+                self._prepared = True
+            before, self._written = self._before(Path(folder)), None
+            captured, arrays = self._capture(before)
+            num_bytes = write_state(Path(folder), about, captured.host, arrays)
+            path = newest(Path(folder))
+            self._written = self._engine.runner.worker.model.num_updates, Written.of(path, captured.host)
+            seconds = time.perf_counter() - start
+            saved = SavedState(str(path), captured.num_requests, num_bytes, captured.pause_seconds, seconds)
+        logger.info(
+            "saved %d requests in %s: %s bytes; the engine paused for %.1f ms of %.2f s",
+            saved.num_requests,
+            saved.path,
+            f"{num_bytes:,}",
+            1e3 * saved.pause_seconds,
+            seconds,
+        )
+        return saved
+
+    def load(self, folder: str | Path) -> list[Request]:
+        """Let the engine, which is fresh, go on from a state, and return the requests that came with it.
+
+        Raises:
+            StateRefused: there is no state, or it is damaged or of another model or format; the engine is as it was.
+            RuntimeError: the engine is not fresh, or its devices belong to several processes.
+        """
+        start = time.perf_counter()
+        with self._alone():
+            check_fresh(self._engine)
+            files = read_state(Path(folder))
+            about = self._about()
+            difference = model_difference(files.about["model"], about["model"])
+            if difference is not None:
+                raise StateRefused(f"{files.path} cannot be taken up: {difference}")
+            differing = [name for name, here in about["pool"].items() if files.about["pool"][name] != here]
+            requests = self._between_steps(lambda: self._take_up(files, differing))
+        logger.info(
+            "%d requests go on from %s after %.2f s%s",
+            len(requests),
+            files.path,
+            time.perf_counter() - start,
+            f"; all is computed again, as {', '.join(differing)} differ" if differing else "",
+        )
+        return requests
+
+    def _capture(self, before: Written | None) -> tuple[Capture, dict[str, np.ndarray]]:
+        captured = self._between_steps(lambda: capture(self._engine, self._inputs, before))
+        try:
+            return captured, captured.arrays()
+        except (OSError, ValueError) as error:
+            if before is None:
+                raise
+            logger.warning("the save before cannot be read, so all blocks are copied: %s", error)
+            return self._capture(None)
+
+    def _before(self, folder: Path) -> Written | None:
+        """Return what the save before, in the same folder, has of this engine's blocks, if the weights are the same."""
+        if self._written is None:
+            return None
+        updates, written = self._written
+        same = updates == self._engine.runner.worker.model.num_updates
+        return written if same and written.path is not None and written.path.parent == folder.absolute() else None
+
+    def _take_up(self, files: StateFiles, differing: list[str]) -> list[Request]:
+        try:
+            return load(self._engine, self._inputs, files.host, files.array, same_blocks=not differing)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateRefused(f"{files.path} cannot be taken up: {error!r}") from error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one thread at a time save or load, and none of them twice at once, as a signal's handler may ask."""
+        if not is_local(self._engine.runner.mesh):
+            raise RuntimeError("a state cannot be saved or loaded where the devices belong to several processes")
+        with self._lock:
+            if self._busy:
+                raise RuntimeError("a save or load is refused in the middle of another one")
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a save says of its model and pool; the weights are summed up once, until they are replaced."""
+        runner, updates = self._engine.runner, self._engine.runner.worker.model.num_updates
+        if self._facts is None or self._facts[0] != updates:
+            self._facts = updates, model_facts(self._config, self._model_config, runner)
+        model = self._facts[1]
+        return {
+            "jpaged": version("jpaged"),
+            "model": model,
+            "pool": pool_facts(self._config, model, runner),
+            "settings": settings_data(self._config),
+        }
+
+
+def settings_data(config: EngineConfig) -> dict[str, Any]:
+    """Return an engine's settings as plain data; one that is a dataclass as its name and fields."""
+    data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, value in data.items():
+        if isinstance(value, PyramidKV | NGram | Layers | DraftModel):
+            data[name] = [type(value).__name__, dataclasses.asdict(value)]
+    return data
+
+
+def saved_settings(folder: str | Path) -> dict[str, Any]:
+    """Return the settings of the engine whose state a folder holds.
+
+    Raises:
+        StateRefused: there is no state, or what it says of itself is damaged or of another format.
+    """
+    data: Mapping[str, Any] = read_about(newest(Path(folder)))["settings"]
+    return {name: _SETTINGS[value[0]](**value[1]) if isinstance(value, list) else value for name, value in data.items()}

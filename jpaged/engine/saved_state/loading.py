@@ -1,0 +1,238 @@
+"""An engine goes on from a saved state: with its blocks where they mean the same here, by computing again where not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jpaged.engine.engine import Engine
+from jpaged.engine.replica import Replica
+from jpaged.engine.saved_state.capture import host_array, pool_array
+from jpaged.memory import Fit
+from jpaged.memory.saving import Fitting, held_blocks, memory_data
+from jpaged.scheduling import Request, Status
+from jpaged.scheduling.order import service_order
+from jpaged.scheduling.restart import begin_again
+from jpaged.scheduling.saving import load_request, load_scheduler
+from jpaged.text.input_processor import InputProcessor
+
+logger = logging.getLogger(__name__)
+
+Arrays = Callable[[str], np.ndarray]
+"""Returns what `Capture.arrays` had under a name."""
+
+
+def check_fresh(engine: Engine) -> None:
+    """Refuse an engine that has requests or pins of its own.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    pinned = any(replica.pins.seq_ids for replica in engine.replicas)
+    if engine.has_work or engine.awaited or pinned:
+        raise RuntimeError("a state is loaded before all else: this engine has requests or pinned prefixes already")
+
+
+def load(
+    engine: Engine, inputs: InputProcessor, host: Mapping[str, Any], arrays: Arrays, *, same_blocks: bool
+) -> list[Request]:
+    """Let a fresh engine go on from a state, and return the requests that came with it, in order of arrival.
+
+    A request that this engine cannot run to its end, say because its pool is too small, ends with finish_reason "abort"
+    and a stop_reason that says why.
+
+    Args:
+        host, arrays: what `Capture` had.
+        same_blocks: whether blocks mean the same here: layer groups, dtype, shards, weights. The pool may have another
+            size.
+
+    Raises:
+        RuntimeError: the engine is not fresh.
+        ValueError: a request asks for what this version does not know. The engine is as it was, but empty.
+    """
+    check_fresh(engine)
+    now = time.monotonic()
+    requests = [load_request(one, now) for one in host["requests"]]
+    for request in requests:
+        inputs.look_again(request)
+    pins = {seq_id: load_request(one, now) for seq_id, one in host["pins"].items()}
+    try:
+        with engine.change():
+            parts = {part.request_id: part for request in requests for part in request.parts}
+            engine.awaited.update({request.request_id: request for request in requests})
+            engine.restored.update(engine.awaited)
+            for part in parts.values():
+                _refuse_too_long(part, engine)
+            saved = host["replicas"]
+            if same_blocks and len(saved) == len(engine.replicas):
+                _go_on(engine, saved, parts, pins, arrays)
+            else:
+                _compute_again(engine, parts.values(), pins)
+            engine.prefixes.take_over(pins)
+        inputs.load(host["inputs"])
+    except BaseException:
+        engine.abort(*requests)
+        engine.prefixes.forget()
+        raise
+    return requests
+
+
+def _go_on(
+    engine: Engine,
+    saved: Sequence[Mapping[str, Any]],
+    parts: Mapping[int, Request],
+    pins: Mapping[int, Request],
+    arrays: Arrays,
+) -> None:
+    """Take over the blocks that each replica's pool has room for."""
+    blocks, contents = [], []
+    for number, (replica, data) in enumerate(zip(engine.replicas, saved, strict=True)):
+        mine = [parts[request_id] for request_id in data["scheduler"]["requests"]]
+        pages = _take_over_memory(replica, data, mine, pins)
+        going_on = [part for part in mine if part.status is not Status.FINISHED]
+        load_scheduler(replica.scheduler, data["scheduler"], going_on)
+        for part in going_on:
+            engine.register(replica, part)
+            replica.load += len(part.sequences)
+        places = [_places(replica, data, pages, group) for group in range(len(data["held"]))]
+        blocks.append([[new for _, new in pairs] for pairs in places])
+        contents.append(
+            [_rows(arrays, pool_array(number, g), [row for row, _ in pairs]) for g, pairs in enumerate(places)]
+        )
+        _take_over_swapped(engine, replica, data, number, arrays)
+    if any(some for groups in blocks for some in groups):
+        worker = engine.runner.worker
+        worker.pool = worker.blocks.write(worker.pool, blocks, _filled(engine, contents))
+
+
+def _take_over_memory(
+    replica: Replica, data: Mapping[str, Any], mine: Sequence[Request], pins: Mapping[int, Request]
+) -> dict[int, int]:
+    """Bring a replica's memory into the saved state, less what it has no room for; return the place of each page.
+
+    Cached blocks go first, the least recently needed before others, then the newest requests, which are computed again.
+    """
+    scheduler, fitting = replica.scheduler, Fitting(replica.memory, data["memory"])
+    lost = set(data["lost_pins"])
+
+    def give_up(part: Request) -> None:
+        fitting.give_up(seq.seq_id for seq in part.sequences)
+        if part.status is not Status.FINISHED:
+            _begin_again(part)
+
+    for part in mine:
+        if part.status is Status.FINISHED or _ends_here(part, replica):
+            give_up(part)
+    order = sorted((part for part in mine if part.status is Status.RUNNING), key=service_order)
+    while sum(len(part.live) for part in order) > scheduler.max_num_seqs:
+        give_up(order.pop())
+    swapped = sorted((part for part in mine if part.status is Status.SWAPPED), key=service_order)
+    while not fitting.fits_host():
+        give_up(swapped.pop())
+    while not fitting.fits_pool():
+        if order:
+            give_up(order.pop())
+        else:  # nothing but pins is left
+            fitting.give_up(pins)
+            lost = set(pins)
+    pages = fitting.apply()
+    if lost < set(pins) and replica.memory.can_admit(replica.max_model_len) is Fit.NEVER:
+        logger.warning("pinned prefixes leave this pool too little room: they are computed and pinned again")
+        for seq_id in set(pins) - lost:
+            replica.memory.free(seq_id)
+        lost = set(pins)
+    replica.pins.seq_ids, replica.pins.lost = set(pins), lost
+    return pages
+
+
+def _take_over_swapped(engine: Engine, replica: Replica, data: Mapping[str, Any], number: int, arrays: Arrays) -> None:
+    owners = replica.memory.swap_space.host.ref_count
+    kept = [
+        [row for row, block in enumerate(mine) if counts[block]]
+        for mine, counts in zip(data["host_blocks"], owners, strict=False)
+    ]
+    if any(kept):
+        ids = [[mine[row] for row in rows] for mine, rows in zip(data["host_blocks"], kept, strict=True)]
+        contents = [_rows(arrays, host_array(number, group), rows) for group, rows in enumerate(kept)]
+        engine.runner.worker.host.put(ids, _filled(engine, [contents])[0])
+
+
+def _places(replica: Replica, data: Mapping[str, Any], pages: Mapping[int, int], group: int) -> list[tuple[int, int]]:
+    """Return (row of the saved array, block here) of the blocks of a group that are still needed."""
+    each = replica.memory.layout.groups[group].blocks_per_page
+    needed = set(held_blocks(memory_data(replica.memory))[group])
+    moved = ((row, pages.get(old // each, -1) * each + old % each) for row, old in enumerate(data["held"][group]))
+    return [(row, new) for row, new in moved if new in needed]
+
+
+def _rows(arrays: Arrays, name: str, rows: list[int]) -> np.ndarray | None:
+    return arrays(name)[:, rows] if rows else None
+
+
+def _filled(engine: Engine, contents: list[list[np.ndarray | None]]) -> list[list[np.ndarray]]:
+    """Put empty arrays where a group has no block."""
+    spec = engine.runner.spec
+    sizes = [plan.block_bytes for plan in spec.layout.groups]
+    return [
+        [
+            np.zeros((spec.shards, 0, size), np.uint8) if rows is None else rows
+            for rows, size in zip(groups, sizes, strict=True)
+        ]
+        for groups in contents
+    ]
+
+
+def _compute_again(engine: Engine, parts: Iterable[Request], pins: Mapping[int, Request]) -> None:
+    """Queue all unfinished requests as if they had just come, in their order, with the tokens that they have."""
+    for part in sorted((part for part in parts if part.status is not Status.FINISHED), key=_arrival):
+        _begin_again(part)
+        replica = min(engine.replicas, key=lambda replica: replica.load)
+        if part.status is Status.FINISHED or _ends_here(part, replica):
+            continue
+        try:
+            replica.add(part)
+        except ValueError as error:
+            _end(part, str(error))
+        else:
+            engine.register(replica, part)
+    for replica in engine.replicas:
+        replica.pins.seq_ids, replica.pins.lost = set(pins), set(pins)
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival_number
+
+
+def _begin_again(part: Request) -> None:
+    """Make a request wait with the tokens it has; one that these have ended is finished."""
+    begin_again(part)
+    if not part.live:
+        part.status, part.finished_time = Status.FINISHED, time.monotonic()
+
+
+def _refuse_too_long(part: Request, engine: Engine) -> None:
+    if part.status is not Status.FINISHED and part.max_total_tokens > engine.max_model_len:
+        most = f"max_model_len={engine.max_model_len}"
+        _end(part, f"the restored request may grow to {part.max_total_tokens} tokens, above {most}")
+
+
+def _ends_here(part: Request, replica: Replica) -> bool:
+    """End a request that this engine could not run to its end."""
+    scheduler, width = replica.scheduler, len(part.sequences)
+    if width > scheduler.max_num_seqs:
+        _end(part, f"the restored request has {width} outputs, above max_num_seqs={scheduler.max_num_seqs}")
+    elif not scheduler.room.is_possible(part):
+        _end(part, f"the restored request may grow to {part.max_total_tokens} tokens, which can never fit this pool")
+    return part.status is Status.FINISHED
+
+
+def _end(part: Request, reason: str) -> None:
+    logger.warning("request %d ends: %s", part.request_id, reason)
+    for seq in part.live:
+        seq.finish_reason, seq.stop_reason = "abort", reason
+        seq.slot, seq.parent = -1, None
+    part.status, part.finished_time = Status.FINISHED, time.monotonic()

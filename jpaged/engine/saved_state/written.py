@@ -1,0 +1,84 @@
+"""What the last save has of an engine's blocks: one that is cached under the name it had then need not be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jpaged.engine.saved_state.folder import check_file, read_about, read_array
+
+Held = list[list[list[int]]]
+"""Blocks by replica and group."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Is the blocks of a save, by their names.
+
+    A block of the prefix cache is named by the tokens up to its end, and never written while it has that name.
+
+    Attributes:
+        path: folder of the save; None = there is none.
+        places: for each replica and group, name and row of each cached block.
+        rows: for each replica and group, the rows that a later save takes over; empty before `split`.
+    """
+
+    path: Path | None = None
+    places: Sequence[Sequence[Mapping[int, tuple[bytes, int]]]] = ()
+    rows: Held = field(default_factory=list)
+
+    @classmethod
+    def of(cls, path: Path, host: Mapping[str, Any]) -> Written:
+        """Return the blocks of a save that was just written."""
+        places = []
+        for replica in host["replicas"]:
+            names = _names(replica["memory"])
+            places.append(
+                [
+                    {block: (mine[block], row) for row, block in enumerate(blocks) if block in mine}
+                    for mine, blocks in zip(names, replica["held"], strict=True)
+                ]
+            )
+        return cls(path, places)
+
+    def split(self, memories: Sequence[Mapping[str, Any]], held: Held) -> tuple[Written, Held, Held]:
+        """Return these blocks with the rows to take over, all blocks in the order of the next save's arrays, first
+        those that are taken over, and the others, which are to be copied."""
+        rows: Held = []
+        order: Held = []
+        changed: Held = []
+        for replica, (memory, groups) in enumerate(zip(memories, held, strict=True)):
+            names = _names(memory)
+            for some in (rows, order, changed):
+                some.append([])
+            for group, blocks in enumerate(groups):
+                known = self.places[replica][group] if self.places else {}
+                here = names[group]
+                kept = [b for b in blocks if b in known and known[b][0] == here.get(b)]
+                others = [b for b in blocks if b not in known or known[b][0] != here.get(b)]
+                rows[-1].append([known[block][1] for block in kept])
+                order[-1].append(kept + others)
+                changed[-1].append(others)
+        return Written(self.path, self.places, rows), order, changed
+
+    def arrays(self, name: str, rows: list[int]) -> list[np.ndarray]:
+        """Return what an array of the save has in some rows, in a list that is empty where they are none.
+
+        Raises:
+            StateRefused: the save is not what was written.
+        """
+        if not rows:
+            return []
+        assert self.path is not None
+        check_file(self.path, read_about(self.path), name)
+        return [read_array(self.path, name)[:, rows]]
+
+
+def _names(memory: Mapping[str, Any]) -> list[dict[int, bytes]]:
+    """Return the name of each cached block of each group."""
+    links = memory["links"]
+    return [{block: links[number][0] for block, number in contents} for contents in memory["cached"]]

@@ -1,0 +1,121 @@
+"""A saved memory moves into a pool of another size: what is cached goes first, then whole requests that the caller
+names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from jpaged.memory.block_tables import NO_BLOCK
+from jpaged.memory.manager import MemoryManager
+from jpaged.memory.saving.saved_memory import load_memory, memory_data
+
+
+class Fitting:
+    """Holds a saved memory in a pool of its own size on the host, until it has given up what the new pool cannot hold.
+
+    Args:
+        memory: the memory of the new pool, whose layer groups and block sizes are those of the saved one. It stays as
+            it is until `apply`.
+        data: what `memory_data` returned.
+    """
+
+    def __init__(self, memory: MemoryManager, data: Mapping[str, Any]) -> None:
+        self._memory = memory
+        self._old_pages = data["blocks"]["num_pages"]
+        self._trial = _of_pages(memory, self._old_pages)
+        load_memory(self._trial, data)
+
+    def give_up(self, seq_ids: Iterable[int]) -> None:
+        """Free sequences, wherever they are; those without tables are left alone."""
+        for seq_id in seq_ids:
+            if seq_id in self._trial._sequences or self._trial.swap_space.holds(seq_id):
+                self._trial.free(seq_id)
+
+    def fits_pool(self) -> bool:
+        """Forget cached pages, the least recently needed first, until the rest fits; return False where that is not
+        enough."""
+        pages = self._trial._allocator.pages
+        while self._old_pages - len(pages.free) > self._memory.layout.num_pages:
+            if not self._trial._allocator.evict_idle_page():
+                return False
+        return True
+
+    def fits_host(self) -> bool:
+        """Tell whether the swapped sequences fit the host memory that the new engine has for them."""
+        return self._trial.swap_space.host.used_bytes <= self._memory.swap_space.host.limit_bytes
+
+    def apply(self) -> dict[int, int]:
+        """Bring the memory of the new pool into the state; return where each large page that holds something lies now.
+
+        The pages lie where they lay, as far as the new pool has these places.
+        """
+        data, there = memory_data(self._trial), self._memory.layout.num_pages
+        owned = [page for page, *_ in data["blocks"]["pages"]]
+        moved = {page: page for page in owned if page < there}
+        places = (page for page in data["blocks"]["free"] if page < there)
+        moved |= zip((page for page in owned if page >= there), places, strict=False)
+        load_memory(self._memory, _moved(data, moved, there, [g.blocks_per_page for g in self._memory.layout.groups]))
+        return moved
+
+
+def _of_pages(memory: MemoryManager, num_pages: int) -> MemoryManager:
+    """Return an empty memory with the settings of another, on a pool of so many large pages."""
+    layout = memory.layout
+    groups = tuple(replace(group, num_blocks=num_pages * group.blocks_per_page) for group in layout.groups)
+    layout = replace(layout, groups=groups, num_pages=num_pages)
+    return MemoryManager(
+        layout,
+        prefix_caching=memory.prefix_caching,
+        prefix_eviction=memory._prefix_eviction,
+        max_step_tokens=memory.max_step_tokens,
+        swap_space_bytes=layout.pool_bytes,
+    )
+
+
+def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes: list[int]) -> dict[str, Any]:
+    """Return the data of a memory whose pages lie in other places.
+
+    Args:
+        pages: the new place of each page that holds something.
+        sizes: blocks of each group in a page.
+    """
+
+    def block(g: int, old: int) -> int:
+        return NO_BLOCK if old == NO_BLOCK else pages[old // sizes[g]] * sizes[g] + old % sizes[g]
+
+    def listed(g: int, blocks: list[list[int]]) -> list[list[int]]:
+        return [[block(g, old), *rest] for old, *rest in blocks]
+
+    saved, taken = data["blocks"], set(pages.values())
+    free = [page for page in saved["free"] if page < num_pages and page not in taken]
+    free += sorted(set(range(num_pages)) - taken - set(free))
+    blocks = {
+        "num_pages": num_pages,
+        "free": free,
+        "touched": sorted(pages[page] for page in saved["touched"] if page in pages),
+        "pages": [
+            [pages[page], g, owner, [block(g, one) for one in empty], *newest]
+            for page, g, owner, empty, *newest in saved["pages"]
+        ],
+        "groups": [
+            {
+                "evictable": listed(g, group["evictable"]),
+                "protected": listed(g, group["protected"]),
+                "open": [pages[page] for page in group["open"]],
+                "stale": [pages[page] for page in group["stale"]],
+            }
+            for g, group in enumerate(saved["groups"])
+        ],
+    }
+    sequences = {
+        seq_id: {**one, "tables": [[block(g, old) for old in table] for g, table in enumerate(one["tables"])]}
+        for seq_id, one in data["sequences"].items()
+    }
+    associations = [
+        [packed, [[pages[page] for page in mine if page in pages] for mine in opened]]
+        for packed, opened in data["associations"]
+    ]
+    cached = [listed(g, contents) for g, contents in enumerate(data["cached"])]
+    return {**data, "blocks": blocks, "sequences": sequences, "associations": associations, "cached": cached}

@@ -1,0 +1,100 @@
+"""The state of a `MemoryManager` as plain data, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from jpaged.memory.block_tables import NO_BLOCK
+from jpaged.memory.hash_chain import Link
+from jpaged.memory.manager import MemoryManager
+from jpaged.memory.saving.saved_blocks import (
+    Associations,
+    associations_data,
+    blocks_data,
+    load_associations,
+    load_blocks,
+)
+from jpaged.memory.saving.saved_tables import (
+    Links,
+    cache_data,
+    load_cache,
+    load_recent,
+    load_request,
+    load_tables,
+    recent_data,
+    request_data,
+    tables_data,
+)
+
+
+def memory_data(memory: MemoryManager) -> dict[str, Any]:
+    """Return the whole state of a memory, copied. O(blocks in use or cached).
+
+    Host blocks whose content nobody will ask for are left out: their places are free.
+    """
+    links, associations, host = Links(), Associations(), memory.swap_space.host
+    predicted = memory._predicted
+    return {
+        "blocks": blocks_data(memory._allocator, associations),
+        "requests": [request_data(request, associations) for request in memory._requests.values()],
+        "sequences": {seq_id: tables_data(tables, links) for seq_id, tables in memory._sequences.items()},
+        "swapped": {seq_id: tables_data(tables, links) for seq_id, tables in memory.swap_space.sequences.items()},
+        "host": {"owners": [list(counts) for counts in host.ref_count], "free": host.free_blocks()},
+        "cached": cache_data(memory._cache, len(memory.layout.groups), links),
+        "pinned": sorted(memory._pinned.seq_ids),
+        "recent": recent_data(memory._recent),
+        "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
+        "clock": memory._ownership.clock,
+        "version": memory._ownership.version,
+        "links": links.data(),
+        "associations": associations_data(associations),
+    }
+
+
+def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
+    """Bring a memory into the state that was saved, whatever it held; its pool has as many large pages as that one's.
+
+    Raises:
+        ValueError: the pool has another number of large pages, or groups.
+    """
+    layout, blocks = memory.layout, data["blocks"]
+    if (blocks["num_pages"], len(blocks["groups"])) != (layout.num_pages, len(layout.groups)):
+        raise ValueError(
+            f"the saved pool has {blocks['num_pages']} large pages for {len(blocks['groups'])} layer groups, this one "
+            f"{layout.num_pages} for {len(layout.groups)}"
+        )
+    memory.clear()
+    links = [Link(*link) for link in data["links"]]
+    associations = load_associations(data["associations"], len(layout.groups))
+    requests = {one["id"]: load_request(one, associations, memory._groups) for one in data["requests"]}
+    owners: list[Counter[int]] = [Counter() for _ in layout.groups]
+    for saved, sequences in ((data["sequences"], memory._sequences), (data["swapped"], memory.swap_space.sequences)):
+        for seq_id, one in saved.items():
+            request = requests[one["request"]]
+            request.num_seqs += 1
+            sequences[seq_id] = tables = load_tables(one, request, links)
+            if sequences is memory._sequences:
+                for counts, table in zip(owners, tables.tables, strict=True):
+                    counts.update(block for block in table if block != NO_BLOCK)
+    memory._requests = requests
+    load_blocks(memory._allocator, blocks, associations, owners)
+    memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
+    load_cache(memory._cache, data["cached"], links)
+    memory._ownership.clock, memory._ownership.version = data["clock"], data["version"]
+    for seq_id in data["pinned"]:
+        memory.pin(seq_id)
+    if memory._recent is not None and data["recent"] is not None:
+        load_recent(memory._recent, data["recent"])
+    if memory._predicted is not None:
+        memory._predicted.limit_bytes = data["protected_bytes"]
+
+
+def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:
+    """Return the blocks of each group that are in use or cached, in order: those whose content is needed."""
+    held: list[set[int]] = [{block for block, _ in contents} for contents in data["cached"]]
+    for one in data["sequences"].values():
+        for mine, table in zip(held, one["tables"], strict=True):
+            mine.update(table)
+    return [sorted(mine - {NO_BLOCK}) for mine in held]

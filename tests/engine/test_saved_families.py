@@ -1,0 +1,109 @@
+"""Saved states of every kind of layer, of engines that draft, and of more devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+from greedy_reference import random_prompts
+
+from jpaged import LLM, Layers, NGram, PyramidKV, SamplingParams
+
+HERE = Path(__file__).parent
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 96, "max_num_batched_tokens": 16}
+PROMPTS = [*random_prompts(lengths=(40, 9, 33)), [5, 6, 7, 8, 9] * 5]
+PARAMS = [
+    SamplingParams(temperature=temperature, seed=i, max_tokens=24, ignore_eos=True, logprobs=1)
+    for i, temperature in enumerate((0.0, 1.0, 0.8, 0.0))
+]
+
+
+def begin(model, steps, **options):
+    llm = LLM(str(model), **SETTINGS | options)
+    for prompt, params in zip(PROMPTS, PARAMS, strict=True):
+        llm._engine.add(llm.input_processor.process({"prompt_token_ids": prompt}, params))
+    for _ in range(steps):
+        llm._engine.step()
+    return llm
+
+
+def undisturbed(model, **options):
+    llm = LLM(str(model), **SETTINGS | options)
+    return answers(llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False))
+
+
+def answers(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def check(model, folder, steps, **options):
+    llm = begin(model, steps, **options)
+    llm.save_state(folder)
+    running = sum(seq.num_computed for request in llm._engine.scheduler.running for seq in request.live)
+    llm.close()
+    other = LLM.restore_state(folder)
+    going_on = sum(seq.num_computed for request in other._engine.scheduler.running for seq in request.live)
+    assert going_on == running > 0, "something is computed again"
+    other._engine.memory.check_invariants()
+    outputs = other.resume(use_tqdm=False)
+    assert other._engine.memory.num_used_blocks == 0
+    other._engine.memory.check_invariants()
+    return outputs
+
+
+def test_a_deterministic_engine_goes_on_to_the_last_bit(tmp_path):
+    make_checkpoint("llama", tmp_path)
+    llm = LLM(str(tmp_path), deterministic=True, **SETTINGS)
+    expected = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False)
+    for steps in (4, 17):
+        found = check(tmp_path, tmp_path / f"state-{steps}", steps, deterministic=True)
+        for one, other in zip(expected, found, strict=True):
+            assert one.outputs[0].token_ids == other.outputs[0].token_ids
+            assert one.outputs[0].logprobs == other.outputs[0].logprobs
+            assert one.outputs[0].cumulative_logprob == other.outputs[0].cumulative_logprob
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma2", {}),
+        ("jamba", {"state_checkpoint_interval": 16}),
+        ("bamba", {"prefix_eviction": "predicted", "state_checkpoint_interval": 16}),
+        ("deepseek_v2", {}),
+        ("llama", {"speculative": NGram(tokens=3)}),
+        ("llama", {"speculative": Layers(1, tokens=2)}),
+        ("llama", {"kv_budget": PyramidKV(budget=24, recent=8, window=4), "enable_prefix_caching": False}),
+        ("llama", {"kv_cache_dtype": "int8"}),
+    ],
+)
+def test_every_kind_of_layer_and_of_drafts_goes_on(tmp_path, name, options):
+    make_checkpoint(name, tmp_path)
+    expected = undisturbed(tmp_path, **options)
+    for steps in (3, 5, 12):
+        found = check(tmp_path, tmp_path / f"state-{steps}", steps, **options)
+        assert answers(found) == expected, f"after {steps} steps"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sizes", ["2,1-2,1", "1,1-2,1", "2,1-1,1", "1,2-1,2", "1,2-1,1"])
+def test_more_or_fewer_devices_give_the_same_answers(tmp_path, sizes):
+    """Tensor and data parallel sizes before and after; where they differ all is computed again."""
+    make_checkpoint("llama", tmp_path)
+    env = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}{os.pathsep}{HERE.parent}",
+    }
+    command = [sys.executable, str(HERE / "saved_by_devices.py"), str(tmp_path), sizes]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    before, after = sizes.split("-")
+    assert found["answers"] == undisturbed(tmp_path)
+    assert (found["kept"] > 0) == (before == after)

@@ -156,26 +156,29 @@ def memory(
     docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
 ) -> None:
     """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
-    from jpaged.benchmarks import memory_report
-    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, read_trace
+    from jpaged.benchmarks import memory_jenga, memory_report
+    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, public_name, read_trace
 
     _check_plots(docs)
     with bad_parameters():
-        chats = {path.stem: read_trace(path, 4 * num_requests) for path in trace or []}
+        chats = {public_name(path): read_trace(path, 4 * num_requests) for path in trace or []}
         far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
         talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
-    sources = [*chats, long.stem if long else "drawn long prompts"]
-    sources.append(conversations.stem if conversations else "drawn conversations")
-    if not chats:
-        chats = {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
-        sources.insert(0, "drawn chats")
-    results = memory_report.run(chats, far, talks, say=typer.echo)
+    chats = chats or {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
+    workloads = [f"{name} (OPT-13B)" for name in chats]
+    workloads.append(f"{public_name(long) if long else 'drawn long prompts'} (models whose layers differ)")
+    workloads.append(f"{public_name(conversations) if conversations else 'drawn conversations'} (prefix caching)")
+    jenga = memory_jenga.run(num_requests, seed, say=typer.echo)
+    results = memory_report.run(chats, far, talks, jenga, say=typer.echo)
     text = memory_report.tables(results)
     typer.echo(text)
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
         memory_report.plot(results, docs / "memory.png")
-        (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")
+        given = [*(("trace", path) for path in trace or []), ("long", long), ("conversations", conversations)]
+        options = "".join(f" --{name} {path.name}" for name, path in given if path is not None)
+        page = memory_report.page(text, f"jpaged bench memory{options} --docs docs", workloads)
+        (docs / "memory.md").write_text(page, encoding="utf-8")
 
 
 @app.command()

@@ -10,9 +10,19 @@ from hypothesis import strategies as st
 
 from jpaged.benchmarks import memory_report
 from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
+from jpaged.benchmarks.memory_jenga import VISION_MODELS, JengaResults, VisionCache, vision_cache
 from jpaged.benchmarks.memory_shapes import SHAPES
-from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, Shares, build, held_by_one, simulate
-from jpaged.benchmarks.memory_traces import Demand, draw_conversations, draw_lengths, prompt_tokens, read_trace
+from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, Shares, build, held_by_one, known_before, simulate
+from jpaged.benchmarks.memory_traces import (
+    Demand,
+    draw_articles,
+    draw_conversations,
+    draw_image_questions,
+    draw_lengths,
+    prompt_tokens,
+    public_name,
+    read_trace,
+)
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
 CHATS = draw_lengths(100, 60, 80, seed=0, sigma=0.5)
@@ -77,7 +87,17 @@ def test_one_page_size_for_all_layers_wastes_what_the_paper_says_and_jpaged_does
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("name", ["OPT-13B", "Llama-3.2-11B-Vision", "Jamba-1.5-Mini", "PyramidKV on Llama-3.1-8B"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPT-13B",
+        "Llama-3.2-11B-Vision",
+        "Jamba-1.5-Mini",
+        "Llama-3.1-8B + 1B draft",
+        "Gemma-3-27B + images",
+        "PyramidKV on Llama-3.1-8B",
+    ],
+)
 def test_every_allocator_serves_every_kind_of_model(name, system):
     shape = replace(BY_NAME[name], pool_gib=3, max_len=2048)
     demands = CHATS if name == "OPT-13B" else [Demand(2000, 40)] * 100
@@ -109,6 +129,44 @@ def test_conversations_hit_the_prefix_cache():
     assert 0.1 < outcome.hit_rate < 1
 
 
+def test_a_draft_models_page_is_as_large_as_the_models_where_there_is_one_size():
+    shape = BY_NAME["Llama-3.1-8B + 1B draft"]
+    held = {system: held_by_one(system, shape, 8192) for system in ("PagedAttention, largest page", "jpaged")}
+    assert held["PagedAttention, largest page"] / held["jpaged"] == pytest.approx(1.6, abs=0.01)
+    assert shape.needed_bytes(8192) == 8192 * (32 * 4096 + 16 * 2048)
+
+
+def test_articles_asked_about_again_are_found_as_far_as_the_pool_holds_them():
+    shape = replace(BY_NAME["Gemma-3-27B"], pool_gib=4)
+    few, many = (draw_articles(number, 40, seed=0, mean=2000) for number in (3, 30))
+    assert known_before(few)[:1] == [0] and sum(known_before(few)) > 35 * 1000
+    options = {"prefix_caching": True, "prefix_eviction": "predicted"}
+    found = [simulate("jpaged", shape, demands, **options).reuse for demands in (few, many)]
+    largest = simulate("PagedAttention, largest page", shape, few, **options).reuse
+    assert found[0] > 0.95 > found[1] and found[0] > largest
+
+
+def test_an_images_kv_is_found_by_the_next_question_about_it():
+    shape = replace(BY_NAME["Llama-3.2-11B-Vision"], pool_gib=3)
+    for images, least, most in ((4, 0.95, 1.0), (60, 0.0, 0.9)):
+        demands = draw_image_questions(images, 80, seed=0)
+        outcome = simulate("jpaged", shape, demands, prefix_caching=True)
+        assert least <= outcome.image_reuse <= most and outcome.hit_rate > 0
+
+
+def test_without_a_vision_cache_every_chunk_that_holds_an_image_runs_the_encoder():
+    model = VISION_MODELS[0]
+    small, large = (vision_cache(model, tokens, requests=3) for tokens in (512, 8192))
+    assert small.runs >= 7290 / 512 > 2 >= large.runs >= 1
+    assert small.factor > large.factor >= 1
+    assert model.encoding == pytest.approx(10 * 729 * 0.456e9, rel=0.01)
+
+
+def test_workloads_have_the_names_that_readers_know(tmp_path):
+    assert public_name(tmp_path / "sharegpt8k-multiturn-lengths.csv") == "ShareGPT, several turns"
+    assert public_name(tmp_path / "my-trace.csv") == "my-trace"
+
+
 def test_equal_hash_ids_are_equal_tokens_and_the_rest_is_the_requests_own():
     a = prompt_tokens(Demand(1030, 1, (5, 9)), unique=0)
     b = prompt_tokens(Demand(1030, 1, (5, 9)), unique=1)
@@ -130,15 +188,28 @@ def test_traces_are_read_with_and_without_hash_ids(tmp_path):
 
 
 def test_the_page_has_every_table():
-    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0, 0)
+    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0.75, 0, 0, 0.25)
+    alone = [("jpaged", "lru", outcome)]
+    jenga = JengaResults({8: alone, 12: alone}, alone, [VisionCache("V", 512, 8.0, 1.5)])
     results = memory_report.Results(
-        {"chats": [outcome]}, {"M": [replace(outcome, refused=1)] * 6}, [("M", "jpaged", "lru", outcome)]
+        {"chats": [outcome]},
+        {
+            "M": [replace(outcome, refused=1)] * 6,
+            "Llama-3.1-8B + 1B draft": [replace(outcome, system=SYSTEMS[3]), replace(outcome, batch=25.0)],
+        },
+        [("M", "jpaged", "lru", outcome)],
+        jenga,
     )
-    text = memory_report.page(memory_report.tables(results), ["chats"])
+    text = memory_report.page(memory_report.tables(results), "jpaged bench memory --docs docs", ["chats"])
     assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text
     assert "| M | 12.5 (90%)* |" in text
     assert "| M | jpaged | lru | 50.0% | 12.5 |" in text
     assert "| Ministral-8B | 131,072 | 56.25% |" in text
+    assert "| Llama-3.1-8B + 1B draft | 8,192 | 37.50% |" in text
+    assert "| allocator | prefix_eviction | 8 articles | 12 articles | images |" in text
+    assert "| jpaged | lru | 75%; 12.5 | 75%; 12.5 | 25%; 12.5 |" in text
+    assert "| V | 512 | 8.0 | 1.50 |" in text
+    assert "runs 2.00 times the batch of the largest page" in text
 
 
 def test_the_command_line_names_what_it_cannot_read(tmp_path):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from jpaged import RequestOutput, SamplingParams
@@ -56,6 +57,16 @@ def torch_greedy(
     guesses = [()] * len(prompts) if guesses is None else guesses
     with one_torch_thread():
         return [_one(model, *pair, num_tokens) for pair in zip(prompts, guesses, strict=True)]
+
+
+def torch_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], outputs: Sequence[Sequence[int]]
+) -> Float[np.ndarray, "outputs tokens"]:
+    """Return the log-probabilities of the tokens of several outputs of one length behind a prompt."""
+    ids = torch.tensor([[*prompt, *tokens] for tokens in outputs])
+    with torch.inference_mode(), one_torch_thread():
+        logprobs = model(ids).logits[:, len(prompt) - 1 : -1].double().log_softmax(-1)
+    return logprobs.gather(2, ids[:, len(prompt) :, None])[..., 0].numpy()
 
 
 @contextmanager

@@ -22,7 +22,11 @@ def dequantised(params):
     return jax.tree.map(lambda x: x.dequantised(jnp.float32) if is_quantised(x) else x, params, is_leaf=is_quantised)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4", "deepseek_v2"])
+NAMES = ("llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4", "deepseek_v2", "jamba", "qwen3_next")
+AT_NIGHT = ("mamba2", "bamba", "qwen3_5", "lfm2")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.nightly) for name in AT_NIGHT)])
 @pytest.mark.parametrize(("quantization", "stacked"), [("int8", False), ("int4", True)])
 def test_quantised_products_are_those_of_the_values(name, quantization, stacked, tmp_path):
     make_checkpoint(name, tmp_path)

@@ -1,7 +1,7 @@
 """What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state_checkpoints` recurrent layers,
-`encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep a fixed
+`verified_states` the states of theirs that drafts may be dropped behind, `encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep a fixed
 number of the prompt's. Layers that read another layer's KV (cross-layer sharing) own no block and need no policy: they
 are not counted in `GroupSpec.num_layers`. A draft model's layers are one more group of `FullAttention`.
 """
@@ -12,6 +12,7 @@ from jpaged.memory.policies.budget import TokenBudget
 from jpaged.memory.policies.encoder import CrossAttention
 from jpaged.memory.policies.prompt_budget import PromptBudget
 from jpaged.memory.policies.state_checkpoints import StateCheckpoints
+from jpaged.memory.policies.verified_states import VerifiedStates
 
 __all__ = [
     "UNBOUNDED",
@@ -24,4 +25,5 @@ __all__ = [
     "SlidingWindow",
     "StateCheckpoints",
     "TokenBudget",
+    "VerifiedStates",
 ]

@@ -81,11 +81,11 @@ class JengaResults:
 
 
 def run(num_requests: int, seed: int, say: Callable[[str], None]) -> JengaResults:
-    """Simulate `num_requests` questions about articles, and as many about images."""
+    """Simulate `num_requests` questions about images, and half as many about articles."""
     articles = {}
     for number in ARTICLES:
         say(f"{ARTICLE_MODEL}, {number} articles")
-        articles[number] = _shared(ARTICLE_MODEL, ARTICLE_GIB, draw_articles(number, num_requests, seed))
+        articles[number] = _shared(ARTICLE_MODEL, ARTICLE_GIB, draw_articles(number, num_requests // 2, seed))
     say(f"{IMAGE_MODEL}, {IMAGES} images")
     images = _shared(IMAGE_MODEL, IMAGE_GIB, draw_image_questions(IMAGES, num_requests, seed))
     vision = []

@@ -121,13 +121,20 @@ def speculative(
     dtype: Dtype = "float32",
     max_model_len: MaxModelLen = None,
 ) -> None:
-    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns."""
+    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns.
+
+    With a temperature above 0 it is told, too, how far the first drafts of `layers:N` are from the best coupling.
+    """
+    from jpaged.benchmarks import coupling
     from jpaged.benchmarks import speculative as measure
     from jpaged.benchmarks.speculative_prompts import speculative_prompts
+    from jpaged.loading import load_model
     from jpaged.sampling_params import SamplingParams
+    from jpaged.speculative import Layers
 
     with bad_parameters():
         prompts = speculative_prompts(workloads, num_prompts)
+        cut = [way.layers for way in map(read_speculative, ways or ()) if isinstance(way, Layers)]
     settings: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": max_model_len,
@@ -138,6 +145,13 @@ def speculative(
     drafting = {way: build_llm(model, speculative=way, **settings) for way in ways or ["ngram"]}
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=output_tokens)
     measure.run(plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, say=typer.echo)
+    for layers in cut if temperature > 0 else ():
+        loaded = load_model(model, dtype=dtype)
+        for kind, texts in prompts.items():
+            outputs = plain.generate(list(texts), params, use_tqdm=False)
+            with bad_parameters():
+                found = coupling.measure(loaded, layers, outputs, temperature=temperature, seed=seed)
+            typer.echo(f"{kind:12} layers:{layers} {found}")
 
 
 @app.command()

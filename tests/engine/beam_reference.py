@@ -21,20 +21,29 @@ class Beam(NamedTuple):
 
 
 def torch_beams(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], params: BeamSearchParams, eos: Sequence[int] = ()
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    params: BeamSearchParams,
+    eos: Sequence[int] = (),
+    *,
+    use_cache: bool = True,
 ) -> list[list[Beam]]:
-    """The outputs for each prompt, best first."""
+    """The outputs for each prompt, best first.
+
+    Args:
+        use_cache: whether transformers goes on from its cache, instead of computing every sequence anew.
+    """
     model.generation_config.eos_token_id = list(eos) or None
     model.generation_config.pad_token_id = -1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_one(model, prompt, params) for prompt in prompts]
+        return [_one(model, prompt, params, use_cache) for prompt in prompts]
     finally:
         torch.set_num_threads(threads)
 
 
-def _one(model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams) -> list[Beam]:
+def _one(model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams, use_cache: bool) -> list[Beam]:
     ids = torch.tensor([list(prompt)])
     with torch.inference_mode():
         out = model.generate(
@@ -46,6 +55,7 @@ def _one(model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             do_sample=False,
+            use_cache=use_cache,
             return_dict_in_generate=True,
             output_scores=True,
         )

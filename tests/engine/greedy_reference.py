@@ -109,9 +109,12 @@ def _reference(logits: torch.Tensor, tokens: list[int]) -> Reference:
     return Reference(tokens, certain, float(logprob))
 
 
-def assert_same_tokens(outputs: Sequence[RequestOutput], references: Sequence[Reference]) -> None:
-    """Every token up to a reference's first tie is equal, and ties leave at least 95 % of the tokens to compare."""
-    assert sum(r.certain for r in references) >= 0.95 * sum(len(r.tokens) for r in references)
+def assert_same_tokens(
+    outputs: Sequence[RequestOutput], references: Sequence[Reference], compared: float = 0.95
+) -> None:
+    """Every token up to a reference's first tie is equal, and ties leave at least that share of the tokens to
+    compare."""
+    assert sum(r.certain for r in references) >= compared * sum(len(r.tokens) for r in references)
     for number, (output, reference) in enumerate(zip(outputs, references, strict=True)):
         tokens = output.outputs[0].token_ids
         assert len(tokens) == len(reference.tokens)

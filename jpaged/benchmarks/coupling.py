@@ -1,8 +1,8 @@
 """Measures how far drafts of a model's first layers are from the most that any coupling of two draws could keep.
 
-Two draws from p and q can agree with probability Σ min(p, q) at most. The engine draws both by one race of clocks, which
-makes them agree with probability Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x). Here p is what the model says of each place of an
-output and q what its first layers say, behind the same tokens.
+Two draws from p and q can agree with probability Σ min(p, q) at most. The engine draws both by one race of clocks,
+which makes them agree with probability Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x). Here p is what the model says of each
+place of an output and q what its first layers say, behind the same tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Coupling:
 
     def __str__(self) -> str:
         return (
-            f"first drafts at {self.places} places: {self.kept:.1%} kept, {self.race:.1%} expected of the race, at most "
-            f"{self.bound:.1%} of any coupling: {self.bound - self.kept:.1%} short of it"
+            f"first drafts at {self.places} places: {self.kept:.1%} kept, {self.race:.1%} expected of the race, "
+            f"at most {self.bound:.1%} of any coupling: {self.bound - self.kept:.1%} short of it"
         )
 
 
@@ -103,10 +103,11 @@ def _draw(logits: Float[Array, "places vocab"], places: np.ndarray, temperature:
 
 def _forward(loaded: LoadedModel, layers: int | None) -> Callable[[list[int]], Float[Array, "tokens vocab"]]:
     """Return ``forward(tokens) -> logits`` of the model, or of its first layers."""
-    groups = {group.name: group for group in loaded.model.layer_groups}
-    for group in groups.values():
+    groups: dict[str, AttentionGroup] = {}
+    for group in loaded.model.layer_groups:
         if not isinstance(group, AttentionGroup):
             raise ValueError(f"layer group {group.name!r} ({group.kind}) is none of attention")
+        groups[group.name] = group
     model = nnx.merge(loaded.graphdef, loaded.params)
     if layers is not None:
         if not isinstance(model, Cuttable):

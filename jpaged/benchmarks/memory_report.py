@@ -46,7 +46,7 @@ PREFIX_MODELS = {"Llama-3.1-8B": 12.0, "Gemma-3-27B": 24.0}
 
 @dataclass(frozen=True)
 class Results:
-    """Holds all simulations: by trace, by model, (model, allocator, eviction, outcome), and those of Jenga's figures."""
+    """Holds all simulations: by trace, by model, (model, allocator, eviction, outcome), and of Jenga's figures."""
 
     traces: dict[str, list[Outcome]]
     models: dict[str, list[Outcome]]
@@ -145,8 +145,8 @@ def _jenga_tables(results: Results) -> list[str]:
     if drafting:
         factor = _batch(drafting, "jpaged") / _batch(drafting, SYSTEMS[3])
         parts.append(
-            f"With a draft model (Llama-3.1-8B and a draft of 1B) jpaged runs {factor:.2f} times the batch of the largest "
-            f"page (paper: {PAPER_SPECULATION} times the speed)."
+            f"With a draft model (Llama-3.1-8B and a draft of 1B) jpaged runs {factor:.2f} times the batch of the "
+            f"largest page (paper: {PAPER_SPECULATION} times the speed)."
         )
     return parts
 
@@ -162,11 +162,11 @@ def page(text: str, command: str, workloads: Sequence[str]) -> str:
     return f"""# Where KV memory goes
 
 How much of a pool holds what the next tokens will read, under jpaged's allocator and five others, on published model
-shapes (`jpaged/benchmarks/memory_shapes.py`). No weights are needed: scheduler and allocator are the real ones, and the
-device computes nothing ([memory_real.md](memory_real.md) has a run in which it does).
+shapes (`jpaged/benchmarks/memory_shapes.py`). No weights are needed: scheduler and allocator are the real ones, and
+the device computes nothing ([memory_real.md](memory_real.md) has a run in which it does).
 
-Made by `{command}` with these requests: {"; ".join(workloads)}. All requests of a run are sent at once,
-and shares are averaged over the steps in which requests wait.
+Made by `{command}` with these requests: {"; ".join(workloads)}. All requests of a run are sent at once, and shares
+are averaged over the steps in which requests wait.
 
 ![Shares of the pool and mean batch](memory.png)
 
@@ -181,45 +181,46 @@ What is in the pool:
 The allocators:
 
 - **contiguous max** reserves the longest sequence, as FasterTransformer and Orca (Max) do.
-- **Orca Pow2** reserves the prompt and the output rounded up to a power of two, **Orca Oracle** exactly what will be needed;
-  both from a buddy allocator.
-- **PagedAttention, largest page** has blocks, and one size of them for all layers. It and the three above keep every token
-  in every layer.
-- **static split** gives each layer group a pool of its own, in the proportion in which the workload's mean sequence needs
-  them.
+- **Orca Pow2** reserves the prompt and the output rounded up to a power of two, **Orca Oracle** exactly what will be
+  needed; both from a buddy allocator.
+- **PagedAttention, largest page** has blocks, and one size of them for all layers. It and the three above keep every
+  token in every layer.
+- **static split** gives each layer group a pool of its own, in the proportion in which the workload's mean sequence
+  needs them.
 - **jpaged** cuts one pool into large pages, and these into each layer group's blocks.
 
 {text}
 ## Against the papers
 
-PagedAttention, figure 2 (OPT-13B, ShareGPT): there requests arrive over time and lengths are those of its own sample of
-conversations; here they all wait from the start, so that the pool is as full as it can be. The last percents of jpaged
-are the watermark, and steps between a request's end and the next one's admission.
+PagedAttention, figure 2 (OPT-13B, ShareGPT): there requests arrive over time and lengths are those of its own sample
+of conversations; here they all wait from the start, so that the pool is as full as it can be. The last percents of
+jpaged are the watermark, and steps between a request's end and the next one's admission.
 
 Jenga:
 
-- Its waste is that of the largest page. The lengths are chosen: with them three of its figures come out, and Gemma 3's
-  nearly. What jpaged wastes on a single sequence is its last blocks and, behind a window, up to one block a layer group.
-- Where all layers are alike, largest page, static split and jpaged are the same thing. A static split is right for one
-  length only, although it knows the workload's mean here: for longer sequences the windows' part is idle, for shorter ones
-  the other.
+- Its waste is that of the largest page. The lengths are chosen: with them three of its figures come out, and Gemma
+  3's nearly. What jpaged wastes on a single sequence is its last blocks and, behind a window, up to one block a layer
+  group.
+- Where all layers are alike, largest page, static split and jpaged are the same thing. A static split is right for
+  one length only, although it knows the workload's mean here: for longer sequences the windows' part is idle, for
+  shorter ones the other.
 - With a draft model, the largest page is the model's for both models: 1.60 times the bytes of a token.
-- Image embeddings are a layer group here: they lie in the pool from a request's first token on, and while it runs. Where
-  there is no such cache, each chunk of a prompt that holds an image's tokens runs the encoder on the request's images
-  again. Work is counted in products of published sizes (SigLIP-400M, 7.6 and 27 billion parameters); the paper's
-  figure is time.
-- Articles are 12,000 tokens long on average ({ARTICLE_MODEL}, {ARTICLE_GIB:.0f} GiB), images 6,193 tokens
-  ({IMAGES} of them, {IMAGE_MODEL}, {IMAGE_GIB:.0f} GiB); each question takes any of them. What counts is what an earlier
+- Image embeddings are a layer group here: they lie in the pool from a request's first token on, and while it runs.
+  Where there is no such cache, each chunk of a prompt that holds an image's tokens runs the encoder on the request's
+  images again. Work is counted in products of published sizes (SigLIP-400M, 7.6 and 27 billion parameters); the
+  paper's figure is time.
+- Articles are 12,000 tokens long on average ({ARTICLE_MODEL}, {ARTICLE_GIB:.0f} GiB), images 6,193 tokens ({IMAGES}
+  of them, {IMAGE_MODEL}, {IMAGE_GIB:.0f} GiB); each question takes any of them. What counts is what an earlier
   question was about too.
 - character.ai-like: 36 layers, 30 of them local (1024 tokens) in pairs that share one KV, six global that share two.
-  PyramidKV: four groups of eight layers that keep 3584 to 512 tokens. The other allocators cannot express either, so they
-  keep all.
+  PyramidKV: four groups of eight layers that keep 3584 to 512 tokens. The other allocators cannot express either, so
+  they keep all.
 
-Prefix caching of conversations: every request waits from the start here and the pool is small, so few prefixes live until
-they are asked for again. The largest page runs so few requests at once that a conversation's next turn comes sooner. "lru"
-is plain LRU, "aligned" Jenga's balanced and aligned eviction over one common pool of pages, "predicted" adds the protected
-pool of predicted prefixes, whose size comes from a cost model with one number of the device: what a step costs beside its
-tokens.
+Prefix caching of conversations: every request waits from the start here and the pool is small, so few prefixes live
+until they are asked for again. The largest page runs so few requests at once that a conversation's next turn comes
+sooner. "lru" is plain LRU, "aligned" Jenga's balanced and aligned eviction over one common pool of pages, "predicted"
+adds the protected pool of predicted prefixes, whose size comes from a cost model with one number of the device: what
+a step costs beside its tokens.
 """
 
 

@@ -31,7 +31,7 @@ class Layers:
         number: layers that own KV.
         token_bytes: KV of a token in one layer; of a recurrent layer its whole state.
         readers: further layers that read the KV of these.
-        consumed: whether these are no layers, but image embeddings, of which each is read once, by its own prompt token.
+        consumed: whether these are no layers, but image embeddings, of which each is read once, by its own token.
     """
 
     name: str

@@ -25,6 +25,7 @@ from jpaged.cli.options import (
     TensorParallel,
     bad_parameters,
     build_llm,
+    read_speculative,
 )
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True)

@@ -1,5 +1,5 @@
-"""Run with a checkpoint's folder on a process of 2 devices: prints as JSON what engines over both give, without and with
-drafts, and how many drafts were kept."""
+"""Run with a checkpoint's folder on a process of 2 devices: prints as JSON what engines over both give, without and
+with drafts, and how many drafts were kept."""
 
 from __future__ import annotations
 

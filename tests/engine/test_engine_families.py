@@ -60,8 +60,8 @@ NIGHTLY = ("mixtral", "qwen3_moe", "deepseek_v3", "bamba", "qwen3_5")
 
 
 SEVERAL = ("jamba", "mamba2", "lfm2")
-"""Checkpoints whose several outputs of a prompt are compared in every run: a state that takes long to be rounded away, one
-without attention beside it, and one of a convolution only."""
+"""Checkpoints whose several outputs of a prompt are compared in every run: states beside attention, states alone, and
+states of a convolution only."""
 
 
 def at_night(name, by_day=None):
@@ -70,7 +70,9 @@ def at_night(name, by_day=None):
 
 
 BY_TRANSFORMERS = [name for name in SMALL_POOL if not name.endswith("-shared-kv")]
-several_outputs = pytest.mark.parametrize("family", [at_night(name, SEVERAL) for name in BY_TRANSFORMERS], indirect=True)
+several_outputs = pytest.mark.parametrize(
+    "family", [at_night(name, SEVERAL) for name in BY_TRANSFORMERS], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=map(at_night, SMALL_POOL))
@@ -137,7 +139,9 @@ def test_four_forks_of_a_prompt_draw_from_what_transformers_computes(family):
     for output in generate(family.roomy, FORKED, params):
         tokens = [completion.token_ids for completion in output.outputs]
         assert len({tuple(ids) for ids in tokens}) == 4
-        found = [[top[token].logprob for token, top in zip(o.token_ids, o.logprobs, strict=True)] for o in output.outputs]
+        found = [
+            [top[token].logprob for token, top in zip(o.token_ids, o.logprobs, strict=True)] for o in output.outputs
+        ]
         np.testing.assert_allclose(found, torch_logprobs(family.model, output.prompt_token_ids, tokens), atol=1e-3)
 
 

@@ -5,8 +5,8 @@ Which token's state lies in which block the host says (`jpaged.memory.policies.S
 entry for every block of tokens, and a block only at the entries where a checkpoint ends. Tokens read the state of the
 entry that ends before them or holds the sequence's running state, and leave theirs in the entry they end in.
 
-Where steps verify drafts a second table of each sequence holds the running states, one behind every token that may stand
-(`jpaged.memory.policies.VerifiedStates`); its blocks are of the same view.
+Where steps verify drafts a second table of each sequence holds the running states, one behind every token that may
+stand (`jpaged.memory.policies.VerifiedStates`); its blocks are of the same view.
 """
 
 from __future__ import annotations

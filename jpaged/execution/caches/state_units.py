@@ -37,9 +37,9 @@ class StateTables:
 
     Attributes:
         plan: the layer group as it lies in the pool.
-        checkpoints: block tables. Entry ``j`` holds the state after token ``(j + 1) * block_size`` once that is computed,
-            and before then the running state of the tokens up to there, where `ring` is None; entries without a block
-            are passed over.
+        checkpoints: block tables. Entry ``j`` holds the state after token ``(j + 1) * block_size`` once that is
+            computed, and before then, where `ring` is None, the running state of the tokens up to there; entries
+            without a block are passed over.
         ring: tables whose entry ``n % slots`` holds the state after ``n`` tokens where no checkpoint ends; None = steps
             verify no drafts.
     """

@@ -1,9 +1,10 @@
 """What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state_checkpoints` recurrent layers,
-`verified_states` the states of theirs that drafts may be dropped behind, `encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep a fixed
-number of the prompt's. Layers that read another layer's KV (cross-layer sharing) own no block and need no policy: they
-are not counted in `GroupSpec.num_layers`. A draft model's layers are one more group of `FullAttention`.
+`verified_states` those of theirs that verify drafts, `encoder` cross-attention, `budget` layers that keep a fixed
+number of tokens, `prompt_budget` those that keep a fixed number of the prompt's. Layers that read another layer's KV
+(cross-layer sharing) own no block and need no policy: they are not counted in `GroupSpec.num_layers`. A draft model's
+layers are one more group of `FullAttention`.
 """
 
 from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttention, LocalAttention, SlidingWindow

@@ -109,9 +109,7 @@ def expected(prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def make_runner(
-    model: Sums, *, num_pages: int = 120, shards: int = 1, most_drafts: int = 0, **options
-) -> Runner:
+def make_runner(model: Sums, *, num_pages: int = 120, shards: int = 1, most_drafts: int = 0, **options) -> Runner:
     groups = {"block_size": BLOCK, "dtype": jnp.dtype("float32"), "shards": shards, "state_interval": INTERVAL}
     groups["most_drafts"] = most_drafts
     page = plan_pool(model.layer_groups, pool_bytes=1 << 24, **groups).layout.page_bytes

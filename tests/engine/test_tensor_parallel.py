@@ -70,7 +70,8 @@ def test_mxfp4_codes_on_two_devices_generate_the_tokens_of_their_values(tmp_path
         assert tokens[: reference.certain] == reference.tokens[: reference.certain]
 
 
-@pytest.mark.parametrize("name", ["mamba2", pytest.param("jamba", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["mamba2", "jamba"])
 def test_drafts_on_two_devices_change_no_token(name, tmp_path):
     """States of drafts are split over the devices as the states are."""
     make_checkpoint(name, tmp_path)

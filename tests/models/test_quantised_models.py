@@ -27,7 +27,7 @@ RECURRENT = ("jamba", "qwen3_next", "mamba2", "bamba", "qwen3_5", "lfm2")
 
 
 def at_night(name):
-    return pytest.param(name, marks=pytest.mark.nightly) if name in RECURRENT[2:] else name
+    return pytest.param(name, marks=pytest.mark.nightly) if name in RECURRENT[1:] else name
 
 
 @pytest.mark.parametrize("name", map(at_night, NAMES + RECURRENT))

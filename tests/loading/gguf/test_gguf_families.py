@@ -98,7 +98,7 @@ CONFIGS = [
     ),
     Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
 ]
-GENERATED = ("gemma3_text", "mixtral", "mamba2")
+GENERATED = ("gemma3_text", "mamba2")
 """Families whose files generate tokens in every run."""
 VOCABULARY = {
     "tokenizer.ggml.model": "gpt2",

@@ -160,7 +160,7 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
     mean = [sum(column) / max(1, len(samples)) / pool for column in zip(*samples, strict=True)] or [0.0] * 3
     tokens = min(mean[0], mean[1])  # a shared token is needed by several but held once
     shares = Shares(tokens, mean[2], max(0.0, mean[1] - tokens - mean[2]), 1 - mean[1])
-    hits = cached / max(1, asked), cached / max(1, shared)
+    hits = cached / max(1, asked), cached / shared if shared else 0.0
     preemptions = scheduler.num_preemptions
     return Outcome(name, batch / max(1, steps), shares, *hits, preemptions, refused, _images_found(requests, system))
 

@@ -142,16 +142,16 @@ def test_articles_asked_about_again_are_found_as_far_as_the_pool_holds_them():
     assert known_before(few)[:1] == [0] and sum(known_before(few)) > 35 * 1000
     options = {"prefix_caching": True, "prefix_eviction": "predicted"}
     found = [simulate("jpaged", shape, demands, **options).reuse for demands in (few, many)]
-    largest = simulate("PagedAttention, largest page", shape, few, **options).reuse
-    assert found[0] > 0.95 > found[1] and found[0] > largest
+    assert found[0] > 0.8 > 0.5 > found[1]
 
 
 def test_an_images_kv_is_found_by_the_next_question_about_it():
     shape = replace(BY_NAME["Llama-3.2-11B-Vision"], pool_gib=3)
-    for images, least, most in ((4, 0.95, 1.0), (60, 0.0, 0.9)):
-        demands = draw_image_questions(images, 80, seed=0)
-        outcome = simulate("jpaged", shape, demands, prefix_caching=True)
-        assert least <= outcome.image_reuse <= most and outcome.hit_rate > 0
+    few, many = (
+        simulate("jpaged", shape, draw_image_questions(images, 60, seed=0), prefix_caching=True) for images in (4, 40)
+    )
+    assert few.image_reuse > 0.8 and few.hit_rate > 0 and few.reuse == 0
+    assert few.image_reuse > many.image_reuse
 
 
 def test_without_a_vision_cache_every_chunk_that_holds_an_image_runs_the_encoder():

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from jpaged.benchmarks import memory_report
+from jpaged.benchmarks import memory_jenga, memory_report
 from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
 from jpaged.benchmarks.memory_jenga import VISION_MODELS, JengaResults, VisionCache, vision_cache
 from jpaged.benchmarks.memory_shapes import SHAPES
@@ -23,6 +24,7 @@ from jpaged.benchmarks.memory_traces import (
     public_name,
     read_trace,
 )
+from jpaged.cli.main import app
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
 CHATS = draw_lengths(100, 60, 80, seed=0, sigma=0.5)
@@ -187,11 +189,11 @@ def test_traces_are_read_with_and_without_hash_ids(tmp_path):
         read_trace(path, 9)
 
 
-def test_the_page_has_every_table():
+def results_of_one() -> memory_report.Results:
     outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0.75, 0, 0, 0.25)
     alone = [("jpaged", "lru", outcome)]
     jenga = JengaResults({8: alone, 12: alone}, alone, [VisionCache("V", 512, 8.0, 1.5)])
-    results = memory_report.Results(
+    return memory_report.Results(
         {"chats": [outcome]},
         {
             "M": [replace(outcome, refused=1)] * 6,
@@ -200,7 +202,10 @@ def test_the_page_has_every_table():
         [("M", "jpaged", "lru", outcome)],
         jenga,
     )
-    text = memory_report.page(memory_report.tables(results), "jpaged bench memory --docs docs", ["chats"])
+
+
+def test_the_page_has_every_table():
+    text = memory_report.page(memory_report.tables(results_of_one()), "jpaged bench memory --docs docs", ["chats"])
     assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text
     assert "| M | 12.5 (90%)* |" in text
     assert "| M | jpaged | lru | 50.0% | 12.5 |" in text
@@ -212,11 +217,25 @@ def test_the_page_has_every_table():
     assert "runs 2.00 times the batch of the largest page" in text
 
 
+def test_the_command_line_writes_the_page_with_the_command_that_made_it(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    results, given = results_of_one(), []
+    results.models.clear()
+    results.models["M"] = [replace(results.prefixes[0][3], system=system) for system in SYSTEMS]
+    monkeypatch.setattr(memory_jenga, "run", lambda requests, seed, say: given.append(requests) or results.jenga)
+    monkeypatch.setattr(memory_report, "run", lambda chats, *rest, say: given.append(list(chats)) or results)
+    trace = tmp_path / "sharegpt-lengths.csv"
+    trace.write_text("prompt_len,output_len\n20,3\n")
+    shown = CliRunner().invoke(app, ["bench", "memory", "--trace", str(trace), "--docs", str(tmp_path / "docs")])
+    assert shown.exit_code == 0, shown.output
+    assert given == [300, ["ShareGPT, first exchanges"]]
+    page = (tmp_path / "docs" / "memory.md").read_text()
+    assert "Made by `jpaged bench memory --trace sharegpt-lengths.csv --docs docs` with these requests:" in page
+    assert "ShareGPT, first exchanges (OPT-13B); drawn long prompts (models whose layers differ)" in page
+    assert (tmp_path / "docs" / "memory.png").stat().st_size > 10_000
+
+
 def test_the_command_line_names_what_it_cannot_read(tmp_path):
-    from typer.testing import CliRunner
-
-    from jpaged.cli.main import app
-
     path = tmp_path / "trace.csv"
     path.write_text("words\n49\n")
     result = CliRunner().invoke(app, ["bench", "memory", "--trace", str(path)])

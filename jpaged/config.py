@@ -102,8 +102,8 @@ class EngineConfig:
             deterministic.
         speculative: how drafts of the next tokens are made, of which a step verifies several: a `jpaged.NGram`,
             `jpaged.Layers` or `jpaged.DraftModel`; None = no drafts. It changes no token. Requests with beams go
-            without. It needs a model whose layers all keep something of each token, and excludes kv_budget, replicas
-            and several hosts.
+            without. A sequence holds a state of each recurrent layer for each draft then, and one more. It excludes
+            kv_budget, replicas and several hosts.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         max_logprobs: most tokens that a request's `logprobs` may ask for; -1 = up to the whole vocabulary.
         seed: seed from which the seeds of requests that bring none are drawn.

@@ -31,6 +31,7 @@ class Layers:
         number: layers that own KV.
         token_bytes: KV of a token in one layer; of a recurrent layer its whole state.
         readers: further layers that read the KV of these.
+        consumed: whether these are no layers, but image embeddings, of which each is read once, by its own token.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Layers:
     token_bytes: int
     policy: Policy
     readers: int = 0
+    consumed: bool = False
 
     @property
     def recurrent(self) -> bool:
@@ -52,6 +54,8 @@ class ModelShape:
         max_len: most tokens of a sequence in the simulation.
         pool_gib: memory for KV, what the paper's or a usual device has left beside the weights.
         image_tokens: tokens of images in every request.
+        inline: whether these are tokens of the prompt; else only cross-attention reads them.
+        draft: layers of a draft model, which computes what the model computes.
     """
 
     name: str
@@ -59,6 +63,13 @@ class ModelShape:
     max_len: int
     pool_gib: float
     image_tokens: int = 0
+    inline: bool = False
+    draft: tuple[Layers, ...] = ()
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Return the image tokens that stand beside the prompt, where no layer takes them for tokens of it."""
+        return 0 if self.inline else self.image_tokens
 
     def groups(self) -> list[GroupSpec]:
         """Return the layer groups as the pool sees them."""
@@ -66,13 +77,13 @@ class ModelShape:
             GroupSpec(kind.name, kind.token_bytes, kind.number, BLOCK_SIZE, kind.policy, row_bytes=ROW_BYTES)
             if kind.recurrent
             else GroupSpec(kind.name, kind.token_bytes * BLOCK_SIZE, kind.number, BLOCK_SIZE, kind.policy)
-            for kind in self.layers
+            for kind in (*self.layers, *self.draft)
         ]
 
     def largest_page_groups(self) -> list[GroupSpec]:
         """Return the groups if all layers were alike: each keeps every token (of text and images), in pages as large as
-        the largest."""
-        attention = [kind for kind in self.layers if not kind.recurrent]
+        the largest. A draft model's page is as large as the model's, and image embeddings lie elsewhere."""
+        attention = [kind for kind in self.layers if not (kind.recurrent or kind.consumed)]
         states = [kind for kind in self.layers if kind.recurrent]
         token_bytes = max(kind.token_bytes for kind in attention)
         state_bytes = max((kind.token_bytes for kind in states), default=0)
@@ -82,12 +93,16 @@ class ModelShape:
         return [
             GroupSpec("all", page, number, block_size, FullAttention()),
             *(GroupSpec(kind.name, page, kind.number, 512, StateCheckpoints(512)) for kind in states),
+            *(GroupSpec(kind.name, page, number, block_size, FullAttention()) for kind in self.draft),
         ]
 
     def needed_bytes(self, length: int) -> int:
         """Return how many bytes the next token of a sequence of `length` tokens reads, over all layers."""
         total = 0
-        for kind in self.layers:
+        for kind in (*self.layers, *self.draft):
+            if kind.consumed:
+                total += kind.number * kind.token_bytes * max(0, self.image_tokens - length)
+                continue
             policy = kind.policy.for_request(self.image_tokens)
             tokens = sum(len(run) for run in policy.active_blocks(length, 1))
             total += kind.number * kind.token_bytes * tokens
@@ -96,7 +111,8 @@ class ModelShape:
     @property
     def uniform_token_bytes(self) -> int:
         """Return the bytes of a token's KV where every layer keeps every token."""
-        return sum((kind.number + kind.readers) * kind.token_bytes for kind in self.layers if not kind.recurrent)
+        kept = [kind for kind in (*self.layers, *self.draft) if not (kind.recurrent or kind.consumed)]
+        return sum((kind.number + kind.readers) * kind.token_bytes for kind in kept)
 
     @property
     def state_bytes(self) -> int:
@@ -149,6 +165,36 @@ SHAPES = (
         (Layers("full", 4, _kv(8, 128), FULL), Layers("mamba", 28, 8192 * (16 * 4 + 3 * 2), StateCheckpoints(512))),
         131072,
         16,
+    ),
+    ModelShape(
+        "Llama-3.1-8B + 1B draft",
+        (Layers("full", 32, _kv(8, 128), FULL),),
+        131072,
+        16,
+        draft=(Layers("draft", 16, _kv(8, 64), FULL),),
+    ),
+    ModelShape(
+        "Gemma-3-27B + images",
+        (
+            Layers("full", 10, _kv(16, 128), FULL),
+            Layers("window", 52, _kv(16, 128), SlidingWindow(1024)),
+            Layers("vision", 1, 2 * 5376, CrossAttention(), consumed=True),
+        ),
+        131072,
+        16,
+        image_tokens=8 * 256,
+        inline=True,
+    ),
+    ModelShape(
+        "LLaVA-OneVision-7B",
+        (
+            Layers("full", 28, _kv(4, 128), FULL),
+            Layers("vision", 1, 2 * 3584, CrossAttention(), consumed=True),
+        ),
+        32768,
+        16,
+        image_tokens=10 * 729,
+        inline=True,
     ),
     ModelShape(
         "character.ai-like",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory, Regions, oracle, powers_of_two
 from jpaged.benchmarks.memory_shapes import ModelShape
 from jpaged.benchmarks.memory_split import SplitMemory
-from jpaged.benchmarks.memory_traces import Demand, prompt_tokens
+from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand, prompt_tokens
 from jpaged.memory import GroupSpec, MemoryManager, PoolLayout
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, Scheduler
@@ -47,6 +47,8 @@ class Outcome:
     Attributes:
         batch: mean running requests while requests waited.
         hit_rate: share of the prompt tokens that were cached.
+        reuse: the same of the prompt tokens that an earlier request began with too, as far as the trace tells.
+        image_reuse: the same of the tokens of images that an earlier request asked about too.
         refused: requests too large for the pool.
     """
 
@@ -54,8 +56,10 @@ class Outcome:
     batch: float
     shares: Shares
     hit_rate: float
+    reuse: float
     preemptions: int
     refused: int
+    image_reuse: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,9 @@ def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: An
     if name in ("jpaged", "PagedAttention, largest page"):
         alike = name != "jpaged"
         manager = _manager(shape.largest_page_groups() if alike else shape.groups(), pool, options)
-        shift = shape.image_tokens if alike else 0
-        return System(manager, lambda lengths: (_held(manager), 0), shift, shape.image_tokens - shift)
+        shift = shape.encoder_tokens if alike else 0
+        beside = 0 if alike else shape.image_tokens
+        return System(manager, lambda lengths: (_held(manager), 0), shift, beside)
     if name == "static split":
         mean = sum(demand.prompt + demand.output for demand in demands) // len(demands)
         needs = [spec.real_bytes * _blocks(spec, shape, mean) for spec in shape.groups()]
@@ -98,7 +103,7 @@ def build(name: str, shape: ModelShape, demands: Sequence[Demand], **options: An
     if name not in SYSTEMS:
         raise ValueError(f"name={name!r} is not one of {', '.join(SYSTEMS)}")
     slot = shape.uniform_token_bytes
-    extra = shape.image_tokens + -(-shape.state_bytes // slot)
+    extra = shape.encoder_tokens + -(-shape.state_bytes // slot)
     most = shape.max_len + extra
     size = pool // slot
     regions = Regions(size, most) if name == "contiguous max" else Buddy(size)
@@ -122,8 +127,8 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
     keeps requests waiting until none waits. Demands above `shape.max_len` are cut to their last tokens."""
     demands = [_cut(demand, shape.max_len) for demand in demands]
     system = build(name, shape, demands, **options)
-    scheduler = Scheduler(cast(Any, system.memory), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
     requests = [_request(i, demand, system) for i, demand in enumerate(demands)]
+    scheduler = Scheduler(cast(Any, system.memory), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
     refused = 0
     for request in requests:
         try:
@@ -150,11 +155,43 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
             needed = sum(shape.needed_bytes(max(0, length)) for length in lengths.values())
             samples.append((needed, *system.held(lengths)))
     cached = sum(request.num_cached_tokens for request in requests)
+    shared = sum(known_before(demands))
     asked = sum(len(request.prompt_token_ids) for request in requests if request.first_scheduled_time is not None)
     mean = [sum(column) / max(1, len(samples)) / pool for column in zip(*samples, strict=True)] or [0.0] * 3
     tokens = min(mean[0], mean[1])  # a shared token is needed by several but held once
     shares = Shares(tokens, mean[2], max(0.0, mean[1] - tokens - mean[2]), 1 - mean[1])
-    return Outcome(name, batch / max(1, steps), shares, cached / max(1, asked), scheduler.num_preemptions, refused)
+    hits = cached / max(1, asked), cached / shared if shared else 0.0
+    preemptions = scheduler.num_preemptions
+    return Outcome(name, batch / max(1, steps), shares, *hits, preemptions, refused, _images_found(requests, system))
+
+
+def _images_found(requests: Sequence[Request], system: System) -> float:
+    """Return the share of the tokens of images seen before that were found in the cache."""
+    seen: set[object] = set()
+    found = []
+    for request in requests:
+        if request.cache_salt in seen:
+            cached = request.num_cached_tokens
+            found.append(min(1.0, cached / system.shift) if system.shift else float(cached > 0))
+        seen.add(request.cache_salt)
+    return sum(found) / max(1, len(found))
+
+
+def known_before(demands: Sequence[Demand]) -> list[int]:
+    """Return how many tokens each demand begins with that an earlier one began with too, as its hash ids tell."""
+    seen: set[tuple[int, ...]] = set()
+    known = []
+    for demand in demands:
+        prefixes = [demand.hash_ids[: n + 1] for n in range(len(demand.hash_ids))]
+        known.append(min(demand.prompt, HASH_BLOCK * sum(prefix in seen for prefix in prefixes)))
+        seen.update(prefixes)
+    return known
+
+
+def requests_of(name: str, shape: ModelShape, demands: Sequence[Demand]) -> tuple[Any, list[Request]]:
+    """Return an allocator's memory, and the demands as requests to it."""
+    system = build(name, shape, demands)
+    return system.memory, [_request(i, demand, system) for i, demand in enumerate(demands)]
 
 
 def held_by_one(name: str, shape: ModelShape, length: int) -> int:
@@ -186,7 +223,7 @@ def _blocks(spec: GroupSpec, shape: ModelShape, length: int) -> int:
 
 def _cut(demand: Demand, max_len: int) -> Demand:
     prompt = min(demand.prompt, max_len - 1)
-    return Demand(prompt, min(demand.output, max_len - prompt), demand.hash_ids)
+    return replace(demand, prompt=prompt, output=min(demand.output, max_len - prompt))
 
 
 def _request(number: int, demand: Demand, system: System) -> Request:
@@ -201,4 +238,5 @@ def _request(number: int, demand: Demand, system: System) -> Request:
         eos_ids=frozenset(),
         sequences=[Stream(number, 0, list(tokens), len(tokens))],
         encoder_tokens=system.image_tokens,
+        cache_salt=None if demand.image is None else f"image {demand.image}",
     )

@@ -11,14 +11,23 @@ import numpy as np
 HASH_BLOCK = 512
 """Prompt tokens that one hash id of a trace stands for."""
 
+INSTRUCTION = 32
+"""Tokens that all prompts about images begin with."""
+
 
 @dataclass(frozen=True)
 class Demand:
-    """Describes one request, `prompt` and `output` in tokens; equal leading hash ids are equal prompt tokens."""
+    """Describes one request, `prompt` and `output` in tokens.
+
+    Attributes:
+        hash_ids: what the prompt begins with, in blocks of `HASH_BLOCK`; equal leading ids are equal tokens.
+        image: the image that it asks about; the prompt begins as that of all such requests does. None = no image.
+    """
 
     prompt: int
     output: int
     hash_ids: tuple[int, ...] = ()
+    image: int | None = None
 
 
 def read_trace(path: Path, most: int) -> list[Demand]:
@@ -73,10 +82,47 @@ def draw_conversations(number: int, seed: int, turns: int = 4) -> list[Demand]:
     return demands[:number]
 
 
+def draw_articles(articles: int, requests: int, seed: int, mean: float = 12_000, question: int = 64) -> list[Demand]:
+    """Draw questions, each about one of some articles of a mean length in tokens, any of which comes next."""
+    rng = np.random.default_rng(seed)
+    blocks = [max(1, round(d.prompt / HASH_BLOCK)) for d in draw_lengths(mean, 1, articles, seed, sigma=0.3)]
+    ids = [tuple(range(1000 * number, 1000 * number + count)) for number, count in enumerate(blocks)]
+    chosen = rng.integers(0, articles, requests)
+    return [Demand(len(ids[a]) * HASH_BLOCK + question, int(rng.integers(50, 200)), ids[a]) for a in chosen]
+
+
+def draw_image_questions(images: int, requests: int, seed: int) -> list[Demand]:
+    """Draw short questions, each about one of some images, any of which comes next."""
+    rng = np.random.default_rng(seed)
+    return [
+        Demand(INSTRUCTION + int(rng.integers(8, 40)), int(rng.integers(50, 200)), image=int(rng.integers(images)))
+        for _ in range(requests)
+    ]
+
+
+PUBLIC_NAMES = {
+    "sharegpt8k-multiturn": "ShareGPT, several turns",
+    "sharegpt": "ShareGPT, first exchanges",
+    "alpaca": "Alpaca, answers",
+    "azure2023-conv": "Azure 2023, conversations",
+    "azure2023-code": "Azure 2023, code",
+    "mooncake-conversation": "Mooncake, conversations",
+    "mooncake-synthetic": "Mooncake, synthetic",
+    "lmsys-chat": "LMSYS-Chat-1M",
+    "arxiv-summarization": "arXiv summarization",
+}
+"""What the name of a trace's file begins with -> what its workload is known as."""
+
+
+def public_name(path: Path) -> str:
+    """Return the name that readers know a trace's workload by; the file's where it is none of `PUBLIC_NAMES`."""
+    return next((name for start, name in PUBLIC_NAMES.items() if path.stem.startswith(start)), path.stem)
+
+
 def prompt_tokens(demand: Demand, unique: int) -> list[int]:
     """Return the token ids with the trace's sharing; what has no hash id is the request's own, told apart by
     `unique`."""
-    tokens: list[int] = []
+    tokens = [] if demand.image is None else list(range(-INSTRUCTION, 0))
     for hash_id in demand.hash_ids:
         tokens += range(hash_id * HASH_BLOCK, (hash_id + 1) * HASH_BLOCK)
     missing = demand.prompt - len(tokens)

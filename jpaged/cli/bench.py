@@ -25,6 +25,7 @@ from jpaged.cli.options import (
     TensorParallel,
     bad_parameters,
     build_llm,
+    read_speculative,
 )
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
@@ -121,13 +122,20 @@ def speculative(
     dtype: Dtype = "float32",
     max_model_len: MaxModelLen = None,
 ) -> None:
-    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns."""
+    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns.
+
+    With a temperature above 0 it is told, too, how far the first drafts of `layers:N` are from the best coupling.
+    """
+    from jpaged.benchmarks import coupling
     from jpaged.benchmarks import speculative as measure
     from jpaged.benchmarks.speculative_prompts import speculative_prompts
+    from jpaged.loading import load_model
     from jpaged.sampling_params import SamplingParams
+    from jpaged.speculative import Layers
 
     with bad_parameters():
         prompts = speculative_prompts(workloads, num_prompts)
+        cut = [way.layers for way in map(read_speculative, ways or ()) if isinstance(way, Layers)]
     settings: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": max_model_len,
@@ -138,6 +146,13 @@ def speculative(
     drafting = {way: build_llm(model, speculative=way, **settings) for way in ways or ["ngram"]}
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=output_tokens)
     measure.run(plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, say=typer.echo)
+    for layers in cut if temperature > 0 else ():
+        loaded = load_model(model, dtype=dtype)
+        for kind, texts in prompts.items():
+            outputs = plain.generate(list(texts), params, use_tqdm=False)
+            with bad_parameters():
+                found = coupling.measure(loaded, layers, outputs, temperature=temperature, seed=seed)
+            typer.echo(f"{kind:12} layers:{layers} {found}")
 
 
 @app.command()
@@ -156,26 +171,29 @@ def memory(
     docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
 ) -> None:
     """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
-    from jpaged.benchmarks import memory_report
-    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, read_trace
+    from jpaged.benchmarks import memory_jenga, memory_report
+    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, public_name, read_trace
 
     _check_plots(docs)
     with bad_parameters():
-        chats = {path.stem: read_trace(path, 4 * num_requests) for path in trace or []}
+        chats = {public_name(path): read_trace(path, 4 * num_requests) for path in trace or []}
         far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
         talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
-    sources = [*chats, long.stem if long else "drawn long prompts"]
-    sources.append(conversations.stem if conversations else "drawn conversations")
-    if not chats:
-        chats = {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
-        sources.insert(0, "drawn chats")
-    results = memory_report.run(chats, far, talks, say=typer.echo)
+    chats = chats or {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
+    workloads = [f"{name} (OPT-13B)" for name in chats]
+    workloads.append(f"{public_name(long) if long else 'drawn long prompts'} (models whose layers differ)")
+    workloads.append(f"{public_name(conversations) if conversations else 'drawn conversations'} (prefix caching)")
+    jenga = memory_jenga.run(num_requests, seed, say=typer.echo)
+    results = memory_report.run(chats, far, talks, jenga, say=typer.echo)
     text = memory_report.tables(results)
     typer.echo(text)
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
         memory_report.plot(results, docs / "memory.png")
-        (docs / "memory.md").write_text(memory_report.page(text, sources), encoding="utf-8")
+        given = [*(("trace", path) for path in trace or []), ("long", long), ("conversations", conversations)]
+        options = "".join(f" --{name} {path.name}" for name, path in given if path is not None)
+        page = memory_report.page(text, f"jpaged bench memory{options} --docs docs", workloads)
+        (docs / "memory.md").write_text(page, encoding="utf-8")
 
 
 @app.command()

@@ -91,7 +91,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
     )
     no_images = why_no_images(config, loaded.model, platform(mesh), part is not None)
     if config.speculative is not None:
-        check_speculation(config.speculative, loaded.model, part is not None)
+        check_speculation(config.speculative, part is not None)
     drafting = draft_source(config, loaded)
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
     shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}

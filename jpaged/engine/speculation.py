@@ -10,7 +10,7 @@ from jpaged.config import EngineConfig
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_model
-from jpaged.model_api import CausalLM, Cuttable, LayerGroup, StateGroup
+from jpaged.model_api import Cuttable, LayerGroup
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
 from jpaged.speculative import DraftModel, Layers, NGram, Speculative
 
@@ -24,16 +24,10 @@ DRAFT_PREFIX = "draft."
 """What the names of a draft model's layer groups begin with in the pool."""
 
 
-def check_speculation(speculative: Speculative, model: CausalLM, several_processes: bool) -> None:
-    """Raise ValueError where the model, or the way it is run, leaves no place for drafts."""
+def check_speculation(speculative: Speculative, several_processes: bool) -> None:
+    """Raise ValueError where the way the model is run leaves no place for drafts."""
     if several_processes:
         raise ValueError(f"speculative={speculative} needs one process, not several hosts")
-    for group in model.layer_groups:
-        if isinstance(group, StateGroup):
-            raise ValueError(
-                f"speculative={speculative} needs layers that keep something of each token: layer group {group.name!r} "
-                "keeps a state that goes on with every token, and cannot go back behind drafts that were not kept"
-            )
 
 
 def make_speculation(speculative: Speculative, device: str, draft_share: float) -> Speculation:
@@ -105,7 +99,6 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
             f"speculative={speculative} has a vocabulary of {draft.model.vocab_size} tokens, and the model one of "
             f"{loaded.model.vocab_size}: a draft model needs the same"
         )
-    check_speculation(speculative, draft.model, False)
     groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in draft.model.layer_groups)
     share = device_bytes(draft.params) / device_bytes(loaded.params)
     return DraftSource(DraftProgram(draft.graphdef, draft.params, DRAFT_PREFIX), groups, share)

@@ -11,6 +11,7 @@ from jpaged.execution import PoolSpec, platform
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading import LoadedModel
 from jpaged.memory import MemoryManager, StateCheckpoints
+from jpaged.memory.policies import VerifiedStates
 
 logger = logging.getLogger("jpaged")
 
@@ -68,6 +69,9 @@ def tell_pool(memory: MemoryManager, spec: PoolSpec, config: EngineConfig, max_m
             f"{group.real_bytes:,}",
             config.state_interval,
         )
+    for group in (group.spec for group in spec.layout.groups):
+        if isinstance(group.policy, VerifiedStates):
+            logger.info("layer group %r: %d more states a sequence, behind drafts", group.name, group.policy.slots)
     if longest < max_model_len:
         _warn(
             f"the KV pool of {spec.device_bytes:,} bytes a device holds a sequence of at most {longest} tokens, prompt "

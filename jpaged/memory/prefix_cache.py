@@ -161,8 +161,9 @@ def prefix_tables(
     """
     tables = []
     for (policy, size), blocks in zip(groups, found, strict=True):
-        table = [NO_BLOCK] * policy.num_blocks(length, size)
-        for run in policy.active_blocks(length, size):
+        runs = policy.active_blocks(length, size)
+        table = [NO_BLOCK] * runs[-1].stop
+        for run in runs:
             for i in run:
                 block = blocks[i]
                 assert block is not None, "an active block of a possible prefix is cached"

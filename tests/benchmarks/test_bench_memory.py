@@ -7,12 +7,24 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from jpaged.benchmarks import memory_report
+from jpaged.benchmarks import memory_jenga, memory_report
 from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
+from jpaged.benchmarks.memory_jenga import VISION_MODELS, JengaResults, VisionCache, vision_cache
 from jpaged.benchmarks.memory_shapes import SHAPES
-from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, Shares, build, held_by_one, simulate
-from jpaged.benchmarks.memory_traces import Demand, draw_conversations, draw_lengths, prompt_tokens, read_trace
+from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, Shares, build, held_by_one, known_before, simulate
+from jpaged.benchmarks.memory_traces import (
+    Demand,
+    draw_articles,
+    draw_conversations,
+    draw_image_questions,
+    draw_lengths,
+    prompt_tokens,
+    public_name,
+    read_trace,
+)
+from jpaged.cli.main import app
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
 CHATS = draw_lengths(100, 60, 80, seed=0, sigma=0.5)
@@ -77,7 +89,17 @@ def test_one_page_size_for_all_layers_wastes_what_the_paper_says_and_jpaged_does
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("name", ["OPT-13B", "Llama-3.2-11B-Vision", "Jamba-1.5-Mini", "PyramidKV on Llama-3.1-8B"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPT-13B",
+        "Llama-3.2-11B-Vision",
+        "Jamba-1.5-Mini",
+        "Llama-3.1-8B + 1B draft",
+        "Gemma-3-27B + images",
+        "PyramidKV on Llama-3.1-8B",
+    ],
+)
 def test_every_allocator_serves_every_kind_of_model(name, system):
     shape = replace(BY_NAME[name], pool_gib=3, max_len=2048)
     demands = CHATS if name == "OPT-13B" else [Demand(2000, 40)] * 100
@@ -109,6 +131,44 @@ def test_conversations_hit_the_prefix_cache():
     assert 0.1 < outcome.hit_rate < 1
 
 
+def test_a_draft_models_page_is_as_large_as_the_models_where_there_is_one_size():
+    shape = BY_NAME["Llama-3.1-8B + 1B draft"]
+    held = {system: held_by_one(system, shape, 8192) for system in ("PagedAttention, largest page", "jpaged")}
+    assert held["PagedAttention, largest page"] / held["jpaged"] == pytest.approx(1.6, abs=0.01)
+    assert shape.needed_bytes(8192) == 8192 * (32 * 4096 + 16 * 2048)
+
+
+def test_articles_asked_about_again_are_found_as_far_as_the_pool_holds_them():
+    shape = replace(BY_NAME["Gemma-3-27B"], pool_gib=4)
+    few, many = (draw_articles(number, 40, seed=0, mean=2000) for number in (3, 30))
+    assert known_before(few)[:1] == [0] and sum(known_before(few)) > 35 * 1000
+    options = {"prefix_caching": True, "prefix_eviction": "predicted"}
+    found = [simulate("jpaged", shape, demands, **options).reuse for demands in (few, many)]
+    assert found[0] > 0.8 > 0.5 > found[1]
+
+
+def test_an_images_kv_is_found_by_the_next_question_about_it():
+    shape = replace(BY_NAME["Llama-3.2-11B-Vision"], pool_gib=3)
+    few, many = (
+        simulate("jpaged", shape, draw_image_questions(images, 60, seed=0), prefix_caching=True) for images in (4, 40)
+    )
+    assert few.image_reuse > 0.8 and few.hit_rate > 0 and few.reuse == 0
+    assert few.image_reuse > many.image_reuse
+
+
+def test_without_a_vision_cache_every_chunk_that_holds_an_image_runs_the_encoder():
+    model = VISION_MODELS[0]
+    small, large = (vision_cache(model, tokens, requests=3) for tokens in (512, 8192))
+    assert small.runs >= 7290 / 512 > 2 >= large.runs >= 1
+    assert small.factor > large.factor >= 1
+    assert model.encoding == pytest.approx(10 * 729 * 0.456e9, rel=0.01)
+
+
+def test_workloads_have_the_names_that_readers_know(tmp_path):
+    assert public_name(tmp_path / "sharegpt8k-multiturn-lengths.csv") == "ShareGPT, several turns"
+    assert public_name(tmp_path / "my-trace.csv") == "my-trace"
+
+
 def test_equal_hash_ids_are_equal_tokens_and_the_rest_is_the_requests_own():
     a = prompt_tokens(Demand(1030, 1, (5, 9)), unique=0)
     b = prompt_tokens(Demand(1030, 1, (5, 9)), unique=1)
@@ -129,23 +189,53 @@ def test_traces_are_read_with_and_without_hash_ids(tmp_path):
         read_trace(path, 9)
 
 
-def test_the_page_has_every_table():
-    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0, 0)
-    results = memory_report.Results(
-        {"chats": [outcome]}, {"M": [replace(outcome, refused=1)] * 6}, [("M", "jpaged", "lru", outcome)]
+def results_of_one() -> memory_report.Results:
+    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0.75, 0, 0, 0.25)
+    alone = [("jpaged", "lru", outcome)]
+    jenga = JengaResults({8: alone, 12: alone}, alone, [VisionCache("V", 512, 8.0, 1.5)])
+    return memory_report.Results(
+        {"chats": [outcome]},
+        {
+            "M": [replace(outcome, refused=1)] * 6,
+            "Llama-3.1-8B + 1B draft": [replace(outcome, system=SYSTEMS[3]), replace(outcome, batch=25.0)],
+        },
+        [("M", "jpaged", "lru", outcome)],
+        jenga,
     )
-    text = memory_report.page(memory_report.tables(results), ["chats"])
+
+
+def test_the_page_has_every_table():
+    text = memory_report.page(memory_report.tables(results_of_one()), "jpaged bench memory --docs docs", ["chats"])
     assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text
     assert "| M | 12.5 (90%)* |" in text
     assert "| M | jpaged | lru | 50.0% | 12.5 |" in text
     assert "| Ministral-8B | 131,072 | 56.25% |" in text
+    assert "| Llama-3.1-8B + 1B draft | 8,192 | 37.50% |" in text
+    assert "| allocator | prefix_eviction | 8 articles | 12 articles | images |" in text
+    assert "| jpaged | lru | 75%; 12.5 | 75%; 12.5 | 25%; 12.5 |" in text
+    assert "| V | 512 | 8.0 | 1.50 |" in text
+    assert "runs 2.00 times the batch of the largest page" in text
+
+
+def test_the_command_line_writes_the_page_with_the_command_that_made_it(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    results, given = results_of_one(), []
+    results.models.clear()
+    results.models["M"] = [replace(results.prefixes[0][3], system=system) for system in SYSTEMS]
+    monkeypatch.setattr(memory_jenga, "run", lambda requests, seed, say: given.append(requests) or results.jenga)
+    monkeypatch.setattr(memory_report, "run", lambda chats, *rest, say: given.append(list(chats)) or results)
+    trace = tmp_path / "sharegpt-lengths.csv"
+    trace.write_text("prompt_len,output_len\n20,3\n")
+    shown = CliRunner().invoke(app, ["bench", "memory", "--trace", str(trace), "--docs", str(tmp_path / "docs")])
+    assert shown.exit_code == 0, shown.output
+    assert given == [300, ["ShareGPT, first exchanges"]]
+    page = (tmp_path / "docs" / "memory.md").read_text()
+    assert "Made by `jpaged bench memory --trace sharegpt-lengths.csv --docs docs` with these requests:" in page
+    assert "ShareGPT, first exchanges (OPT-13B); drawn long prompts (models whose layers differ)" in page
+    assert (tmp_path / "docs" / "memory.png").stat().st_size > 10_000
 
 
 def test_the_command_line_names_what_it_cannot_read(tmp_path):
-    from typer.testing import CliRunner
-
-    from jpaged.cli.main import app
-
     path = tmp_path / "trace.csv"
     path.write_text("words\n49\n")
     result = CliRunner().invoke(app, ["bench", "memory", "--trace", str(path)])

@@ -26,21 +26,32 @@ def torch_beams(
     params: BeamSearchParams,
     eos: Sequence[int] = (),
     more: Sequence[Mapping[str, torch.Tensor]] | None = None,
+    *,
+    use_cache: bool = True,
 ) -> list[list[Beam]]:
-    """The outputs for each prompt, best first; `more` is what the model is given beside each."""
+    """The outputs for each prompt, best first.
+
+    Args:
+        more: what the model is given beside each prompt.
+        use_cache: whether transformers goes on from its cache, instead of computing every sequence anew.
+    """
     more = [{}] * len(prompts) if more is None else more
     model.generation_config.eos_token_id = list(eos) or None
     model.generation_config.pad_token_id = -1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_one(model, prompt, params, others) for prompt, others in zip(prompts, more, strict=True)]
+        return [_one(model, prompt, params, others, use_cache) for prompt, others in zip(prompts, more, strict=True)]
     finally:
         torch.set_num_threads(threads)
 
 
 def _one(
-    model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams, more: Mapping[str, torch.Tensor]
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    params: BeamSearchParams,
+    more: Mapping[str, torch.Tensor],
+    use_cache: bool,
 ) -> list[Beam]:
     ids = torch.tensor([list(prompt)])
     with torch.inference_mode():
@@ -53,6 +64,7 @@ def _one(
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             do_sample=False,
+            use_cache=use_cache,
             return_dict_in_generate=True,
             output_scores=True,
             **more,

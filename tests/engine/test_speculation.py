@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from checkpoints import make_checkpoint
 from tiny_chat_model import VOCAB_SIZE, byte_level_tokenizer, make_chat_model
 
 import jpaged.engine.speculation as engine_speculation
-from jpaged import LLM, DraftModel, Layers, NGram, SamplingParams, StructuredOutputsParams
+from jpaged import LLM, AsyncLLM, DraftModel, Layers, NGram, SamplingParams, StructuredOutputsParams
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling.speculation import StepCosts
 
@@ -226,6 +227,30 @@ def test_a_stream_that_is_closed_frees_its_blocks_and_the_next_request_is_unharm
     stream.close()
     assert drafting._engine.memory.num_used_blocks == 0
     assert facts(serve(drafting, GREEDY)) == facts(serve(engines(), GREEDY))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_clients_of_asyncio_get_the_tokens_that_they_get_without_drafts(engines, way):
+    """One of them goes away while its drafts are verified."""
+    drafting, params = engines(speculative=WAYS[way]), PARAMS["few tokens"]
+    before = drafting.stats().num_accepted_tokens
+
+    async def client(engine: AsyncLLM, number: int, most: int | None):
+        async for output in engine.generate({"prompt_token_ids": PROMPTS[number]}, params, str(number)):
+            if most is not None and len(output.outputs[0].token_ids) >= most:
+                return None
+        return output
+
+    async def serve_all():
+        async with AsyncLLM.from_llm(drafting) as engine:
+            return await asyncio.gather(*(client(engine, i, 5 if i == 3 else None) for i in range(len(PROMPTS))))
+
+    outputs = asyncio.run(asyncio.wait_for(serve_all(), 60))
+    assert outputs.pop(3) is None
+    stay = [prompt for number, prompt in enumerate(PROMPTS) if number != 3]
+    assert facts(outputs) == facts(serve(engines(), params, prompts=stay))
+    assert drafting.stats().num_accepted_tokens > before
+    assert drafting._engine.memory.num_used_blocks == 0
 
 
 def test_beams_are_found_as_without_drafts(engines):

@@ -10,6 +10,7 @@ import jax
 import pytest
 from checkpoints import make_checkpoint
 from greedy_reference import torch_greedy
+from mxfp4_checkpoint import make_mxfp4
 from tokens_by_devices import NUM_TOKENS, PROMPTS
 
 from jpaged import LLM
@@ -20,6 +21,14 @@ EIGHT_DEVICES = {
     "JAX_PLATFORMS": "cpu",
     "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}",
 }
+
+
+def on_eight_devices(program, *arguments):
+    """What a program of this folder prints on a process of 8 devices."""
+    command = [sys.executable, str(HERE / program), *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -43,16 +52,40 @@ def test_any_number_of_devices_generates_the_tokens_of_transformers(name, sizes,
     """
     seed = 1 if name == "jamba" else 0  # seed 0 has two tokens that are nearly level
     expected = torch_greedy(make_checkpoint(name, tmp_path, seed), PROMPTS, NUM_TOKENS)
-    command = [sys.executable, str(HERE / "tokens_by_devices.py"), str(tmp_path), *map(str, sizes)]
-    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = on_eight_devices("tokens_by_devices.py", tmp_path, *sizes)
     assert list(found) == [str(size) for size in sizes]
     assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
     for size, sequences in found.items():
         for tokens, reference in zip(sequences, expected, strict=True):
             certain = reference.certain
             assert tokens[:certain] == reference.tokens[:certain], f"tensor_parallel_size={size}"
+
+
+def test_mxfp4_codes_on_two_devices_generate_the_tokens_of_their_values(tmp_path):
+    """The MLP of 96 leaves 48 columns a device: groups of 32 are cut."""
+    expected = torch_greedy(make_mxfp4(tmp_path), PROMPTS, NUM_TOKENS)
+    found = on_eight_devices("tokens_by_devices.py", tmp_path, 2)["2"]
+    assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
+    for tokens, reference in zip(found, expected, strict=True):
+        assert tokens[: reference.certain] == reference.tokens[: reference.certain]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["mamba2", "jamba"])
+def test_drafts_on_two_devices_change_no_token(name, tmp_path):
+    """States of drafts are split over the devices as the states are."""
+    make_checkpoint(name, tmp_path)
+    found = on_eight_devices("speculation_by_devices.py", tmp_path, "none", "n-grams")
+    assert found["n-grams"]["tokens"] == found["none"]["tokens"]
+    assert found["n-grams"]["kept"] > 0
+
+
+@pytest.mark.nightly
+def test_first_layers_of_attention_draft_on_two_devices(tmp_path):
+    make_checkpoint("llama", tmp_path)
+    found = on_eight_devices("speculation_by_devices.py", tmp_path, "none", "n-grams", "first layers")
+    for way in ("n-grams", "first layers"):
+        assert found[way]["tokens"] == found["none"]["tokens"] and found[way]["kept"] > 0
 
 
 def test_more_devices_than_there_are_is_refused_with_both_numbers(tmp_path):

@@ -27,9 +27,16 @@ ARCHITECTURES = {
 
 
 def write_checkpoint(
-    path: Path, folder: Path, config: PretrainedConfig, experts: GGMLQuantizationType | None = None
+    path: Path,
+    folder: Path,
+    config: PretrainedConfig,
+    experts: GGMLQuantizationType | None = None,
+    vocabulary: dict[str, Any] | None = None,
 ) -> Path:
-    """Write the checkpoint in `folder`; experts' matrices in the encoding `experts`, everything else as it is."""
+    """Write the checkpoint in `folder`; experts' matrices in the encoding `experts`, everything else as it is.
+
+    `vocabulary` are the keys of a tokenizer, without which the file can be read but not run.
+    """
     arch = ARCHITECTURES[config.model_type]
     reader = SafetensorsWeights(folder)
     tensors: dict[str, Any] = {}
@@ -37,7 +44,7 @@ def write_checkpoint(
         stored = _gguf_name(name, arch, config.num_hidden_layers)
         quantised = experts is not None and stored.endswith("_exps.weight")
         tensors[stored] = (quants.quantize(array, experts), experts) if quantised else np.ascontiguousarray(array)
-    return write_gguf(path, arch, tensors, _metadata(arch, config), **dict.fromkeys(_SIZES))
+    return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
 
 _SIZES = (

@@ -459,7 +459,9 @@ class Budgeted(Machine):
     swap_bytes = 12 * 9
 
 
-COMMON = settings(max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+COMMON = settings(
+    max_examples=examples(150), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
 for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFullGroups, ThreeGroups):
     machine.TestCase.settings = COMMON
 for machine in (RecurrentAndChunked, Vision, Budgeted, TwoGroupsPredicted):

@@ -22,7 +22,15 @@ def dequantised(params):
     return jax.tree.map(lambda x: x.dequantised(jnp.float32) if is_quantised(x) else x, params, is_leaf=is_quantised)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4", "deepseek_v2"])
+NAMES = ("llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4", "deepseek_v2")
+RECURRENT = ("jamba", "qwen3_next", "mamba2", "bamba", "qwen3_5", "lfm2")
+
+
+def at_night(name):
+    return pytest.param(name, marks=pytest.mark.nightly) if name in RECURRENT[1:] else name
+
+
+@pytest.mark.parametrize("name", map(at_night, NAMES + RECURRENT))
 @pytest.mark.parametrize(("quantization", "stacked"), [("int8", False), ("int4", True)])
 def test_quantised_products_are_those_of_the_values(name, quantization, stacked, tmp_path):
     make_checkpoint(name, tmp_path)
@@ -31,4 +39,5 @@ def test_quantised_products_are_those_of_the_values(name, quantization, stacked,
     found = run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)
     want = run_dense(nnx.merge(loaded.graphdef, dequantised(loaded.params)), TOKENS)
     known = slice(loaded.model.vocab_size)
-    np.testing.assert_allclose(found[:, known], want[:, known], atol=2e-5 * np.abs(want[:, known]).max())
+    rounding = 1e-4 if name in RECURRENT else 2e-5  # which a recurrence may multiply, token by token
+    np.testing.assert_allclose(found[:, known], want[:, known], atol=rounding * np.abs(want[:, known]).max())

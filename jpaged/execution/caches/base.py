@@ -40,6 +40,7 @@ class BlockFormat:
         shards: tensor shards; each holds its own share of every block.
         tile: rows of which a block is a multiple, see `pallas_kernels.kv_codes.block_rows`.
         state_interval: tokens between the checkpoints of recurrent layers, a multiple of `block_size`.
+        most_drafts: most drafts of a sequence that a step verifies; 0 = none are.
     """
 
     block_size: int
@@ -47,6 +48,7 @@ class BlockFormat:
     shards: int
     tile: int = 1
     state_interval: int = 512
+    most_drafts: int = 0
 
 
 class ImageRows(NamedTuple):

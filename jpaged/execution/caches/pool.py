@@ -92,13 +92,14 @@ def plan_pool(
     pool_bytes: int,
     tile: int = 1,
     state_interval: int = 512,
+    most_drafts: int = 0,
 ) -> PoolSpec:
     """Cut `pool_bytes` (a device) into large pages for the model's layer groups; see `BlockFormat`.
 
     Raises:
         ValueError: `pool_bytes` holds no large page, or a group is of an unknown kind.
     """
-    form = BlockFormat(block_size, jnp.dtype(dtype), shards, tile, state_interval)
+    form = BlockFormat(block_size, jnp.dtype(dtype), shards, tile, state_interval, most_drafts)
     return PoolSpec.plan(layer_caches(groups, form), pool_bytes)
 
 

@@ -4,6 +4,9 @@ from.
 Which token's state lies in which block the host says (`jpaged.memory.policies.StateCheckpoints`): the table has an
 entry for every block of tokens, and a block only at the entries where a checkpoint ends. Tokens read the state of the
 entry that ends before them or holds the sequence's running state, and leave theirs in the entry they end in.
+
+Where steps verify drafts a second table of each sequence holds the running states, one behind every token that may
+stand (`jpaged.memory.policies.VerifiedStates`); its blocks are of the same view.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
-from jpaged.execution.caches.state_units import StateBatch, TokenByToken, state_batch, token_by_token
+from jpaged.execution.caches.state_units import StateBatch, StateTables, TokenByToken, state_batch, token_by_token
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
-from jpaged.memory.policies import StateCheckpoints
+from jpaged.memory.policies import Policy, StateCheckpoints, VerifiedStates
 from jpaged.model_api import TENSOR_AXIS, StateGroup
 from pallas_kernels.recurrent.layout import LANES, ROW_TILE, UNIT, StatePlace, Units
 
@@ -48,23 +51,25 @@ class StateCache(LayerCache):
         return (sum(place.rows(self.format.dtype) for place in self.places.values()), LANES)
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
-        policy = StateCheckpoints(self.format.state_interval)
-        return (self.spec(self.group.name, len(self.group.layers), policy, row_bytes=ROW_TILE * 4 * LANES),)
+        policies: dict[str, Policy] = {self.group.name: StateCheckpoints(self.format.state_interval)}
+        if self.format.most_drafts:
+            policies[f"{self.group.name}.verified"] = VerifiedStates(self.format.most_drafts + 1)
+        number, padding = len(self.group.layers), ROW_TILE * 4 * LANES
+        return tuple(self.spec(name, number, policy, row_bytes=padding) for name, policy in policies.items())
 
     def view(self, plan: GroupLayout) -> tuple[int, ...]:
         rows = plan.layer_bytes // (LANES * self.format.dtype.itemsize)
         return (plan.num_blocks, plan.padded_layers, rows, LANES)
 
     def reads(self) -> Reads:
-        (spec,) = self.pool_groups()
+        spec = self.pool_groups()[0]
         return Reads(2 * spec.real_bytes, 1, 0)  # read and written
 
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return spec.policy.num_blocks(max_model_len, spec.block_size)
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        (table,), (plan,) = tables, plans
-        return state_batch(step, table, plan)
+        return state_batch(step, StateTables(plans[0], *tables))
 
     def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
         return token_by_token(arrays, rows)

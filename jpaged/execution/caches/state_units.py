@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,33 +31,74 @@ class TokenByToken(NamedTuple):
     units: StateBatch
 
 
-def state_batch(step: HostStep, table: Int[np.ndarray, "seqs pages"], plan: GroupLayout) -> StateBatch:
-    """Return the units of a step.
+@dataclass(frozen=True)
+class StateTables:
+    """Says where the states of a step's sequences lie.
 
-    The table's entry ``j`` holds the state after token ``(j + 1) * block_size`` once that is computed, and before then
-    the running state of the tokens up to there; entries without a block are passed over.
+    Attributes:
+        plan: the layer group as it lies in the pool.
+        checkpoints: block tables. Entry ``j`` holds the state after token ``(j + 1) * block_size`` once that is
+            computed, and before then, where `ring` is None, the running state of the tokens up to there; entries
+            without a block are passed over.
+        ring: tables whose entry ``n % slots`` holds the state after ``n`` tokens where no checkpoint ends; None = steps
+            verify no drafts.
+    """
+
+    plan: GroupLayout
+    checkpoints: Int[np.ndarray, "seqs pages"]
+    ring: Int[np.ndarray, "seqs slots"] | None = None
+
+    def of(self, rows: slice | Int[np.ndarray, " some"]) -> StateTables:
+        """Return the tables of some of the sequences."""
+        return StateTables(self.plan, self.checkpoints[rows], None if self.ring is None else self.ring[rows])
+
+    def holders(self, lengths: Int[np.ndarray, " seqs"]) -> Int[np.ndarray, " seqs"]:
+        """Return the block of the state after so many tokens of each sequence, at least one; -1 = none."""
+        table, size = self.checkpoints, self.plan.spec.block_size
+        if self.ring is not None:
+            entries = np.clip(lengths // size - 1, 0, table.shape[1] - 1)
+            ends = np.where(lengths % size == 0, _entries(table, entries), -1)
+            return np.where(ends >= 0, ends, _entries(self.ring, lengths % self.ring.shape[1]))
+        first = np.maximum(-(-lengths // size) - 1, 0)
+        near = first[:, None] + np.arange(min(table.shape[1], self.plan.spec.policy.entries_apart(size)))
+        blocks = np.where(
+            near < table.shape[1], np.take_along_axis(table, np.minimum(near, table.shape[1] - 1), axis=1), -1
+        )
+        return _entries(blocks, np.argmax(blocks >= 0, axis=1))
+
+
+def _entries(table: Int[np.ndarray, "seqs width"], entries: Int[np.ndarray, " seqs"]) -> Int[np.ndarray, " seqs"]:
+    return np.take_along_axis(table, entries[:, None], axis=1)[:, 0]
+
+
+def state_batch(step: HostStep, tables: StateTables) -> StateBatch:
+    """Return the units of a step; each draft is a unit, and so is the token before it.
 
     Raises:
         RuntimeError: a state has no block.
     """
     num_decodes = int(np.searchsorted(step.lengths, 1, side="right"))  # chunks of one token come first
-    units = [_decodes(step, table, plan, num_decodes)]
+    units = [_decodes(step, tables.of(slice(num_decodes)))]
     at = num_decodes
     for number in range(num_decodes, len(step.lengths)):
         start, length = int(step.starts[number]), int(step.lengths[number])
-        units.append(_pieces(table[number], plan, start, start + length, at))
+        drafts = len(step.chunks[number].drafts)
+        units.append(_pieces(tables.of(slice(number, number + 1)), start, start + length, drafts, at))
         at += length
-    return _padded(np.concatenate(units), num_decodes, most_units(step.padded_tokens, step.padded_seqs, plan))
+    verifies = tables.ring is not None
+    most = most_units(step.padded_tokens, step.padded_seqs, tables.plan, verifies=verifies)
+    return _padded(np.concatenate(units), num_decodes, most)
 
 
-def most_units(tokens: int, seqs: int, plan: GroupLayout) -> int:
+def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = False) -> int:
     """Return the most units that so many tokens of so many sequences are cut into.
 
-    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of its own.
+    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of its own, and
+    behind each of the drafts where the step verifies any: there are no more of them than sequences that fit.
     """
     apart = plan.spec.policy.entries_apart(plan.spec.block_size) * plan.spec.block_size
     between = tokens // UNIT + (0 if apart % UNIT == 0 else tokens // apart + seqs)
-    return min(tokens, between + 4 * seqs)
+    return min(tokens, between + (5 if verifies else 4) * seqs)
 
 
 def token_by_token(whole: StateBatch, rows: slice) -> TokenByToken:
@@ -94,43 +136,34 @@ def _goes_on(read: np.ndarray, unit: int, ends: bool) -> bool:
     return not ends or (unit + 1 < len(read) and read[unit + 1] == CARRY)
 
 
-def _decodes(step: HostStep, table: np.ndarray, plan: GroupLayout, count: int) -> Int[np.ndarray, "units 4"]:
+def _decodes(step: HostStep, tables: StateTables) -> Int[np.ndarray, "units 4"]:
+    count = len(tables.checkpoints)
     starts = step.starts[:count]
     units = np.empty((count, 4), np.int32)
     units[:, 0], units[:, 1] = np.arange(count), 1
-    units[:, 2] = np.where(starts > 0, _holders(table[:count], plan, starts), NEW)
-    units[:, 3] = _holders(table[:count], plan, starts + 1)
-    _check(plan, units[starts > 0, 2], units[:, 3])
+    units[:, 2] = np.where(starts > 0, tables.holders(starts), NEW)
+    units[:, 3] = tables.holders(starts + 1)
+    _check(tables.plan, units[starts > 0, 2], units[:, 3])
     return units
 
 
-def _pieces(row: np.ndarray, plan: GroupLayout, start: int, stop: int, at: int) -> Int[np.ndarray, "units 4"]:
-    """Cut the tokens of one sequence from position `start` to `stop`, which begin at token `at` of the step."""
-    size = plan.spec.block_size
+def _pieces(tables: StateTables, start: int, stop: int, drafts: int, at: int) -> Int[np.ndarray, "units 4"]:
+    """Cut the tokens of one sequence from position `start` to `stop`, which begin at token `at` of the step and end
+    with so many drafts."""
+    size, row = tables.plan.spec.block_size, tables.checkpoints[0]
     entries = np.arange(start // size, -(-stop // size))
     checkpoints = (entries[row[entries] >= 0] + 1) * size
+    kept = np.union1d(checkpoints[checkpoints < stop], np.arange(stop - drafts, stop + 1))
     regular = np.arange(start // UNIT + 1, -(-stop // UNIT)) * UNIT
-    ends = np.union1d(np.append(checkpoints[checkpoints < stop], stop), regular).astype(np.int64)
+    ends = np.union1d(kept, regular).astype(np.int64)
     starts = np.concatenate([[start], ends[:-1]])
+    every = tables.of(np.zeros(len(ends), np.int64))
     units = np.empty((len(ends), 4), np.int32)
     units[:, 0], units[:, 1], units[:, 2] = starts - start + at, ends - starts, CARRY
-    units[0, 2] = _holders(row[None], plan, np.asarray([start]))[0] if start else NEW
-    units[:, 3] = np.where(np.isin(ends, checkpoints), row[ends // size - 1], -1)
-    units[-1, 3] = _holders(row[None], plan, np.asarray([stop]))[0]
-    _check(plan, units[:1, 2] if start else units[:0, 2], units[-1:, 3])
+    units[0, 2] = tables.holders(np.asarray([start]))[0] if start else NEW
+    units[:, 3] = np.where(is_kept := np.isin(ends, kept), every.holders(ends), -1)
+    _check(tables.plan, units[:1, 2] if start else units[:0, 2], units[is_kept, 3])
     return units
-
-
-def _holders(table: np.ndarray, plan: GroupLayout, lengths: np.ndarray) -> Int[np.ndarray, " seqs"]:
-    """Return the block of the state after so many tokens of each sequence: that of its first entry that ends there or
-    later; -1 = none."""
-    size = plan.spec.block_size
-    first = np.maximum(-(-lengths // size) - 1, 0)
-    near = first[:, None] + np.arange(min(table.shape[1], plan.spec.policy.entries_apart(size)))
-    blocks = np.where(
-        near < table.shape[1], np.take_along_axis(table, np.minimum(near, table.shape[1] - 1), axis=1), -1
-    )
-    return np.take_along_axis(blocks, np.argmax(blocks >= 0, axis=1)[:, None], axis=1)[:, 0]
 
 
 def _check(plan: GroupLayout, *blocks: np.ndarray) -> None:

@@ -52,10 +52,12 @@ class GGUFRows:
     @overload
     def __getitem__(self, index: None) -> GGUFExperts: ...
     @overload
-    def __getitem__(self, index: tuple[slice, ...]) -> GGUFRows: ...
-    def __getitem__(self, index: tuple[slice, ...] | None) -> GGUFRows | GGUFExperts:
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> GGUFRows: ...
+    def __getitem__(self, index: slice | tuple[slice, ...] | None) -> GGUFRows | GGUFExperts:
         if index is None:
             return GGUFExperts.of([[self.T]])
+        if isinstance(index, slice):
+            index = (index, slice(None))
         rows, values = reversed(index) if self.transposed else index
         return replace(self, rows=self.rows[rows], values=self.values[values])
 

@@ -1,9 +1,10 @@
 """What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state_checkpoints` recurrent layers,
-`encoder` cross-attention, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep a fixed
-number of the prompt's. Layers that read another layer's KV (cross-layer sharing) own no block and need no policy: they
-are not counted in `GroupSpec.num_layers`. A draft model's layers are one more group of `FullAttention`.
+`verified_states` those of theirs that verify drafts, `encoder` cross-attention, `budget` layers that keep a fixed
+number of tokens, `prompt_budget` those that keep a fixed number of the prompt's. Layers that read another layer's KV
+(cross-layer sharing) own no block and need no policy: they are not counted in `GroupSpec.num_layers`. A draft model's
+layers are one more group of `FullAttention`.
 """
 
 from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttention, LocalAttention, SlidingWindow
@@ -13,6 +14,7 @@ from jpaged.memory.policies.encoder import CrossAttention
 from jpaged.memory.policies.images import ImageFeatures
 from jpaged.memory.policies.prompt_budget import PromptBudget
 from jpaged.memory.policies.state_checkpoints import StateCheckpoints
+from jpaged.memory.policies.verified_states import VerifiedStates
 
 __all__ = [
     "UNBOUNDED",
@@ -26,4 +28,5 @@ __all__ = [
     "SlidingWindow",
     "StateCheckpoints",
     "TokenBudget",
+    "VerifiedStates",
 ]

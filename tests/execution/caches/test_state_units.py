@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.execution.caches.base import HostStep
-from jpaged.execution.caches.state_units import StateBatch, state_batch, token_by_token
+from jpaged.execution.caches.state_units import StateBatch, StateTables, state_batch, token_by_token
 from jpaged.memory import GroupSpec, PoolLayout, StateCheckpoints
 from jpaged.memory.layout import GroupLayout
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT
@@ -25,18 +27,25 @@ def plan_of(interval: int) -> GroupLayout:
 class Case:
     """A step of some sequences' chunks, with tables as the memory makes them.
 
+    Args:
+        slots: entries of each sequence's ring; then chunks that are no longer are a token and its drafts. 0 = no ring.
+
     Attributes:
         pool: state in each block before the step: the positions of the tokens up to there.
         expected: what the blocks hold after it, in as far as somebody will read them.
     """
 
-    def __init__(self, interval: int, chunks: list[tuple[int, int, tuple[int, ...]]], padding: int = 0) -> None:
-        chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
+    def __init__(
+        self, interval: int, chunks: list[tuple[int, int, tuple[int, ...]]], padding: int = 0, slots: int = 0
+    ) -> None:
+        chunks = sorted(chunks, key=lambda chunk: (chunk[1] > 1, chunk[1] > slots))
+        self.drafts = [length - 1 if 1 < length <= slots else 0 for _, length, _ in chunks]
         self.plan, blocks = plan_of(interval), iter(np.random.default_rng(0).permutation(900).tolist())
         self.starts = np.array([chunk[0] for chunk in chunks], np.int32)
         self.lengths = np.array([chunk[1] for chunk in chunks], np.int32)
         width = max(start + length + interval for start, length, _ in chunks) // SIZE + 1
         self.table = np.full((len(chunks), width), -1, np.int32)
+        self.ring = np.array([[next(blocks) for _ in range(slots)] for _ in chunks], np.int32) if slots else None
         self.pool: dict[int, tuple[int, int]] = {}
         self.expected: dict[int, tuple[int, int]] = {}
         for number, (start, length, ends) in enumerate(chunks):
@@ -44,12 +53,18 @@ class Case:
             (held,) = policy.active_blocks(start, SIZE)
             for entry in policy.placed(range(held.start, policy.num_blocks(stop, SIZE)), SIZE):
                 block = self.table[number, entry] = next(blocks)
-                if entry in held and start:
+                if entry in held and start and not slots:
                     self.pool[block] = (number, start)
                 if (entry + 1) * SIZE <= stop and (entry + 1) * SIZE > start:
                     self.expected[block] = (number, (entry + 1) * SIZE)
-            (running,) = policy.active_blocks(stop, SIZE)
-            self.expected[self.table[number, running.start]] = (number, stop)
+            if self.ring is None:
+                (running,) = policy.active_blocks(stop, SIZE)
+                self.expected[self.table[number, running.start]] = (number, stop)
+                continue
+            for length in (start, *range(stop - self.drafts[number], stop + 1)):
+                ends = policy.end_after(length) == length
+                block = self.table[number, length // SIZE - 1] if ends else self.ring[number, length % slots]
+                (self.expected if length > start else self.pool)[block] = (number, length)
         tokens = int(self.lengths.sum())
         self.seq_of_token = np.repeat(np.arange(len(chunks)), self.lengths)
         first = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
@@ -57,8 +72,9 @@ class Case:
         self.padded = (tokens + padding, len(chunks) + padding)
 
     def batch(self) -> StateBatch:
-        step = HostStep([], self.starts, self.lengths, self.seq_of_token, self.positions, *self.padded)
-        return state_batch(step, self.table, self.plan)
+        chunks = [SimpleNamespace(drafts=(7,) * drafts) for drafts in self.drafts]
+        step = HostStep(chunks, self.starts, self.lengths, self.seq_of_token, self.positions, *self.padded)
+        return state_batch(step, StateTables(self.plan, self.table, self.ring))
 
     def run(self, batch: StateBatch, first: int, seen: list[tuple[int, int]]) -> None:
         """Compute units in order over tokens `first` on; each token asks for the state right before it."""
@@ -83,19 +99,22 @@ class Case:
 
 
 chunks = st.lists(
-    st.tuples(st.integers(0, 300), st.integers(1, 200), st.sets(st.integers(1, 30), max_size=2)).flatmap(
-        lambda c: st.tuples(st.just(c[0]), st.sampled_from([1, c[1]]), st.just(tuple(sorted(16 * e for e in c[2]))))
+    st.tuples(
+        st.integers(0, 300),
+        st.one_of(st.just(1), st.integers(2, 9), st.integers(1, 200)),
+        st.sets(st.integers(1, 30), max_size=2).map(lambda ends: tuple(sorted(16 * end for end in ends))),
     ),
     min_size=1,
     max_size=5,
 )
 intervals = st.sampled_from([16, 48, 64, 128, 512])
+slots = st.sampled_from([0, 0, 1, 4, 9])
 
 
 @settings(deadline=None, max_examples=examples(150))
-@given(intervals, chunks, st.integers(0, 9))
-def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding):
-    case, seen = Case(interval, chunks, padding), []
+@given(intervals, chunks, st.integers(0, 9), slots)
+def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding, slots):
+    case, seen = Case(interval, chunks, padding, slots), []
     batch = case.batch()
     case.run(batch, 0, seen)
     case.check(seen)
@@ -106,10 +125,10 @@ def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding):
 
 
 @settings(deadline=None, max_examples=examples(150))
-@given(intervals, chunks)
-def test_launches_of_single_tokens_leave_the_same(interval, chunks):
+@given(intervals, chunks, slots)
+def test_launches_of_single_tokens_leave_the_same(interval, chunks, slots):
     """Each launch begins with what the one before left in blocks, as nothing else is carried over."""
-    case, seen = Case(interval, chunks), []
+    case, seen = Case(interval, chunks, slots=slots), []
     whole = case.batch()
     for start in range(0, len(case.positions), ROWS):
         launch = token_by_token(whole, slice(start, start + ROWS)).units

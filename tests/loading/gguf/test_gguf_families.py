@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import thorough
 from dense_model import abstract
 from gguf import GGMLQuantizationType as Encoding
 from gguf_files import write_gguf
 from gguf_of_checkpoint import write_checkpoint
+from greedy_reference import assert_same_tokens, random_prompts, torch_greedy
 
 torch = pytest.importorskip("torch")
 
@@ -23,6 +25,7 @@ from transformers import (  # noqa: E402
     Qwen3MoeConfig,
 )
 
+from jpaged import LLM, SamplingParams  # noqa: E402
 from jpaged.loading.code_format import PACKED  # noqa: E402
 from jpaged.loading.gguf.config import config_from_gguf  # noqa: E402
 from jpaged.loading.gguf.reader import GGUFFile  # noqa: E402
@@ -95,6 +98,13 @@ CONFIGS = [
     ),
     Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
 ]
+GENERATED = ("gemma3_text", "mamba2")
+"""Families whose files generate tokens in every run."""
+VOCABULARY = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["<pad>", "<s>", "</s>", *map(chr, range(65, 104)), "AB"],
+    "tokenizer.ggml.merges": ["A B"],
+}
 NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache", "torch_dtype"}
 NOT_OF_THE_MODEL |= {"use_mamba_kernels", "output_router_logits", "router_aux_loss_coef", "initializer_range"}
 
@@ -108,7 +118,7 @@ def family(request, tmp_path_factory):
         for weight in model.parameters():
             weight.normal_(0.0, 0.5)
     model.save_pretrained(folder)
-    return SimpleNamespace(folder=folder, config=request.param, path=folder / "m.gguf")
+    return SimpleNamespace(folder=folder, config=request.param, path=folder / "m.gguf", model=model.eval())
 
 
 def test_config_and_weights_are_the_checkpoints(family):
@@ -122,6 +132,18 @@ def test_config_and_weights_are_the_checkpoints(family):
     for name in saved.names():
         assert read.shape(name) == saved.shape(name), name
         np.testing.assert_allclose(np.asarray(read.read(name)), saved.read(name), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_a_file_generates_what_transformers_generates_with_its_checkpoint(family):
+    if family.config.model_type not in GENERATED and not thorough.NIGHTLY:
+        pytest.skip("a family that is generated with at night")
+    path = write_checkpoint(family.path, family.folder, family.config, vocabulary=VOCABULARY)
+    llm = LLM(str(path), dtype="float32", max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
+    prompts = random_prompts(43, lengths=(2, 9, 30))
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    guesses = [output.outputs[0].token_ids for output in outputs]
+    assert_same_tokens(outputs, torch_greedy(family.model, prompts, 24, guesses))
 
 
 @pytest.mark.parametrize("experts", [Encoding.MXFP4, Encoding.Q8_0, Encoding.Q4_1], ids=lambda encoding: encoding.name)

@@ -1,0 +1,38 @@
+"""Run with a checkpoint's folder on a process of 2 devices: prints as JSON what engines over both give, without and
+with drafts, and how many drafts were kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+import jpaged.engine.speculation as engine_speculation
+from jpaged import LLM, Layers, NGram, SamplingParams
+from jpaged.scheduling.speculation import StepCosts
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+RNG = np.random.default_rng(7)
+FEW = RNG.integers(3, 211, 4)
+PROMPTS = [RNG.choice(FEW, int(n)).tolist() for n in (5, 11, 30)]
+WAYS = {"none": None, "n-grams": NGram(4, longest=3, shortest=1), "first layers": Layers(1, tokens=3)}
+
+
+def main(folder: str, *ways: str) -> dict[str, dict]:
+    """Drafts cost nothing here, so that all that can be made are."""
+    engine_speculation._COSTS = {"cpu": StepCosts(token=0.0, verifying=0.0)}
+    engine_speculation._with_drafts = lambda costs, share: costs
+    params = SamplingParams(temperature=1.2, seed=3, max_tokens=24, ignore_eos=True, allowed_token_ids=FEW.tolist())
+    found = {}
+    for way in ways:
+        llm = LLM(folder, tensor_parallel_size=2, speculative=WAYS[way], **SETTINGS)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
+        tokens = [output.outputs[0].token_ids for output in outputs]
+        found[way] = {"tokens": tokens, "kept": llm.stats().num_accepted_tokens}
+        llm._engine.memory.check_invariants()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
 from pallas_kernels.recurrent.layout import StatePlace, Units
+from pallas_kernels.recurrent.recurrence import Recurrence
 
 DECODE_LANES, UNIT_LANES = 1024, 256
 """Columns of a tile at most, where it does not end with a head or a group of heads: of a decode, which should read
@@ -55,38 +56,36 @@ def takes(view: Shaped[Array, "blocks layers rows 128"], place: StatePlace) -> b
     return view.dtype == jnp.float32 and place.dtype == jnp.float32
 
 
-def conv(x: Array, weight: Array, bias: Array | None, activation: str | None) -> Tiles:
+def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activation: str | None) -> Tiles:
     """Describe `pallas_kernels.recurrent.causal_conv` to `run`."""
-    channels, width = weight.shape
-    offset = jnp.zeros((1, channels)) if bias is None else bias[None]
+    offset = jnp.zeros((1, len(weight))) if bias is None else bias[None]
     silu = jnp.full((1, 1), activation == "silu")
-    return Tiles("conv", _wide(x, weight.T, offset, silu), (width - 1, channels), has_piece=True)
+    return Tiles("conv", _wide(x, weight.T, offset, silu), place.shape, has_piece=True)
 
 
-def scan(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
+def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.selective_scan` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    channels, n = a.shape
-    least = LANES if channels % LANES == 0 else 1
-    return Tiles("scan", _wide(x, dt, b, c, a.T, d[None]), (n, channels), least=least, has_piece=True)
+    least = LANES if len(a) % LANES == 0 else 1
+    return Tiles("scan", _wide(x, dt, b, c, a.T, d[None]), place.shape, least=least, has_piece=True)
 
 
-def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
+def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.ssd` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    (_, heads, width), (groups, n) = x.shape, b.shape[1:]
+    n, groups, heads, width = place.shape  # heads of each group
     vectors = width % LANES == 0 and n % LANES == 0
     operands = _wide(x, dt, b, c, a[None], d[None])
-    return Tiles("ssd", operands, (n, heads * width), 1, heads // groups * width, width, vectors)
+    return Tiles("ssd", operands, (n, groups * heads * width), 1, heads * width, width, vectors)
 
 
-def delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
+def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.gated_delta` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    heads, size, width = *q.shape[1:], v.shape[2]
+    heads, size, width = place.shape
     vectors = width % LANES == 0 and size % LANES == 0
     return Tiles("delta", _wide(q, k, v, log_decay, beta), (size, width), heads, least=width, has_piece=vectors)
 
@@ -94,14 +93,13 @@ def delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
 def run(
     view: Shaped[Array, "blocks layers rows 128"],
     layer: int | Int[Array, ""],
-    place: StatePlace,
     units: Units,
+    what: Recurrence,
     tiles: Tiles,
-    out: jax.ShapeDtypeStruct,
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit."""
     of_decodes, of_units = import_module(f"pallas_kernels.recurrent.cpu_{tiles.kernel}").targets()  # needs Numba
-    y = jnp.zeros(out.shape, jnp.float32)
+    place, y = what.place, jnp.zeros(what.out.shape, jnp.float32)
     in_order = units.most == 1 and not units.decodes_only
     first = 0 if in_order else units.num_decodes
     if not in_order:
@@ -109,7 +107,7 @@ def run(
     if not units.decodes_only:
         one_by_one = units.most == 1 or not tiles.has_piece
         view, y = _call(of_units, view, layer, place, units, tiles, y, first, units.num_units, UNIT_LANES, one_by_one)
-    return view, y.astype(out.dtype)
+    return view, y.astype(what.out.dtype)
 
 
 def _call(target, view, layer, place, units, tiles, out, first, stop, lanes, one_by_one):

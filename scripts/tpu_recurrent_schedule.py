@@ -1,4 +1,4 @@
-"""Counts how fast the TPU's decode kernels of recurrent layers could go through states, in the compiler's final schedule.
+"""Counts how fast the TPU's decode kernels of recurrent layers could go through states, in the compiler's schedule.
 
     python scripts/tpu_recurrent_schedule.py                     v5e and v6e, all layers: some minutes
     python scripts/tpu_recurrent_schedule.py --targets v5e --layers "bamba-9b ssd"

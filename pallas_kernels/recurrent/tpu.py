@@ -51,7 +51,7 @@ def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activat
 def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Cell | None:
     """Describe `pallas_kernels.recurrent.selective_scan`."""
     steps = dt.astype(jnp.float32)
-    return _of_channels(place, steps, steps * x, b[:, None], c[:, None], _in_rows(a.T), d * x)
+    return _of_channels(place, steps, steps * x, b[:, None], c[:, None], a.T, d * x)
 
 
 def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Cell | None:
@@ -59,7 +59,7 @@ def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d:
     (tokens, heads, width), steps = x.shape, dt.astype(jnp.float32)
     decay = jnp.repeat(jnp.exp(steps * a), width, axis=1)
     inputs, skip = (steps[..., None] * x).reshape(tokens, heads * width), d[:, None] * x
-    return _of_channels(place, decay, inputs, b, c, (), skip)
+    return _of_channels(place, decay, inputs, b, c, None, skip)
 
 
 def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Cell | None:
@@ -76,9 +76,9 @@ def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, bet
 
 
 def _of_channels(place, decay, inputs, b, c, rates, skip) -> Cell | None:
-    """Describe a scan: `decay` and `inputs` are ``[tokens, ch]``, b and c ``[tokens, g, n]``; with `rates`, ``[n, rows,
-    128]``, a decay is that of each step and rate."""
-    (tokens, channels), (groups, n) = inputs.shape, b.shape[1:]
+    """Describe a scan: `decay` and `inputs` are ``[tokens, ch]``, b and c ``[tokens, g, n]``; with `rates`, ``[n,
+    ch]``, a decay is that of each step and rate."""
+    channels, (groups, n) = inputs.shape[1], b.shape[1:]
     rows = channels // LANES
     if channels % (LANES * groups) or rows // groups % ROW_TILE or place.dtype != jnp.float32:
         return None
@@ -92,7 +92,7 @@ def _of_channels(place, decay, inputs, b, c, rates, skip) -> Cell | None:
         update,
         tpu_cells.begin_scan,
         (*_in_rows(decay, inputs), *of_states),
-        rates,
+        () if rates is None else _in_rows(rates),
         together * rows,
         n // together,
         rows,

@@ -47,7 +47,7 @@ class Cell:
     update: Callable[..., None]
     begin: Callable[..., None]
     tokens: tuple[Float[Array, "tokens rows 128"], ...]
-    constants: tuple[Float[Array, "..."], ...]
+    constants: tuple[Float[Array, ...], ...]
     rows: int
     pieces: int
     out_rows: int

@@ -10,10 +10,9 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
-from pallas_kernels.recurrent import causal_conv, gated_delta, selective_scan, ssd
-from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, StatePlace, Units, read_states, write_states
+from pallas_kernels.recurrent import causal_conv, gated_delta, recurrence, selective_scan, ssd
+from pallas_kernels.recurrent.layout import CARRY, UNIT, StatePlace, Units, read_states, write_states
 
 BLOCKS, LAYERS, LAYER, TOKENS, UNITS, ROW = 18, 2, 1, 160, 10, 32
 
@@ -102,9 +101,7 @@ TILED = {
     ),
     "tiled selective_scan": Kind(selective_scan, (1024, 5), (1, 0), partial(scan_operands, ch=1024), scan_step),
     "tiled ssd": Kind(ssd, (32, 64, 16), (2, 0, 1), partial(ssd_operands, h=32, p=64), ssd_step),
-    "tiled gated_delta": Kind(
-        gated_delta, (3, 16, 128), (0, 1, 2), partial(delta_operands, k=16, v=128), delta_step
-    ),
+    "tiled gated_delta": Kind(gated_delta, (3, 16, 128), (0, 1, 2), partial(delta_operands, k=16, v=128), delta_step),
 }
 """The same in sizes of whole tiles of a TPU's memory."""
 
@@ -132,26 +129,6 @@ def cut(decodes: Sequence[Run], prompts: Sequence[Run], *, most: int = UNIT, dec
     padding = [(0, 0, -1, -1)] * (size - len(rows))
     arrays = np.asarray([*rows, *padding], np.int32).T
     return Units(*map(jnp.asarray, arrays), jnp.int32(len(decodes)), jnp.int32(len(rows)), most, decodes_only)
-
-
-@st.composite
-def batches(draw):
-    """Draw decodes and prompts whose blocks are their own, some from nothing, some with checkpoints on the way."""
-    blocks = iter(draw(st.permutations(range(BLOCKS))))
-    decodes, prompts = [], []
-    for _ in range(draw(st.integers(0, 4))):
-        write = next(blocks)
-        decodes.append(Run(draw(st.sampled_from([NEW, write])), (1,), (write,)))
-    tokens, units = TOKENS - len(decodes), UNITS - len(decodes)
-    for _ in range(draw(st.integers(0, 3))):
-        lengths = draw(st.lists(st.integers(1, UNIT), min_size=1, max_size=3))
-        if len(lengths) > units or sum(lengths) > tokens:
-            break
-        read, write = draw(st.sampled_from([NEW, next(blocks)])), next(blocks)
-        passed = [draw(st.sampled_from([-1, next(blocks, -1)])) for _ in lengths[1:]]
-        prompts.append(Run(read, tuple(lengths), (*passed, write)))
-        tokens, units = tokens - sum(lengths), units - len(lengths)
-    return decodes, prompts
 
 
 def place_of(kind: Kind, dtype: str = "float32") -> StatePlace:
@@ -201,6 +178,16 @@ def ordered_operands(name, operands, constants):
     return *operands, *constants
 
 
+def described(module, name, view, operands, constants, state_dtype="float32"):
+    """Return the recurrence, and what a module of kernels says of it: None for what XLA has to do."""
+    describe = {"causal_conv": "conv", "selective_scan": "scan", "ssd": "ssd", "gated_delta": "delta"}
+    kind, ordered = KINDS_OF_ALL_SIZES[name], ordered_operands(name, operands, constants)
+    ordered, of = [*ordered, *kind.options.values()], describe[kind.kernel.__name__]
+    what = getattr(recurrence, of)(place_of(kind, state_dtype), *ordered)
+    assert module.takes(view, what.place)
+    return what, getattr(module, of)(what.place, *ordered)
+
+
 def arrays_of(units: Units):
     return units.start, units.length, units.read, units.write, units.num_decodes, units.num_units
 
@@ -248,10 +235,10 @@ def check(name, impl, view, decodes, prompts, operands, constants, **options):
     assert_nothing_else_written(name, view, after, states)
 
 
-def assert_nothing_else_written(name, view, after, states):
+def assert_nothing_else_written(name, view, after, states, state_dtype="float32"):
     bits = f"uint{8 * view.dtype.itemsize}"
     before, after = (np.asarray(of).view(bits).copy() for of in (view, after))
-    rows = slice(ROW, ROW + place_of(KINDS_OF_ALL_SIZES[name]).rows(view.dtype))
+    rows = slice(ROW, ROW + place_of(KINDS_OF_ALL_SIZES[name], state_dtype).rows(view.dtype))
     for block in states:
         before[block, LAYER, rows] = after[block, LAYER, rows]
     np.testing.assert_array_equal(before, after)

@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from recurrent_cases import (
+    BLOCKS,
     CLOSE,
     KINDS,
     ROW,
-    WIDE,
     TOKENS,
+    UNITS,
+    WIDE,
     Run,
     arrays_of,
-    batches,
     check,
     compiled,
     cut,
@@ -34,6 +36,26 @@ from pallas_kernels.recurrent.layout import NEW, UNIT, StatePlace
 
 IMPLS = ["reference", "xla", *(["cpu"] if find_spec("numba") else [])]
 CASES = [(name, impl) for name in KINDS for impl in IMPLS] + [(name, impl) for name in WIDE for impl in IMPLS[2:]]
+
+
+@st.composite
+def batches(draw):
+    """Draw decodes and prompts whose blocks are their own, some from nothing, some with checkpoints on the way."""
+    blocks = iter(draw(st.permutations(range(BLOCKS))))
+    decodes, prompts = [], []
+    for _ in range(draw(st.integers(0, 4))):
+        write = next(blocks)
+        decodes.append(Run(draw(st.sampled_from([NEW, write])), (1,), (write,)))
+    tokens, units = TOKENS - len(decodes), UNITS - len(decodes)
+    for _ in range(draw(st.integers(0, 3))):
+        lengths = draw(st.lists(st.integers(1, UNIT), min_size=1, max_size=3))
+        if len(lengths) > units or sum(lengths) > tokens:
+            break
+        read, write = draw(st.sampled_from([NEW, next(blocks)])), next(blocks)
+        passed = [draw(st.sampled_from([-1, next(blocks, -1)])) for _ in lengths[1:]]
+        prompts.append(Run(read, tuple(lengths), (*passed, write)))
+        tokens, units = tokens - sum(lengths), units - len(lengths)
+    return decodes, prompts
 
 
 @pytest.mark.parametrize(("name", "impl"), CASES)

@@ -1,4 +1,4 @@
-"""The TPU's decode kernels by Pallas' interpreters: what every implementation is tested for, on states of whole tiles."""
+"""The TPU's decode kernels by Pallas' interpreters: what all implementations are tested for, on whole tiles."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import numpy as np
 import pytest
 from recurrent_cases import (
     KINDS,
-    KINDS_OF_ALL_SIZES,
     LAYER,
     TILED,
     Run,
     arrays_of,
     check,
     cut,
+    described,
     expected,
     fresh_view,
     given_operands,
-    ordered_operands,
-    place_of,
     run,
     states_of,
 )
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.recurrent import recurrence, tpu
+from pallas_kernels.recurrent import tpu
 from pallas_kernels.recurrent.layout import NEW, StatePlace, Units
 
 IMPL = "tpu_interpret"
@@ -38,17 +36,6 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(tpu, "PIECE_BYTES", 16 * 1024)
 
 
-def described(name, view, operands, constants, state_dtype="float32"):
-    """Return the recurrence, and what the TPU's module says of it: None for what XLA has to do."""
-    describe = {"causal_conv": "conv", "selective_scan": "scan", "ssd": "ssd", "gated_delta": "delta"}
-    kind, ordered = KINDS_OF_ALL_SIZES[name], ordered_operands(name, operands, constants)
-    ordered = [*ordered, *kind.options.values()]
-    of = describe[kind.kernel.__name__]
-    what = getattr(recurrence, of)(place_of(kind, state_dtype), *ordered)
-    assert tpu.takes(view, what.place)
-    return what, getattr(tpu, of)(what.place, *ordered)
-
-
 @pytest.mark.parametrize("name", TILED)
 def test_decodes_among_prompts_and_alone_give_what_each_sequence_gives_alone(name):
     operands, constants = given_operands(name)
@@ -59,17 +46,17 @@ def test_decodes_among_prompts_and_alone_give_what_each_sequence_gives_alone(nam
     check(name, IMPL, fresh_view(name), DECODES[:1], [Run(NEW, (1, 1), (-1, 4))], operands, constants, most=1)
 
 
-@pytest.mark.parametrize(("name", "pieces"), zip(TILED, (1, 5, 8, 3), strict=True))
+@pytest.mark.parametrize(("name", "pieces"), list(zip(TILED, (1, 5, 8, 3), strict=True)))
 def test_states_go_piece_by_piece(name, pieces):
     operands, constants = (tuple(map(jnp.asarray, each)) for each in given_operands(name))
-    _, cell = described(name, fresh_view(name), operands, constants)
+    _, cell = described(tpu, name, fresh_view(name), operands, constants)
     assert cell.pieces == pieces
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_states_of_other_shapes_are_left_to_xla(name):
     operands, constants = (tuple(map(jnp.asarray, each)) for each in given_operands(name))
-    _, cell = described(name, fresh_view(name), operands, constants)
+    _, cell = described(tpu, name, fresh_view(name), operands, constants)
     assert cell is None
 
 
@@ -115,7 +102,7 @@ def test_copies_of_pieces_never_race(name, monkeypatch):
     arrays = [array if array.ndim == 0 else array[:6] for array in arrays_of(units)]
 
     def kernel(view, arrays, operands, *, interpret):
-        what, cell = described(name, view, operands, constants)
+        what, cell = described(tpu, name, view, operands, constants)
         return tpu.run(view, LAYER, Units(*arrays, most=1, decodes_only=True), what, cell, interpret=interpret)
 
     (after, out), races = run_recording_races(kernel, view, arrays, operands)

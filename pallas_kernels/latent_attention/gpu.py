@@ -75,7 +75,7 @@ def _decode(arrays: tuple[Array, ...], rank: int, constants: dict[str, Any], lau
         grid=(min(most, max(1, shapes.PROGRAMS // head_tiles)), head_tiles),
         out=(statistic, statistic, jax.ShapeDtypeStruct((most, heads, constants["VALUE_LANES"]), jnp.float32)),
         constants=constants | {"UNIT": unit, "ROWS": ROWS},
-        num_warps=4,
+        num_warps=8,
         num_stages=2,
     )
     parts = launch(units, *arrays)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pallas_kernels.layout import latent_tiles
 
 MAX_RANK = 512
-"""Widest latent, in lanes: 16 rows of values take half of four warps' registers."""
+"""Widest latent, in lanes: 16 rows of values take 32 registers of each thread of eight warps."""
 ROWS = 16
 """Heads of a decode's product, and (query, head) pairs of a prompt's: the fewest that tensor cores take."""
 MAX_PROMPT_ROWS = 32

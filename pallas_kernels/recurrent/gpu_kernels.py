@@ -31,15 +31,17 @@ def where(inside, block):
 def load_state(home, element, mask, RATIO: tl.constexpr):
     """Return elements of a state in float32."""
     if RATIO == 1:
-        return tl.load(home + element, mask=mask, other=0.0).to(tl.float32)
-    place = element // 128 * (RATIO * 128) + element % 128
-    bits: tl.constexpr = 32 // RATIO
-    words = home.to(tl.pointer_type(tl.int16 if RATIO == 2 else tl.int8)) + place
-    whole = tl.zeros(element.shape, tl.int32)
-    for piece in tl.static_range(RATIO):
-        part = tl.load(words + piece * 128, mask=mask, other=0).to(tl.int32) & ((1 << bits) - 1)
-        whole = whole | part << (piece * bits)
-    return whole.to(tl.float32, bitcast=True)
+        state = tl.load(home + element, mask=mask, other=0.0).to(tl.float32)
+    else:
+        place = element // 128 * (RATIO * 128) + element % 128
+        bits: tl.constexpr = 32 // RATIO
+        words = home.to(tl.pointer_type(tl.int16 if RATIO == 2 else tl.int8)) + place
+        whole = tl.zeros(element.shape, tl.int32)
+        for piece in tl.static_range(RATIO):
+            part = tl.load(words + piece * 128, mask=mask, other=0).to(tl.int32) & ((1 << bits) - 1)
+            whole = whole | part << (piece * bits)
+        state = whole.to(tl.float32, bitcast=True)
+    return state
 
 
 @triton.jit

@@ -1,9 +1,9 @@
 """Compile steps of layers that are not plain attention, states and latents, for hardware this machine lacks.
 
-    states_program.py tpu|cuda DEVICES KERNELS MODEL...
+    states_program.py tpu|cuda DEVICES KERNELS MODEL:STEP...
 
 Run by `test_aot_states.py`; prints what they need as JSON, as `step_program.py` does. Layers have the shapes of published
-models, whose names are in `MODELS`, but there are as few of them as show every kind; experts are few and narrow. The pool
+models, see `MODELS`, and a step is a decode or mixed, but there are as few of them as show every kind; experts are few and narrow. The pool
 is large, as what is asked is whether a step copies it.
 """
 
@@ -74,7 +74,8 @@ def main(target: str, devices: int, kernels: str, names: list[str]) -> None:
     assert mesh.size == devices, mesh
     dtype = jnp.dtype(jnp.bfloat16)
     for name in names:
-        config_name, module, family, sizes = MODELS[name]
+        kind, step = name.split(":")
+        config_name, module, family, sizes = MODELS[kind]
         config = getattr(transformers, config_name)(**SHARED | sizes)
         build = build_context(mesh, dtype, kernel_impl=kernels)
         model = abstract_model(getattr(import_module(f"models.{module}"), family), config, build)
@@ -90,11 +91,10 @@ def main(target: str, devices: int, kernels: str, names: list[str]) -> None:
             vocab_size=config.vocab_size,
             kernel_impl=kernels,
         )
-        for step, lower in (("decode", steps.decode), ("mixed", steps.mixed)):
-            start = time.perf_counter()
-            with compiling_for(HOPPER):
-                lowered = lower()
-            report(f"{name}: {step}", lowered, steps.spec, start)
+        start = time.perf_counter()
+        with compiling_for(HOPPER):
+            lowered = {"decode": steps.decode, "mixed": steps.mixed}[step]()
+        report(name, lowered, steps.spec, start)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ from pallas_kernels.recurrent.recurrence import Recurrence
 DECODE_LANES, UNIT_LANES = 1024, 256
 """Columns of a tile at most, where it does not end with a head or a group of heads: of a decode, which should read
 long rows, and of other units, whose tile should stay in the first cache."""
+CONV_LANES = 1024
+"""The latter of a convolution, whose state is small and whose inputs are most of what it reads."""
+
+
+_LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Tiles:
         cuts: a tile is a number of columns that divides this one.
         least: and is divided by this one.
         has_piece: whether units are computed by products of matrices.
+        unit_lanes: columns of a unit's tile at most.
     """
 
     kernel: str
@@ -42,6 +48,7 @@ class Tiles:
     cuts: int = 0
     least: int = 1
     has_piece: bool = False
+    unit_lanes: int = UNIT_LANES
 
     def width(self, most: int) -> int:
         """Return the columns of a tile, `most` if possible."""
@@ -60,7 +67,7 @@ def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activat
     """Describe `pallas_kernels.recurrent.causal_conv` to `run`."""
     offset = jnp.zeros((1, len(weight))) if bias is None else bias[None]
     silu = jnp.full((1, 1), activation == "silu")
-    return Tiles("conv", _wide(x, weight.T, offset, silu), place.shape, has_piece=True)
+    return Tiles("conv", _wide(x, weight.T, offset, silu), place.shape, has_piece=True, unit_lanes=CONV_LANES)
 
 
 def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
@@ -68,7 +75,7 @@ def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
     least = LANES if len(a) % LANES == 0 else 1
-    return Tiles("scan", _wide(x, dt, b, c, a.T, d[None]), place.shape, least=least, has_piece=True)
+    return Tiles("scan", _wide(x, dt, b, c, a.T * _LOG2E, d[None]), place.shape, least=least, has_piece=True)
 
 
 def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
@@ -99,27 +106,33 @@ def run(
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit."""
     of_decodes, of_units = import_module(f"pallas_kernels.recurrent.cpu_{tiles.kernel}").targets()  # needs Numba
-    place, y = what.place, jnp.zeros(what.out.shape, jnp.float32)
+    y = None
     in_order = units.most == 1 and not units.decodes_only
     first = 0 if in_order else units.num_decodes
     if not in_order:
-        view, y = _call(of_decodes, view, layer, place, units, tiles, y, 0, units.num_decodes, DECODE_LANES, True)
+        view, y = _call(of_decodes, view, layer, what, units, tiles, y, 0, units.num_decodes, DECODE_LANES, True)
     if not units.decodes_only:
         one_by_one = units.most == 1 or not tiles.has_piece
-        view, y = _call(of_units, view, layer, place, units, tiles, y, first, units.num_units, UNIT_LANES, one_by_one)
+        lanes = tiles.unit_lanes
+        view, y = _call(of_units, view, layer, what, units, tiles, y, first, units.num_units, lanes, one_by_one)
     return view, y.astype(what.out.dtype)
 
 
-def _call(target, view, layer, place, units, tiles, out, first, stop, lanes, one_by_one):
+def _call(target, view, layer, what, units, tiles, out, first, stop, lanes, one_by_one):
+    """Run the units from `first` to `stop`; `out` has the outputs of those before, if there are any.
+
+    Without it the result is memory as it was found, which the loops fill: zeros are not written to be overwritten.
+    """
     width, (rows, stride) = tiles.width(lanes), tiles.shape
     step, number = (rows * stride, tiles.apart) if tiles.apart > 1 else (width, stride // width)
-    given = (layer, place.row, first, stop, rows, stride, width, one_by_one)
+    given = (layer, what.place.row, first, stop, rows, stride, width, one_by_one, units.decodes_only)
     numbers = jnp.stack([jnp.asarray(of, jnp.int32) for of in given])
     arrays = (units.start, units.length, units.read, units.write, step * jnp.arange(number, dtype=jnp.int32))
-    like = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (view, out)]
-    last = len(arrays) + len(tiles.operands) + 2
-    call = jax.ffi.ffi_call(target, like, input_output_aliases={0: 0, last: 1})
-    return call(view, numbers, *arrays, *tiles.operands, out)
+    like = [jax.ShapeDtypeStruct(view.shape, view.dtype), jax.ShapeDtypeStruct(what.out.shape, jnp.float32)]
+    given = (view, numbers, *arrays, *tiles.operands)
+    before = () if out is None else (out,)
+    aliases = {0: 0, **{len(given): 1 for _ in before}}
+    return jax.ffi.ffi_call(target, like, input_output_aliases=aliases)(*given, *before)
 
 
 def _wide(*arrays: Array) -> tuple[Array, ...]:

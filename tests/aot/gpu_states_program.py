@@ -41,7 +41,9 @@ def compile_states(compiler: Compiler, name: str) -> None:
     place = StatePlace(0, shape, jnp.dtype(dtype))
     view = array(BLOCKS, 4, place.rows(jnp.bfloat16), 128, dtype=jnp.bfloat16)
     rest = iter(constants)
-    given = [array(SEQS, *sizes, dtype=jnp.bfloat16) if sizes else array(*next(rest), dtype=jnp.float32) for sizes in tokens]
+    given = [
+        array(SEQS, *sizes, dtype=jnp.bfloat16) if sizes else array(*next(rest), dtype=jnp.float32) for sizes in tokens
+    ]
     given += [array(*sizes, dtype=jnp.float32) for sizes in rest]
     options = ["silu"] if of == "conv" else []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,17 +66,19 @@ def takes(view: Shaped[Array, "blocks layers rows 128"], place: StatePlace) -> b
 
 def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activation: str | None) -> Tiles:
     """Describe `pallas_kernels.recurrent.causal_conv` to `run`."""
-    offset = jnp.zeros((1, len(weight))) if bias is None else bias[None]
+    taps, channels = place.shape
+    offset = jnp.zeros((1, channels)) if bias is None else bias[None]
     silu = jnp.full((1, 1), activation == "silu")
-    return Tiles("conv", _wide(x, weight.T, offset, silu), place.shape, has_piece=True, unit_lanes=CONV_LANES)
+    return Tiles("conv", _wide(x, weight.T, offset, silu), (taps, channels), has_piece=True, unit_lanes=CONV_LANES)
 
 
 def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.selective_scan` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    least = LANES if len(a) % LANES == 0 else 1
-    return Tiles("scan", _wide(x, dt, b, c, a.T * _LOG2E, d[None]), place.shape, least=least, has_piece=True)
+    n, channels = place.shape
+    least = LANES if channels % LANES == 0 else 1
+    return Tiles("scan", _wide(x, dt, b, c, a.T * _LOG2E, d[None]), (n, channels), least=least, has_piece=True)
 
 
 def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
@@ -106,7 +109,7 @@ def run(
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit."""
     of_decodes, of_units = import_module(f"pallas_kernels.recurrent.cpu_{tiles.kernel}").targets()  # needs Numba
-    y = None
+    y: Any = None
     in_order = units.most == 1 and not units.decodes_only
     first = 0 if in_order else units.num_decodes
     if not in_order:

@@ -15,8 +15,7 @@ from pallas_kernels.cpu_tiles import LANES
 from pallas_kernels.paged_attention.cpu_math import exp, f32
 from pallas_kernels.recurrent.cpu_products import row_at, stride_of
 from pallas_kernels.recurrent.cpu_scan_channels import scan_channels
-from pallas_kernels.recurrent.cpu_walk import operand, register, walks
-
+from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks
 
 _LN2 = f32(0.6931471805599453)
 
@@ -57,26 +56,14 @@ def _channels(state, at, start, stop, operands, out, width):
 _walk_decodes, _walk_units = walks(_token, _piece)
 
 
-@njit
-def _operands(frame):
-    return (
-        operand(frame, 0),
-        operand(frame, 1),
-        operand(frame, 2),
-        operand(frame, 3),
-        operand(frame, 4),
-        operand(frame, 5),
-    )
-
-
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, _operands(frame))
+    _walk_decodes(frame, begin, end, six_operands(frame))
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _units(frame, begin, end):
-    _walk_units(frame, begin, end, _operands(frame))
+    _walk_units(frame, begin, end, six_operands(frame))
 
 
 @cache

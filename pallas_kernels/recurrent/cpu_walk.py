@@ -22,7 +22,8 @@ from pallas_kernels.recurrent.layout import NEW
 _OPERANDS = 7
 """Arguments before a kernel's own."""
 
-# Functions that `walks` calls are its variables, not arguments: Numba keeps no code on disk that takes functions.
+# Functions that `walks` calls are its variables, not arguments: Numba keeps no code on disk that takes functions. The
+# custom calls stand in each kernel's module: of a function with variables Numba finds in no later process what it kept.
 
 
 def register(kernel: str, decodes: Any, units: Any) -> tuple[str, str]:
@@ -54,9 +55,26 @@ def _matrix(buffer):
 
 
 @njit
-def operand(frame, number):
-    """Return a kernel's own argument as a matrix."""
+def _operand(frame, number):
     return _matrix(argument(frame, _OPERANDS + number))
+
+
+@njit
+def four_operands(frame):
+    """Return a kernel's own arguments as matrices; a tuple of any length is nothing that Numba compiles."""
+    return _operand(frame, 0), _operand(frame, 1), _operand(frame, 2), _operand(frame, 3)
+
+
+@njit
+def five_operands(frame):
+    """See `four_operands`."""
+    return (*four_operands(frame), _operand(frame, 4))
+
+
+@njit
+def six_operands(frame):
+    """See `four_operands`."""
+    return (*five_operands(frame), _operand(frame, 5))
 
 
 @njit

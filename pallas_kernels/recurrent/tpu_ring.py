@@ -97,7 +97,7 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
     """
     inputs = len(cell.tokens) + len(cell.constants)
     tokens, constants = refs[: len(cell.tokens)], refs[len(cell.tokens) : inputs]
-    _, view, out, buffers, sems, *scratch = refs[inputs:]
+    _view, view, out, buffers, sems, *scratch = refs[inputs:]
     ring, rows, _ = buffers.shape
     ahead, pieces = ring // 2, cell.pieces
     unit, total = pl.program_id(0), count[0] * pieces

@@ -1,5 +1,5 @@
-"""Compile the Triton kernels of recurrences and of latent attention for GPUs that are not there, at the shapes of published
-models, and print what each takes of one, as JSON.
+"""Compile the Triton kernels of recurrences and of latent attention for GPUs that are not there, at the shapes of
+published models, and print what each takes of one, as JSON.
 
 Run by `test_aot_gpu_states.py` inside the environment with Triton; one kernel a line.
 """

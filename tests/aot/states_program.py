@@ -2,9 +2,9 @@
 
     states_program.py tpu|cuda DEVICES KERNELS MODEL:STEP...
 
-Run by `test_aot_states.py`; prints what they need as JSON, as `step_program.py` does. Layers have the shapes of published
-models, see `MODELS`, and a step is a decode or mixed, but there are as few of them as show every kind; experts are few and narrow. The pool
-is large, as what is asked is whether a step copies it.
+Run by `test_aot_states.py`; prints what they need as JSON, as `step_program.py` does. A model is one of `MODELS`:
+layers of published shapes, but as few of them as show every kind, and narrow experts. A step is "decode" or "mixed".
+The pool is large, as what is asked is whether a step copies it.
 """
 
 from __future__ import annotations

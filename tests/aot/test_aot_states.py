@@ -16,19 +16,13 @@ OFTEN = {
 }
 """What each change is tested with; the others come at night."""
 
-KERNELS = {
-    "TPU v5e x8": dict.fromkeys(("jamba", "bamba", "qwen3-next"), {"recurrent_decode", "paged_attention"})
-    | {"deepseek-v2-lite": {"paged_attention"}},
-    "H200 x1": {
-        "jamba": {"conv_decodes", "scan_decodes", "attend_to_units"},
-        "bamba": {"conv_decodes", "scan_decodes", "attend_to_units"},
-        "qwen3-next": {"conv_decodes", "delta_decodes", "attend_to_units"},
-        "deepseek-v2-lite": {"attend_to_latents"},
-    },
-}
-"""Kernels that the steps of each model call."""
+ATTENTION = {"TPU v5e x8": {"decode": 2, "mixed": 2}, "H200 x1": {"decode": 3, "mixed": 4}}
+"""Launches of own kernels for a layer of attention, the write of its KV among them."""
 
-STEPS = [f"{kind}:{step}" for kind in KERNELS["H200 x1"] for step in ("decode", "mixed")]
+LAYERS = {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (3, 1, 0), "deepseek-v2-lite": (0, 0, 3)}
+"""Layers with states, each a convolution and a recurrence, and with attention to keys and values, and to latents."""
+
+STEPS = [f"{kind}:{step}" for kind in LAYERS for step in ("decode", "mixed")]
 
 
 def cases():
@@ -46,5 +40,11 @@ def test_a_step_copies_no_pool_and_runs_its_own_kernels(target, steps):
     assert set(programs) == set(steps)
     for name, sizes in programs.items():
         assert sizes["alias"] >= sizes["pool"], name
-        assert sizes["temp"] < 0.02 * sizes["pool"], name
-        assert KERNELS[target][name.partition(":")[0]] <= set(sizes["own kernels"]), name
+        assert sizes["temp"] < 0.04 * sizes["pool"], name
+        kind, step = name.split(":")
+        states, attention, latents = LAYERS[kind]
+        of_attention = ATTENTION[target][step]
+        # On a GPU XLA writes latents, in place too.
+        of_latents = of_attention - (target == "H200 x1")
+        calls = 2 * states + of_attention * attention + of_latents * latents
+        assert sizes["kernel calls"] == calls, name

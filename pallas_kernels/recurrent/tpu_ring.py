@@ -123,9 +123,9 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
         """Start to read a piece as soon as its buffer is free."""
 
         @pl.when(number < total)
-        def _():
+        def start_when_free():
             @pl.when(number >= ring)
-            def _():
+            def after_the_last_write():
                 wait(number - ring, True)
 
             start(number, False)
@@ -135,7 +135,7 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
         slot = lax.rem(piece, ring)
 
         @pl.when(~wait(piece, False))
-        def _():
+        def begin_from_nothing():
             buffers[slot] = jnp.zeros((rows, LANES), buffers.dtype)
 
         cell.update(Piece(buffers, slot, place.dtype), number, tokens, constants, out, scratch)
@@ -143,11 +143,11 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
         fetch(piece + ahead)
 
     @pl.when(unit == 0)
-    def _():
+    def fill_the_ring():
         pl.loop(0, ahead)(fetch)
 
     @pl.when(unit < count[0])
-    def _():
+    def take_all_pieces():
         cell.begin(tokens, out, scratch)
         if pieces == 1:
             take(0)
@@ -155,9 +155,9 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
             pl.loop(0, pieces)(take)
 
     @pl.when(unit == count[0] - 1)
-    def _():
+    def drain_the_ring():
         @pl.loop(jnp.maximum(total - ring, 0), total)
-        def _(number):
+        def wait_for_write(number):
             wait(number, True)
 
 

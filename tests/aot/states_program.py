@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "DeepseekV2Config",
         "deepseek",
         "DeepSeek",
-        {"hidden_size": 2048, "intermediate_size": 1024, "moe_intermediate_size": 512, "num_hidden_layers": 3}
+        {"hidden_size": 2048, "intermediate_size": 1024, "moe_intermediate_size": 512, "num_hidden_layers": 2}
         | {"num_attention_heads": 16, "q_lora_rank": None, "n_routed_experts": 4, "n_shared_experts": 1}
         | {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "rope_parameters": YARN},
     ),

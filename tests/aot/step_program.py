@@ -21,8 +21,10 @@ from targets import AXIS, h200_mesh, tpu_mesh
 MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
 POOL_BYTES = {"tpu": 4 << 30, "cuda": 8 << 30}  # a device: what a v5e of 16 GB, an H200 of 141 GB easily spare
 HOPPER = 90
-KERNEL_CALLS = re.compile(r'custom_call_target="(?:tpu_custom_call|[^"]*triton[^"]*)"')
-"""Calls of Pallas and of Triton kernels in a compiled program."""
+KERNEL_CALLS = re.compile(
+    r'^ +(?:ROOT )?%(?!ragged-dot).*custom_call_target="(?:tpu_custom_call|[^"]*triton[^"]*)"', re.MULTILINE
+)
+"""Calls of Pallas and of Triton kernels in a compiled program, but for those of XLA's own products of experts."""
 
 
 def main(target: str, devices: int, kernels: str) -> None:

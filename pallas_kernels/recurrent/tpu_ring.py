@@ -176,9 +176,8 @@ def decode(
     piece_bytes = rows * LANES * view.dtype.itemsize
     ring = max(MIN_RING, min(MAX_RING, RING_BYTES // piece_bytes))
 
-    def of_token(unit, layer, count, *_):
-        # Turns past the last decode name its rows again, which moves no memory.
-        return jnp.minimum(unit, jnp.maximum(count[0] - 1, 0)), 0, 0
+    def of_token(unit, *_):
+        return unit, 0, 0
 
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     token_specs = [pl.BlockSpec((1, *array.shape[1:]), of_token) for array in cell.tokens]
@@ -193,7 +192,7 @@ def decode(
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(decodes,),
+            grid=(jnp.maximum(units.num_decodes, 1),),  # a turn without a decode would cost its start
             in_specs=[*token_specs, *whole, in_hbm],
             out_specs=[in_hbm, pl.BlockSpec((1, cell.out_rows, LANES), of_token)],
             scratch_shapes=[

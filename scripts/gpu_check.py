@@ -3,9 +3,9 @@
     python scripts/gpu_check.py [--kernels-only] [--seed N]
 
 Needs `pip install -e ".[cuda13]"` (or cuda12) and about 40 GB of GPU memory; 8 GB with --kernels-only. It checks every
-kernel against float64 on fresh random inputs, measures attention, KV write and block copy against the GPU's copy
-bandwidth and matrix products, beside the XLA path, JAX's own paged attention and torch, then runs a Llama-3.1-8B of
-random weights end to end.
+kernel against float64 or its reference on fresh random inputs, measures attention, KV write and block copy against the
+GPU's copy bandwidth and matrix products, beside the XLA path, JAX's own paged attention and torch, then runs a
+Llama-3.1-8B of random weights end to end.
 
 Goals: no check fails; decode attention reaches 0.85 of the copy bandwidth; a decode step takes 1.25 times what reading
 weights and KV once takes; the device waits for the host less than 3 % of the time. Exit status 1 when a check fails.
@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
     """Measure everything; returns it as JSON."""
     import jax
 
-    from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report
+    from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report, gpu_states
     from pallas_kernels.platform import resolve_impl
 
     results: dict[str, Any] = {
@@ -66,7 +67,7 @@ def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
     }
     impl = resolve_impl(None)
     print(f"{results['device']}, kernels: {impl}, seed {seed}", flush=True)
-    for line in gpu_correctness.checks(seed):
+    for line in chain(gpu_correctness.checks(seed), gpu_states.checks(seed)):
         verdict = "ok" if line["error"] <= line["limit"] else "WRONG"
         print(f"{verdict:5} {line['check']}: {line['error']:.2g} (at most {line['limit']:.2g})", flush=True)
         results["checks"].append(line)

@@ -136,6 +136,20 @@ def _innermost(bundles: list[Bundle], is_meant: Callable[[_Path], object], what:
     return Turn(turn.cycles, turn.dma_bytes)
 
 
+def inner_copying_turn(bundles: list[Bundle]) -> Turn:
+    """Return one turn of the longest of the loops that start copies within the loop of `last_copying_turn`.
+
+    Raises:
+        ValueError: when there is no such loop.
+    """
+    turns = [found for found in _turns(bundles) if found[2].dma_bytes]
+    inner = [turn for start, end, turn in turns[:-1] if turns[-1][0] <= start and end <= turns[-1][1]]
+    if not inner:
+        raise ValueError("no loop that starts copies within another")
+    longest = max(inner, key=lambda turn: turn.cycles)
+    return Turn(longest.cycles, longest.dma_bytes)
+
+
 def last_copying_turn(bundles: list[Bundle]) -> Turn:
     """Return one turn of the loop that starts copies and stands last in the program, the way that starts the most of
     them.

@@ -3,8 +3,8 @@
 A token keeps one row, its latent and a rotary key, for all heads. In the absorbed form (section 2.1.2 of the paper)
 each head's query is projected into the latents' space, where the row is its key and the row's first lanes, the latent,
 its value: attention with one KV head, whose values are part of its keys. `latent_attention` and `latent_write` run the
-kernels of `paged_attention` and `kv_write` on such a view (`pallas_kernels.layout`), except on GPUs, whose kernels read
-separate values: XLA's versions run there.
+kernels of `paged_attention` and `kv_write` on such a view (`pallas_kernels.layout`), except on GPUs, where a kernel of
+its own reads each row once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import write_rows
+from pallas_kernels.latent_attention import gpu_shapes
 from pallas_kernels.layout import check_latent_view, pack_latents
 from pallas_kernels.paged_attention import cpu, reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
@@ -47,7 +48,8 @@ def latent_attention(
         view: a layer group's latents, laid out as `pallas_kernels.layout` says; only read.
         rank: width of the latent, the first lanes of a row, which are its value.
         layer, block_tables, query_starts, kv_lens, scale, max_query_len: see `paged_attention`.
-        impl: see `pallas_kernels.platform.Impl`; None picks by platform; ``gpu`` runs ``xla``.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform; ``gpu`` runs ``xla`` where a row is not powers
+            of two of tiles.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, `rank` is not from 1 to their width, or `impl` does
@@ -57,8 +59,16 @@ def latent_attention(
     check_latent_view(view, width)
     if not 1 <= rank <= width:
         raise ValueError(f"rank={rank} must be from 1 to the queries' width {width}")
-    chosen = _kernels_of(impl)
+    chosen = resolve_impl(impl)
     check_kernel(view, chosen)
+    if chosen == "gpu" and not gpu_shapes.takes(width, rank):
+        _say_once(width, rank)
+        chosen = "xla"
+    batch = (view, layer, block_tables, query_starts, kv_lens)
+    if chosen == "gpu":
+        from pallas_kernels.latent_attention import gpu  # imports triton, which only a GPU's environment has
+
+        return gpu.latent_attention(q, *batch, rank=rank, scale=scale, max_query_len=max_query_len)
     run: Callable[..., Array]
     if chosen == "reference":
         run = reference.paged_attention
@@ -68,17 +78,7 @@ def latent_attention(
         run = xla.paged_attention
     else:
         run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
-    out = run(
-        q[:, None],
-        view,
-        layer,
-        block_tables,
-        query_starts,
-        kv_lens,
-        scale=scale,
-        max_query_len=max_query_len,
-        value_dim=rank,
-    )
+    out = run(q[:, None], *batch, scale=scale, max_query_len=max_query_len, value_dim=rank)
     return out[:, 0]
 
 
@@ -101,19 +101,14 @@ def latent_write(
         ValueError: when the view's shape does not fit the rows, or `impl` does not take its dtype.
     """
     check_latent_view(view, rows.shape[1])
-    chosen = _kernels_of(impl)
-    check_kernel(view, chosen)
-    return write_rows(view, layer, pack_latents(rows), slots, impl=chosen)
-
-
-def _kernels_of(impl: Impl | None) -> Impl:
     chosen = resolve_impl(impl)
-    if chosen != "gpu":
-        return chosen
-    _say_once()
-    return "xla"
+    check_kernel(view, chosen)
+    # XLA scatters whole rows in place; the Triton kernel of `kv_write` takes K and V.
+    return write_rows(view, layer, pack_latents(rows), slots, impl="xla" if chosen == "gpu" else chosen)
 
 
 @cache
-def _say_once() -> None:
-    _log.warning("latent attention on a GPU: XLA's version runs, there is no Triton kernel for it")
+def _say_once(width: int, rank: int) -> None:
+    _log.warning(
+        "latent attention on a GPU: XLA's version runs, the Triton kernel takes no %d of %d lanes", rank, width
+    )

@@ -5,8 +5,8 @@ Every kernel here is called as ``kernel(view, layer, place, units, *operands, im
     view, layer   the group's blocks, ``[blocks, layers, rows, 128]``, and which of their layers; may be traced
     place         where the state lies in them; its shape is the kernel's, over the heads or channels of this device
     units         the step's tokens, cut into units of one sequence each (`pallas_kernels.recurrent.layout`)
-    impl          see `pallas_kernels.platform.Impl`; None picks by platform. There are ``reference``, ``xla`` and
-                  ``cpu``, which takes float32 pools and states; all others, ``tpu`` and ``gpu`` too, run as ``xla``
+    impl          see `pallas_kernels.platform.Impl`; None picks by platform. ``cpu`` takes float32 pools and states;
+                  ``tpu`` and ``gpu`` decode, states of the shapes that they say; the rest runs as ``xla``
     view, out     the view with the states after the units, in place where it is donated; every token's output in the
                   dtype of what goes in, 0 for tokens of no unit
 
@@ -16,11 +16,12 @@ All arithmetic is float32. A ValueError names a shape that does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.platform import Impl, resolve_impl
-from pallas_kernels.recurrent import cpu, recurrence, reference, xla
+from pallas_kernels.recurrent import cpu, recurrence, reference, tpu, xla
 from pallas_kernels.recurrent.layout import StatePlace, Units
 from pallas_kernels.recurrent.steps import Activation
 
@@ -56,7 +57,7 @@ def causal_conv(
         _check("bias", bias, (channels,))
     _check_state(place, (channels, width - 1))
     what = recurrence.conv(place, x, weight, bias, activation)
-    return _run(impl, view, layer, units, what, lambda: cpu.conv(x, weight, bias, activation))
+    return _run(impl, view, layer, units, what, lambda on: on.conv(what.place, x, weight, bias, activation))
 
 
 def selective_scan(
@@ -92,7 +93,7 @@ def selective_scan(
     _check("d", d, (channels,))
     _check_state(place, (channels, n))
     what = recurrence.scan(place, x, dt, a, b, c, d)
-    return _run(impl, view, layer, units, what, lambda: cpu.scan(x, dt, a, b, c, d))
+    return _run(impl, view, layer, units, what, lambda on: on.scan(what.place, x, dt, a, b, c, d))
 
 
 def ssd(
@@ -131,7 +132,7 @@ def ssd(
     _check("d", d, (heads,))
     _check_state(place, (heads, width, n))
     what = recurrence.ssd(place, x, dt, a, b, c, d)
-    view, out = _run(impl, view, layer, units, what, lambda: cpu.ssd(x, dt, a, b, c, d))
+    view, out = _run(impl, view, layer, units, what, lambda on: on.ssd(what.place, x, dt, a, b, c, d))
     return view, out.reshape(x.shape)
 
 
@@ -167,7 +168,7 @@ def gated_delta(
     _check("beta", beta, (tokens, heads))
     _check_state(place, (heads, q.shape[2], width))
     what = recurrence.delta(place, q, k, v, log_decay, beta)
-    return _run(impl, view, layer, units, what, lambda: cpu.delta(q, k, v, log_decay, beta))
+    return _run(impl, view, layer, units, what, lambda on: on.delta(what.place, q, k, v, log_decay, beta))
 
 
 def _run(
@@ -176,15 +177,31 @@ def _run(
     layer: int | Int[Array, ""],
     units: Units,
     what: recurrence.Recurrence,
-    on_cpu: Callable[[], cpu.Tiles],
+    describe: Callable[[Any], Any],
 ) -> tuple[Array, Array]:
-    """Run a recurrence by the implementation asked for; what that does not take, and has not, XLA does."""
+    """Run a recurrence by the implementation asked for; what that does not take XLA does.
+
+    `describe` has a module of kernels describe it to its own `run`; None says that it does not take the shapes.
+    """
     chosen = resolve_impl(impl)
     if chosen == "reference":
         return reference.run(view, layer, units, what)
-    if chosen == "cpu" and cpu.takes(view, what.place):
-        return cpu.run(view, layer, what.place, units, on_cpu(), what.out)
+    module, options = _module_of(chosen)
+    if module is not None and module.takes(view, what.place):
+        kernel = describe(module)
+        if kernel is not None:
+            return module.run(view, layer, units, what, kernel, **options)
     return xla.run(view, layer, units, what)
+
+
+def _module_of(chosen: Impl) -> tuple[Any, dict[str, bool]]:
+    if chosen == "cpu":
+        return cpu, {}
+    if chosen == "gpu":
+        from pallas_kernels.recurrent import gpu  # imports triton, which only a GPU's environment has
+
+        return gpu, {}
+    return (tpu, {"interpret": chosen == "tpu_interpret"}) if chosen in ("tpu", "tpu_interpret") else (None, {})
 
 
 def _check(name: str, array: Array, shape: tuple[int, ...]) -> None:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
 from pallas_kernels.recurrent.layout import StatePlace, Units
+from pallas_kernels.recurrent.recurrence import Recurrence
 
 DECODE_LANES, UNIT_LANES = 1024, 256
 """Columns of a tile at most, where it does not end with a head or a group of heads: of a decode, which should read
 long rows, and of other units, whose tile should stay in the first cache."""
+CONV_LANES = 1024
+"""The latter of a convolution, whose state is small and whose inputs are most of what it reads."""
+
+
+_LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Tiles:
         cuts: a tile is a number of columns that divides this one.
         least: and is divided by this one.
         has_piece: whether units are computed by products of matrices.
+        unit_lanes: columns of a unit's tile at most.
     """
 
     kernel: str
@@ -41,6 +49,7 @@ class Tiles:
     cuts: int = 0
     least: int = 1
     has_piece: bool = False
+    unit_lanes: int = UNIT_LANES
 
     def width(self, most: int) -> int:
         """Return the columns of a tile, `most` if possible."""
@@ -55,38 +64,38 @@ def takes(view: Shaped[Array, "blocks layers rows 128"], place: StatePlace) -> b
     return view.dtype == jnp.float32 and place.dtype == jnp.float32
 
 
-def conv(x: Array, weight: Array, bias: Array | None, activation: str | None) -> Tiles:
+def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activation: str | None) -> Tiles:
     """Describe `pallas_kernels.recurrent.causal_conv` to `run`."""
-    channels, width = weight.shape
+    taps, channels = place.shape
     offset = jnp.zeros((1, channels)) if bias is None else bias[None]
     silu = jnp.full((1, 1), activation == "silu")
-    return Tiles("conv", _wide(x, weight.T, offset, silu), (width - 1, channels), has_piece=True)
+    return Tiles("conv", _wide(x, weight.T, offset, silu), (taps, channels), has_piece=True, unit_lanes=CONV_LANES)
 
 
-def scan(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
+def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.selective_scan` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    channels, n = a.shape
+    n, channels = place.shape
     least = LANES if channels % LANES == 0 else 1
-    return Tiles("scan", _wide(x, dt, b, c, a.T, d[None]), (n, channels), least=least, has_piece=True)
+    return Tiles("scan", _wide(x, dt, b, c, a.T * _LOG2E, d[None]), (n, channels), least=least, has_piece=True)
 
 
-def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
+def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.ssd` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    (_, heads, width), (groups, n) = x.shape, b.shape[1:]
+    n, groups, heads, width = place.shape  # heads of each group
     vectors = width % LANES == 0 and n % LANES == 0
     operands = _wide(x, dt, b, c, a[None], d[None])
-    return Tiles("ssd", operands, (n, heads * width), 1, heads // groups * width, width, vectors)
+    return Tiles("ssd", operands, (n, groups * heads * width), 1, heads * width, width, vectors)
 
 
-def delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
+def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.gated_delta` to `run`."""
     from pallas_kernels.cpu_tiles import LANES  # needs Numba
 
-    heads, size, width = *q.shape[1:], v.shape[2]
+    heads, size, width = place.shape
     vectors = width % LANES == 0 and size % LANES == 0
     return Tiles("delta", _wide(q, k, v, log_decay, beta), (size, width), heads, least=width, has_piece=vectors)
 
@@ -94,34 +103,39 @@ def delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
 def run(
     view: Shaped[Array, "blocks layers rows 128"],
     layer: int | Int[Array, ""],
-    place: StatePlace,
     units: Units,
+    what: Recurrence,
     tiles: Tiles,
-    out: jax.ShapeDtypeStruct,
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit."""
     of_decodes, of_units = import_module(f"pallas_kernels.recurrent.cpu_{tiles.kernel}").targets()  # needs Numba
-    y = jnp.zeros(out.shape, jnp.float32)
+    y: Any = None
     in_order = units.most == 1 and not units.decodes_only
     first = 0 if in_order else units.num_decodes
     if not in_order:
-        view, y = _call(of_decodes, view, layer, place, units, tiles, y, 0, units.num_decodes, DECODE_LANES, True)
+        view, y = _call(of_decodes, view, layer, what, units, tiles, y, 0, units.num_decodes, DECODE_LANES, True)
     if not units.decodes_only:
         one_by_one = units.most == 1 or not tiles.has_piece
-        view, y = _call(of_units, view, layer, place, units, tiles, y, first, units.num_units, UNIT_LANES, one_by_one)
-    return view, y.astype(out.dtype)
+        lanes = tiles.unit_lanes
+        view, y = _call(of_units, view, layer, what, units, tiles, y, first, units.num_units, lanes, one_by_one)
+    return view, y.astype(what.out.dtype)
 
 
-def _call(target, view, layer, place, units, tiles, out, first, stop, lanes, one_by_one):
+def _call(target, view, layer, what, units, tiles, out, first, stop, lanes, one_by_one):
+    """Run the units from `first` to `stop`; `out` has the outputs of those before, if there are any.
+
+    Without it the result is memory as it was found, which the loops fill: zeros are not written to be overwritten.
+    """
     width, (rows, stride) = tiles.width(lanes), tiles.shape
     step, number = (rows * stride, tiles.apart) if tiles.apart > 1 else (width, stride // width)
-    given = (layer, place.row, first, stop, rows, stride, width, one_by_one)
+    given = (layer, what.place.row, first, stop, rows, stride, width, one_by_one, units.decodes_only)
     numbers = jnp.stack([jnp.asarray(of, jnp.int32) for of in given])
     arrays = (units.start, units.length, units.read, units.write, step * jnp.arange(number, dtype=jnp.int32))
-    like = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (view, out)]
-    last = len(arrays) + len(tiles.operands) + 2
-    call = jax.ffi.ffi_call(target, like, input_output_aliases={0: 0, last: 1})
-    return call(view, numbers, *arrays, *tiles.operands, out)
+    like = [jax.ShapeDtypeStruct(view.shape, view.dtype), jax.ShapeDtypeStruct(what.out.shape, jnp.float32)]
+    given = (view, numbers, *arrays, *tiles.operands)
+    before = () if out is None else (out,)
+    aliases = {0: 0, **{len(given): 1 for _ in before}}
+    return jax.ffi.ffi_call(target, like, input_output_aliases=aliases)(*given, *before)
 
 
 def _wide(*arrays: Array) -> tuple[Array, ...]:

@@ -8,7 +8,7 @@ from numba import njit
 
 from pallas_kernels import ffi
 from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
-from pallas_kernels.recurrent.cpu_walk import operand, register, walks
+from pallas_kernels.recurrent.cpu_walk import four_operands, register, walks
 
 
 @njit
@@ -68,19 +68,14 @@ def _activate(y):
 _walk_decodes, _walk_units = walks(_token, _piece)
 
 
-@njit
-def _operands(frame):
-    return (operand(frame, 0), operand(frame, 1), operand(frame, 2), operand(frame, 3))
-
-
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, _operands(frame))
+    _walk_decodes(frame, begin, end, four_operands(frame))
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _units(frame, begin, end):
-    _walk_units(frame, begin, end, _operands(frame))
+    _walk_units(frame, begin, end, four_operands(frame))
 
 
 @cache

@@ -19,7 +19,7 @@ from pallas_kernels.recurrent.cpu_products import (
     scale,
     stride_of,
 )
-from pallas_kernels.recurrent.cpu_walk import operand, register, walks
+from pallas_kernels.recurrent.cpu_walk import five_operands, register, walks
 from pallas_kernels.recurrent.layout import UNIT
 
 
@@ -98,19 +98,14 @@ def _piece(state, at, start, length, operands, out, rooms):
 _walk_decodes, _walk_units = walks(_token, _piece)
 
 
-@njit
-def _operands(frame):
-    return (operand(frame, 0), operand(frame, 1), operand(frame, 2), operand(frame, 3), operand(frame, 4))
-
-
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, _operands(frame))
+    _walk_decodes(frame, begin, end, five_operands(frame))
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _units(frame, begin, end):
-    _walk_units(frame, begin, end, _operands(frame))
+    _walk_units(frame, begin, end, five_operands(frame))
 
 
 @cache

@@ -22,17 +22,19 @@ from pallas_kernels.recurrent.layout import NEW
 _OPERANDS = 7
 """Arguments before a kernel's own."""
 
-# Functions that `walks` calls are its variables, not arguments: Numba keeps no code on disk that takes functions.
+# Functions that `walks` calls are its variables, not arguments: Numba keeps no code on disk that takes functions. The
+# custom calls stand in each kernel's module: of a function with variables Numba finds in no later process what it kept.
 
 
 def register(kernel: str, decodes: Any, units: Any) -> tuple[str, str]:
     """Return the names of the custom calls for a kernel's decodes and for its other units.
 
     Arguments: the view; numbers int32 ``[layer, first row of the part, first unit, unit behind the last, rows, stride
-    and width of a tile, whether tokens go one by one]``, where a row of a tile is `stride` numbers behind the one
-    before; start, length, read and write of the units; the tiles' first numbers in a state; operands and constants as
-    the kernel's module says; last what the result is before. Results: the view and the output, which
-    are the first and the last argument.
+    and width of a tile, whether tokens go one by one, whether the decodes are all that there is]``, where a row of a
+    tile is `stride` numbers behind the one before; start, length, read and write of the units; the tiles' first numbers
+    in a state; operands and constants as the kernel's module says; what the output is before, where there is something.
+    Results: the view, which is the first argument, and the output, which is the last one if that is given. Rows behind
+    the last unit are cleared, by the decodes if these are all.
     """
     ffi.register(f"jpaged_{kernel}_decodes", decodes, items_of=((3, 0), (6, 0)))
     ffi.register(f"jpaged_{kernel}_units", units, items_of=((6, 0),))
@@ -53,9 +55,26 @@ def _matrix(buffer):
 
 
 @njit
-def operand(frame, number):
-    """Return a kernel's own argument as a matrix."""
+def _operand(frame, number):
     return _matrix(argument(frame, _OPERANDS + number))
+
+
+@njit
+def four_operands(frame):
+    """Return a kernel's own arguments as matrices; a tuple of any length is nothing that Numba compiles."""
+    return _operand(frame, 0), _operand(frame, 1), _operand(frame, 2), _operand(frame, 3)
+
+
+@njit
+def five_operands(frame):
+    """See `four_operands`."""
+    return (*four_operands(frame), _operand(frame, 4))
+
+
+@njit
+def six_operands(frame):
+    """See `four_operands`."""
+    return (*five_operands(frame), _operand(frame, 5))
 
 
 @njit
@@ -65,6 +84,14 @@ def _tile(frame, numbers, block, at):
     page = block * dimension(view, 1) + numbers[0]
     place = ((page * dimension(view, 2) + numbers[1]) * LANES + at) * FLOAT
     return carray(pointer(address(view) + place), (numbers[4], numbers[5]), np.float32)
+
+
+@njit
+def _clear(out, first, tiles, tile):
+    """Put zeros in a tile's columns of the output from row `first` on."""
+    width = out.shape[1] // tiles.size
+    for row in range(first, len(out)):
+        out[row, tile * width : (tile + 1) * width] = np.float32(0.0)
 
 
 def walks(token: Any, piece: Any) -> tuple[Any, Any]:
@@ -85,6 +112,8 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
         scratch, none = np.empty((3, width), np.float32), np.empty((numbers[4], numbers[5]), np.float32)
         for item in range(begin, end):
             unit, at = item // tiles.size, tiles[item % tiles.size]
+            if numbers[8] and unit == read.size - 1:
+                _clear(out, numbers[3], tiles, item % tiles.size)
             if unit < numbers[2] or unit >= numbers[3]:
                 continue
             state = _tile(frame, numbers, write[unit], at) if write[unit] >= 0 else none
@@ -115,5 +144,7 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
                     piece(state, at, start[unit], length[unit], operands, out, rooms)
                 if write[unit] >= 0:
                     _tile(frame, numbers, write[unit], at)[:, :width] = state
+            last = numbers[3] - 1
+            _clear(out, start[last] + length[last] if last >= 0 else 0, tiles, item)
 
     return decodes, units

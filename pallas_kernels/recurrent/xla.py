@@ -36,6 +36,20 @@ def run(
     return _pieces(view, layer, units, recurrence, out)
 
 
+def behind_decodes(
+    view: Shaped[Array, "blocks layers rows 128"],
+    layer: int | Int[Array, ""],
+    units: Units,
+    recurrence: Recurrence,
+    y: Shaped[Array, "decodes ..."],
+) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
+    """Run the units behind the decodes, whose states are in the view already and whose outputs are `y`; what y has of
+    other tokens may be anything."""
+    out, live = jnp.zeros(recurrence.out.shape, recurrence.out.dtype), jnp.arange(len(y)) < units.num_decodes
+    out = _put(out, y, 0, live)
+    return (view, out) if units.decodes_only else _pieces(view, layer, units, recurrence, out)
+
+
 def _decodes(view, layer, units, recurrence, out):
     """Take each of the first tokens from its own state to its own state."""
     place, most = recurrence.place, min(len(out), len(units.read))

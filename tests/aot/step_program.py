@@ -10,6 +10,7 @@ are shapes with shardings.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import Any
@@ -20,6 +21,10 @@ from targets import AXIS, h200_mesh, tpu_mesh
 MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
 POOL_BYTES = {"tpu": 4 << 30, "cuda": 8 << 30}  # a device: what a v5e of 16 GB, an H200 of 141 GB easily spare
 HOPPER = 90
+KERNEL_CALLS = re.compile(
+    r'^ +(?:ROOT )?%(?!ragged-dot).*custom_call_target="(?:tpu_custom_call|[^"]*triton[^"]*)"', re.MULTILINE
+)
+"""Calls of Pallas and of Triton kernels in a compiled program, but for those of XLA's own products of experts."""
 
 
 def main(target: str, devices: int, kernels: str) -> None:
@@ -95,14 +100,15 @@ def main(target: str, devices: int, kernels: str) -> None:
 def report(name: str, lowered: Any, spec: Any, start: float) -> None:
     """Compile a program and print its sizes."""
     compiled = lowered.compile()
-    memory = compiled.memory_analysis()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
     sizes = {
         "name": name,
         "pool": spec.device_bytes,
         "alias": memory.alias_size_in_bytes,
         "temp": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,
-        "collectives": [c.kind for c in collectives(compiled.as_text())],
+        "collectives": [c.kind for c in collectives(text)],
+        "kernel calls": len(KERNEL_CALLS.findall(text)),
         "seconds": round(time.perf_counter() - start, 1),
     }
     print(json.dumps(sizes), flush=True)

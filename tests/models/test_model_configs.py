@@ -9,14 +9,18 @@ from checkpoints import CHECKPOINTS
 from dense_model import abstract
 from flax import nnx
 from transformers import (
+    BambaConfig,
     Cohere2Config,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    JambaConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
+    Mamba2Config,
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
@@ -25,6 +29,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from jpaged.model_api import AttentionGroup, BuildContext, LatentGroup
@@ -134,11 +139,40 @@ PUBLISHED = {
         15_706_484_224,
     ),
     "DeepSeek-V3": (DeepseekV3Config(), 671_026_419_200),
+    "Jamba-v0.1": (JambaConfig(tie_word_embeddings=False), 51_570_323_328),
+    "Bamba-9B": (
+        BambaConfig(
+            vocab_size=128256,
+            attn_layer_indices=[9, 18, 27],
+            mamba_n_heads=128,
+            mamba_d_state=128,
+            tie_word_embeddings=False,
+        ),
+        9_780_235_392,
+    ),
+    "Mamba-Codestral-7B": (Mamba2Config(), 7_285_403_648),
+    "Qwen3-Next-80B-A3B": (Qwen3NextConfig(), 79_674_391_296),
+    "LFM2-1.2B": (
+        Lfm2Config(
+            hidden_size=2048, intermediate_size=12288, num_hidden_layers=16, full_attn_idxs=[2, 5, 8, 10, 12, 14]
+        ),
+        1_170_340_608,
+    ),
 }
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", PUBLISHED)
+SLOW = {("Qwen3-Next-80B-A3B", False)}
+"""Names, and whether layers are stacked: with 512 experts a layer apart, a model takes seconds to describe."""
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked"),
+    [
+        pytest.param(name, stacked, marks=pytest.mark.nightly if (name, stacked) in SLOW else ())
+        for name in PUBLISHED
+        for stacked in (False, True)
+    ],
+)
 def test_published_models_have_their_published_number_of_parameters(name, stacked):
     config, count = PUBLISHED[name]
     state = nnx.state(abstract(config, stacked=stacked))

@@ -10,12 +10,11 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
-from pallas_kernels.recurrent import causal_conv, gated_delta, selective_scan, ssd
-from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, StatePlace, Units, read_states, write_states
+from pallas_kernels.recurrent import causal_conv, gated_delta, recurrence, selective_scan, ssd
+from pallas_kernels.recurrent.layout import CARRY, UNIT, StatePlace, Units, read_states, write_states
 
-BLOCKS, LAYERS, LAYER, TOKENS, UNITS, ROW = 18, 2, 1, 160, 10, 8
+BLOCKS, LAYERS, LAYER, TOKENS, UNITS, ROW = 18, 2, 1, 160, 10, 32
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class Kind:
     options: dict = field(default_factory=dict)
 
 
-def conv_operands(random):
-    return (random.normal(size=(TOKENS, 40)),), (random.normal(size=(40, 4)), random.normal(size=40))
+def conv_operands(random, ch=40):
+    return (random.normal(size=(TOKENS, ch)),), (random.normal(size=(ch, 4)), random.normal(size=ch))
 
 
 def conv_step(state, constants, x):
@@ -96,7 +95,17 @@ WIDE = {
 }
 """The same in sizes of whole vectors, which loops on CPUs multiply as matrices."""
 
-KINDS_OF_ALL_SIZES = KINDS | WIDE
+TILED = {
+    "tiled causal_conv": Kind(
+        causal_conv, (384, 3), (1, 0), partial(conv_operands, ch=384), conv_step, {"activation": "silu"}
+    ),
+    "tiled selective_scan": Kind(selective_scan, (1024, 5), (1, 0), partial(scan_operands, ch=1024), scan_step),
+    "tiled ssd": Kind(ssd, (32, 64, 16), (2, 0, 1), partial(ssd_operands, h=32, p=64), ssd_step),
+    "tiled gated_delta": Kind(gated_delta, (3, 16, 128), (0, 1, 2), partial(delta_operands, k=16, v=128), delta_step),
+}
+"""The same in sizes of whole tiles of a TPU's memory."""
+
+KINDS_OF_ALL_SIZES = KINDS | WIDE | TILED
 
 
 @dataclass(frozen=True)
@@ -122,26 +131,6 @@ def cut(decodes: Sequence[Run], prompts: Sequence[Run], *, most: int = UNIT, dec
     return Units(*map(jnp.asarray, arrays), jnp.int32(len(decodes)), jnp.int32(len(rows)), most, decodes_only)
 
 
-@st.composite
-def batches(draw):
-    """Draw decodes and prompts whose blocks are their own, some from nothing, some with checkpoints on the way."""
-    blocks = iter(draw(st.permutations(range(BLOCKS))))
-    decodes, prompts = [], []
-    for _ in range(draw(st.integers(0, 4))):
-        write = next(blocks)
-        decodes.append(Run(draw(st.sampled_from([NEW, write])), (1,), (write,)))
-    tokens, units = TOKENS - len(decodes), UNITS - len(decodes)
-    for _ in range(draw(st.integers(0, 3))):
-        lengths = draw(st.lists(st.integers(1, UNIT), min_size=1, max_size=3))
-        if len(lengths) > units or sum(lengths) > tokens:
-            break
-        read, write = draw(st.sampled_from([NEW, next(blocks)])), next(blocks)
-        passed = [draw(st.sampled_from([-1, next(blocks, -1)])) for _ in lengths[1:]]
-        prompts.append(Run(read, tuple(lengths), (*passed, write)))
-        tokens, units = tokens - sum(lengths), units - len(lengths)
-    return decodes, prompts
-
-
 def place_of(kind: Kind, dtype: str = "float32") -> StatePlace:
     return StatePlace(ROW, kind.shape, jnp.dtype(dtype))
 
@@ -151,7 +140,7 @@ def fresh_view(name: str, pool_dtype: str = "float32", state_dtype: str = "float
     """Return blocks full of states, between rows of something else."""
     kind, random = KINDS_OF_ALL_SIZES[name], np.random.default_rng(7)
     place = place_of(kind, state_dtype)
-    shape = (BLOCKS, LAYERS, ROW + place.rows(pool_dtype) + 3, 128)
+    shape = (BLOCKS, LAYERS, ROW + place.rows(pool_dtype) + 32, 128)
     view = jnp.asarray(random.integers(-100, 100, shape)).astype(pool_dtype)
     for layer in range(LAYERS):
         states = jnp.asarray(random.normal(size=(BLOCKS, *kind.shape)), state_dtype)
@@ -183,10 +172,20 @@ def compiled(name: str, impl: str, most: int = UNIT, decodes_only: bool = False,
 
 
 def ordered_operands(name, operands, constants):
-    if name in ("selective_scan", "ssd", "wide ssd"):
+    if KINDS_OF_ALL_SIZES[name].kernel in (selective_scan, ssd):
         (x, dt, b, c), (a, d) = operands, constants
         return x, dt, a, b, c, d
     return *operands, *constants
+
+
+def described(module, name, view, operands, constants, state_dtype="float32"):
+    """Return the recurrence, and what a module of kernels says of it: None for what XLA has to do."""
+    describe = {"causal_conv": "conv", "selective_scan": "scan", "ssd": "ssd", "gated_delta": "delta"}
+    kind, ordered = KINDS_OF_ALL_SIZES[name], ordered_operands(name, operands, constants)
+    ordered, of = [*ordered, *kind.options.values()], describe[kind.kernel.__name__]
+    what = getattr(recurrence, of)(place_of(kind, state_dtype), *ordered)
+    assert module.takes(view, what.place)
+    return what, getattr(module, of)(what.place, *ordered)
 
 
 def arrays_of(units: Units):
@@ -212,3 +211,34 @@ def expected(name, view, runs: Sequence[Run], operands, constants, state_dtype="
             if write >= 0:
                 states[write] = state
     return np.asarray(outs), states
+
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def given_operands(name, seed=0):
+    return KINDS_OF_ALL_SIZES[name].operands(np.random.default_rng(seed))
+
+
+def check(name, impl, view, decodes, prompts, operands, constants, **options):
+    """Compare outputs, written states and everything that is not to be written."""
+    runs = [*decodes, *prompts]
+    want, states = expected(name, view, runs, operands, constants)
+    operands = [
+        np.concatenate([operand[: len(want)], np.full_like(operand[len(want) :], np.nan)]) for operand in operands
+    ]
+    after, out = run(name, impl, view, cut(decodes, prompts, **options), operands, constants)
+    np.testing.assert_allclose(np.asarray(out)[: len(want)], want.reshape(-1, *out.shape[1:]), **CLOSE)
+    np.testing.assert_array_equal(np.asarray(out)[len(want) :], 0)
+    for block, state in states.items():
+        np.testing.assert_allclose(states_of(KINDS_OF_ALL_SIZES[name], after, [block])[0], state, **CLOSE)
+    assert_nothing_else_written(name, view, after, states)
+
+
+def assert_nothing_else_written(name, view, after, states, state_dtype="float32"):
+    bits = f"uint{8 * view.dtype.itemsize}"
+    before, after = (np.asarray(of).view(bits).copy() for of in (view, after))
+    rows = slice(ROW, ROW + place_of(KINDS_OF_ALL_SIZES[name], state_dtype).rows(view.dtype))
+    for block in states:
+        before[block, LAYER, rows] = after[block, LAYER, rows]
+    np.testing.assert_array_equal(before, after)

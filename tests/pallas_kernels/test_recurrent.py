@@ -9,20 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from recurrent_cases import (
+    BLOCKS,
+    CLOSE,
     KINDS,
-    KINDS_OF_ALL_SIZES,
-    LAYER,
     ROW,
     TOKENS,
+    UNITS,
     WIDE,
     Run,
     arrays_of,
-    batches,
+    check,
     compiled,
     cut,
     expected,
     fresh_view,
+    given_operands,
     place_of,
     run,
     states_of,
@@ -32,38 +35,27 @@ from pallas_kernels.recurrent import causal_conv, ssd
 from pallas_kernels.recurrent.layout import NEW, UNIT, StatePlace
 
 IMPLS = ["reference", "xla", *(["cpu"] if find_spec("numba") else [])]
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def given_operands(name, seed=0):
-    return KINDS_OF_ALL_SIZES[name].operands(np.random.default_rng(seed))
-
-
-def check(name, impl, view, decodes, prompts, operands, constants, **options):
-    """Compare outputs, written states and everything that is not to be written."""
-    runs = [*decodes, *prompts]
-    want, states = expected(name, view, runs, operands, constants)
-    operands = [
-        np.concatenate([operand[: len(want)], np.full_like(operand[len(want) :], np.nan)]) for operand in operands
-    ]
-    after, out = run(name, impl, view, cut(decodes, prompts, **options), operands, constants)
-    np.testing.assert_allclose(np.asarray(out)[: len(want)], want.reshape(-1, *out.shape[1:]), **CLOSE)
-    np.testing.assert_array_equal(np.asarray(out)[len(want) :], 0)
-    for block, state in states.items():
-        np.testing.assert_allclose(states_of(KINDS_OF_ALL_SIZES[name], after, [block])[0], state, **CLOSE)
-    assert_nothing_else_written(name, view, after, states)
-
-
-def assert_nothing_else_written(name, view, after, states):
-    bits = f"uint{8 * view.dtype.itemsize}"
-    before, after = (np.asarray(of).view(bits).copy() for of in (view, after))
-    rows = slice(ROW, ROW + place_of(KINDS_OF_ALL_SIZES[name]).rows(view.dtype))
-    for block in states:
-        before[block, LAYER, rows] = after[block, LAYER, rows]
-    np.testing.assert_array_equal(before, after)
-
-
 CASES = [(name, impl) for name in KINDS for impl in IMPLS] + [(name, impl) for name in WIDE for impl in IMPLS[2:]]
+
+
+@st.composite
+def batches(draw):
+    """Draw decodes and prompts whose blocks are their own, some from nothing, some with checkpoints on the way."""
+    blocks = iter(draw(st.permutations(range(BLOCKS))))
+    decodes, prompts = [], []
+    for _ in range(draw(st.integers(0, 4))):
+        write = next(blocks)
+        decodes.append(Run(draw(st.sampled_from([NEW, write])), (1,), (write,)))
+    tokens, units = TOKENS - len(decodes), UNITS - len(decodes)
+    for _ in range(draw(st.integers(0, 3))):
+        lengths = draw(st.lists(st.integers(1, UNIT), min_size=1, max_size=3))
+        if len(lengths) > units or sum(lengths) > tokens:
+            break
+        read, write = draw(st.sampled_from([NEW, next(blocks)])), next(blocks)
+        passed = [draw(st.sampled_from([-1, next(blocks, -1)])) for _ in lengths[1:]]
+        prompts.append(Run(read, tuple(lengths), (*passed, write)))
+        tokens, units = tokens - sum(lengths), units - len(lengths)
+    return decodes, prompts
 
 
 @pytest.mark.parametrize(("name", "impl"), CASES)

@@ -109,6 +109,23 @@ def test_a_model_that_cannot_fit_is_told_with_its_numbers(no_compiler):
     assert "DOES NOT FIT: weights take 16.43 GiB of each device, where 14.17 GiB may be used" in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "groups"),
+    [
+        ("jamba-v0.1", 51_570_323_328, {"state", "full"}),
+        ("bamba-9b", 9_780_235_392, {"state", "full"}),
+        ("mamba-codestral-7b", 7_285_403_648, {"state"}),
+        ("qwen3-next-80b-a3b", 79_674_391_296, {"state", "full"}),
+        ("lfm2-1.2b", 1_170_340_608, {"state", "full"}),
+        ("deepseek-v2-lite", 15_706_484_224, {"full"}),
+    ],
+)
+def test_published_shapes_that_are_not_all_attention_are_planned(name, parameters, groups, no_compiler, in_process):
+    made = plan(name, "b200", context=2048, concurrency=8)
+    assert made.fits and made.sequences == 8 and {group.name for group in made.groups} == groups
+    assert made.weight_bytes == pytest.approx(2 * parameters, rel=0.001)  # a few vectors are float32
+
+
 def test_a_gpus_plan_names_the_share_that_jax_takes_and_a_bound_that_no_batch_beats(
     no_compiler, in_process, tmp_path, monkeypatch
 ):

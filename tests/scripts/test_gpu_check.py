@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from transformers import LlamaConfig
 
-from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report
+from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report, gpu_states
 from jpaged.benchmarks.device_trace import busy_share, covered
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
@@ -45,6 +45,27 @@ def test_a_wrong_kernel_fails_its_check(monkeypatch):
     monkeypatch.setattr(gpu_correctness, "paged_attention", lambda *args, **options: right(*args, **options) * 1.1)
     (decode, *_) = gpu_correctness.checks(1, impl="reference", context=64, cases=(gpu_correctness.Heads(kv_heads=1),))
     assert decode["error"] > decode["limit"]
+
+
+def test_right_kernels_of_states_and_latents_pass_every_check():
+    lines = list(gpu_states.checks(1, impl="xla", context=100, names=("causal_conv",)))
+    assert len(lines) == 4
+    assert [line for line in lines if not line["error"] <= line["limit"]] == []
+
+
+def test_a_state_that_is_wrong_or_written_elsewhere_fails_its_check(monkeypatch):
+    kernel, *rest = gpu_states.RECURRENCES["causal_conv"]
+
+    def check(spoil):
+        def spoilt(view, *args, impl, **options):
+            view, out = kernel(view, *args, impl=impl, **options)
+            return (view, out) if impl == "reference" else spoil(view, out)
+
+        monkeypatch.setitem(gpu_states.RECURRENCES, "causal_conv", (spoilt, *rest))
+        return next(gpu_states.checks(1, impl="xla", names=("causal_conv",)))
+
+    assert check(lambda view, out: (view, out * 1.1))["error"] > gpu_states.LIMIT
+    assert check(lambda view, out: (view + 1, out))["error"] == float("inf")
 
 
 def test_kernels_are_measured():

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from llo_bundles import Turn, last_copying_turn, multiplying_turn, parse, steady_turn
+from llo_bundles import Turn, inner_copying_turn, last_copying_turn, multiplying_turn, parse, steady_turn
 
 DMA = "%{} = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s1, /*size_in_granules=*/{}, /*vmem=*/%s2"
 MULTIPLY = "%9 = vmatmul.bf16.gmra.mxu0 %v3"
@@ -112,6 +112,21 @@ def test_of_loops_that_only_copy_the_last_one_counts_with_what_it_writes():
     assert last_copying_turn(parse(dump(*loops))) == Turn(cycles=3 + 4, dma_bytes=32 * (1 + 3))
     with pytest.raises(ValueError, match="no loop"):
         last_copying_turn(parse(dump(*loops[-6:])))
+
+
+def test_of_loops_within_the_last_one_the_longest_that_copies_counts():
+    loops = [
+        *[f"LB| {DMA.format(1, 9)}//Start region 1", *[""] * 9, "%5 = sbr.rel (!%p1_p0) target = $region1", *DELAY],
+        f"LB| {DMA.format(2, 1)}//Start region 2",
+        *[f"LB| {DMA.format(3, 2)}//Start region 3", "%6 = sbr.rel (!%p3_p0) target = $region3", *DELAY],
+        *[f"LB| {DMA.format(4, 3)}//Start region 4", "", "%7 = sbr.rel (!%p4_p0) target = $region4", *DELAY],
+        *["LB| //Start region 5", *[""] * 5, "%8 = sbr.rel (!%p5_p0) target = $region5", *DELAY],
+        "%9 = sbr.rel (!%p2_p0) target = $region2",
+        *DELAY,
+    ]
+    assert inner_copying_turn(parse(dump(*loops))) == Turn(cycles=3 + 4, dma_bytes=32 * 3)
+    with pytest.raises(ValueError, match="no loop that starts copies within another"):
+        inner_copying_turn(parse(dump(*loops[:15])))
 
 
 def test_what_is_no_dump_is_refused():

@@ -153,7 +153,8 @@ class StateKeeper:
             raise RuntimeError("a state cannot be saved or loaded where the devices belong to several processes")
         if any(replica.memory.images.group is not None for replica in self._engine.replicas):
             raise RuntimeError(
-                "a state cannot be saved or loaded with a model that takes images; language_model_only=True leaves them out"
+                "a state cannot be saved or loaded with a model that takes images; "
+                "language_model_only=True leaves its encoder out"
             )
         with self._lock:
             if self._busy:

@@ -1,0 +1,213 @@
+"""Takes each decode's state through VMEM in pieces: the part that the TPU kernels of all recurrences share.
+
+A *piece* is a run of rows of one layer's state in one block, at most `PIECE_BYTES`; it comes by one DMA, is updated in
+its buffer, and goes by one DMA to the block that takes the state. Pieces of all decodes go through one ring of buffers,
+half of it reading ahead and half writing behind, whatever sequence they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int, Shaped
+
+from pallas_kernels.recurrent.layout import LANES, StatePlace, Units
+
+PIECE_BYTES = 512 * 1024
+RING_BYTES = 4 * 2**20
+"""VMEM of the ring: half of it is on its way in, 2 MiB, more than HBM delivers while a DMA starts."""
+MIN_RING, MAX_RING = 4, 32
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a recurrence's kernel does with a token's state, piece by piece.
+
+    Attributes:
+        update: ``update(piece, number, tokens, constants, out, scratch)`` updates the pieces' `Piece` in place, for
+            piece `number` of a state, and adds to the token's row of `out`, ``[out_rows, 128]``, which is empty before
+            piece 0. `tokens` and `constants` are refs: ``[1, rows, 128]`` of the token, and whole.
+        begin: ``begin(tokens, out, scratch)`` runs before a token's first piece.
+        tokens: arrays of the batch, ``[tokens, rows, 128]`` float32.
+        constants: arrays that all tokens share, whole in VMEM.
+        rows, pieces: rows of 128 elements of a piece, and pieces of a state.
+        out_rows: rows of a token's output.
+        skip: what is added to the outputs of all tokens; None = nothing.
+        scratch: shapes of float32 in VMEM that the functions may use.
+    """
+
+    update: Callable[..., None]
+    begin: Callable[..., None]
+    tokens: tuple[Float[Array, "tokens rows 128"], ...]
+    constants: tuple[Float[Array, ...], ...]
+    rows: int
+    pieces: int
+    out_rows: int
+    skip: Float[Array, "tokens ..."] | None = None
+    scratch: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Reads and writes rows of a state in a buffer that holds rows of the pool.
+
+    Attributes:
+        buffers: VMEM ``[ring, rows of the pool, 128]``.
+        at: the buffer.
+        dtype: of the state.
+    """
+
+    buffers: Any
+    at: Any
+    dtype: jnp.dtype
+
+    @property
+    def ratio(self) -> int:
+        """Return how many rows of the pool hold one of the state."""
+        return int(self.dtype.itemsize) // int(self.buffers.dtype.itemsize)
+
+    def read(self, first: int, rows: int) -> Float[Array, "rows 128"]:
+        """Return some rows in float32."""
+        raw = self.buffers[self.at, pl.ds(first * self.ratio, rows * self.ratio)]
+        own = raw if raw.dtype == self.dtype else pltpu.bitcast(raw, self.dtype)
+        return own.astype(jnp.float32)
+
+    def write(self, first: int, states: Float[Array, "rows 128"]) -> None:
+        """Put some rows."""
+        own, rows = states.astype(self.dtype), len(states) * self.ratio
+        raw = own if own.dtype == self.buffers.dtype else pltpu.bitcast(own, self.buffers.dtype)
+        self.buffers[self.at, pl.ds(first * self.ratio, rows)] = raw
+
+
+def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
+    """Take the decode of this turn of the grid through its pieces.
+
+    SMEM: layer, count [1]; read, write [units].
+    VMEM: the token's rows of `cell.tokens`; `cell.constants`; after the view, which is not used, and the view again,
+    aliased: the token's row of the output; buffers [ring, rows of the pool, 128]; `cell.scratch`.
+    sems [2, ring]: a piece's read, its write.
+    """
+    inputs = len(cell.tokens) + len(cell.constants)
+    tokens, constants = refs[: len(cell.tokens)], refs[len(cell.tokens) : inputs]
+    _view, view, out, buffers, sems, *scratch = refs[inputs:]
+    ring, rows, _ = buffers.shape
+    ahead, pieces = ring // 2, cell.pieces
+    unit, total = pl.program_id(0), count[0] * pieces
+
+    def copy(number, outward):
+        block = (write if outward else read)[lax.div(number, pieces)]
+        slot = lax.rem(number, ring)
+        rows_of_piece = pl.ds(place.row + lax.rem(number, pieces) * rows, rows)
+        ends = view.at[block, layer[0], rows_of_piece], buffers.at[slot]
+        ends = ends[::-1] if outward else ends
+        return block >= 0, pltpu.make_async_copy(*ends, sems.at[int(outward), slot])
+
+    def start(number, outward):
+        there, dma = copy(number, outward)
+        pl.when(there)(dma.start)
+
+    def wait(number, outward):
+        there, dma = copy(number, outward)
+        pl.when(there)(dma.wait)
+        return there
+
+    def fetch(number):
+        """Start to read a piece as soon as its buffer is free."""
+
+        @pl.when(number < total)
+        def start_when_free():
+            @pl.when(number >= ring)
+            def after_the_last_write():
+                wait(number - ring, True)
+
+            start(number, False)
+
+    def take(number):
+        piece = unit * pieces + number
+        slot = lax.rem(piece, ring)
+
+        @pl.when(~wait(piece, False))
+        def begin_from_nothing():
+            buffers[slot] = jnp.zeros((rows, LANES), buffers.dtype)
+
+        cell.update(Piece(buffers, slot, place.dtype), number, tokens, constants, out, scratch)
+        start(piece, True)
+        fetch(piece + ahead)
+
+    @pl.when(unit == 0)
+    def fill_the_ring():
+        pl.loop(0, ahead)(fetch)
+
+    @pl.when(unit < count[0])
+    def take_all_pieces():
+        cell.begin(tokens, out, scratch)
+        if pieces == 1:
+            take(0)
+        else:
+            pl.loop(0, pieces)(take)
+
+    @pl.when(unit == count[0] - 1)
+    def drain_the_ring():
+        @pl.loop(jnp.maximum(total - ring, 0), total)
+        def wait_for_write(number):
+            wait(number, True)
+
+
+def decode(
+    view: Shaped[Array, "blocks layers rows 128"],
+    layer: int | Int[Array, ""],
+    place: StatePlace,
+    units: Units,
+    cell: Cell,
+    *,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> tuple[Shaped[Array, "blocks layers rows 128"], Float[Array, "decodes rows 128"]]:
+    """Return the view, aliased, with the decodes' states, and each one's output; what is no decode has any."""
+    decodes = min(len(cell.tokens[0]), len(units.read))
+    rows = cell.rows * place.dtype.itemsize // view.dtype.itemsize
+    piece_bytes = rows * LANES * view.dtype.itemsize
+    ring = max(MIN_RING, min(MAX_RING, RING_BYTES // piece_bytes))
+
+    def of_token(unit, *_):
+        return unit, 0, 0
+
+    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    token_specs = [pl.BlockSpec((1, *array.shape[1:]), of_token) for array in cell.tokens]
+    # `partial` keeps each constant's own number of axes.
+    whole = [pl.BlockSpec(array.shape, partial(_first, array.ndim)) for array in cell.constants]
+    scalars = (jnp.asarray(layer, jnp.int32)[None], units.num_decodes[None], units.read, units.write)
+    view, out = pl.pallas_call(
+        partial(_kernel, cell=cell, place=place),
+        out_shape=(
+            jax.ShapeDtypeStruct(view.shape, view.dtype),
+            jax.ShapeDtypeStruct((decodes, cell.out_rows, LANES), jnp.float32),
+        ),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(jnp.maximum(units.num_decodes, 1),),  # a turn without a decode would cost its start
+            in_specs=[*token_specs, *whole, in_hbm],
+            out_specs=[in_hbm, pl.BlockSpec((1, cell.out_rows, LANES), of_token)],
+            scratch_shapes=[
+                pltpu.VMEM((ring, rows, LANES), view.dtype),
+                pltpu.SemaphoreType.DMA((2, ring)),
+                *(pltpu.VMEM(shape, jnp.float32) for shape in cell.scratch),
+            ],
+        ),
+        input_output_aliases={len(scalars) + len(cell.tokens) + len(cell.constants): 0},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), disable_bounds_checks=True),
+        interpret=interpret,
+        name="recurrent_decode",
+    )(*scalars, *cell.tokens, *cell.constants, view)
+    return view, out
+
+
+def _first(axes: int, *_: Any) -> tuple[int, ...]:
+    return (0,) * axes

@@ -1,0 +1,62 @@
+"""The Triton kernels of recurrences and latents without a GPU: their results by Triton's interpreter, and what compiled
+ones take of a GPU."""
+
+import json
+
+import pytest
+from environments import run_program
+
+pytestmark = pytest.mark.aot
+
+SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+KINDS = ["causal_conv", "selective_scan", "ssd", "gated_delta"]
+BATCHES = ["decodes", "prompts among them"]
+
+
+def lines_of(program):
+    return [json.loads(line) for line in run_program("cuda", program).splitlines()]
+
+
+@pytest.fixture(scope="module")
+def errors():
+    return {line["name"]: line["error"] for line in lines_of("gpu_states_interpreter_program.py")}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return lines_of("gpu_states_program.py")
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("pool", ["float32", "bfloat16", "int8"])
+def test_decodes_agree_with_float64_in_a_pool_of_any_dtype(errors, name, pool):
+    assert errors[f"{name} in {pool}"] < 2e-5
+
+
+def test_a_convolution_keeps_its_inputs_in_bfloat16(errors):
+    assert errors["causal_conv of bfloat16"] < 2e-5
+
+
+@pytest.mark.parametrize("name", ["one tile", "DeepSeek's widths", "int8"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_attention_to_latents_agrees_with_dense_float64_attention(errors, name, batch):
+    assert errors[f"{name}: {batch}"] < 2e-5
+
+
+@pytest.mark.parametrize("name", ["a value that ends within a tile of its key, bfloat16", "fp8, bfloat16"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_attention_to_latents_in_bfloat16_agrees_within_its_rounding(errors, name, batch):
+    assert errors[f"{name}: {batch}"] < 2e-2
+
+
+def test_every_kernel_compiles_and_fits_the_gpu(kernels):
+    assert {kernel["kernel"] for kernel in kernels if kernel["target"] == 90} == {
+        "conv_decodes",
+        "scan_decodes",
+        "delta_decodes",
+        "attend_to_latents",
+        "attend_to_latents_of_tiles",
+        "join_units",
+    }
+    assert [kernel for kernel in kernels if kernel["shared"] > SHARED_BYTES[kernel["target"]]] == []
+    assert [kernel for kernel in kernels if kernel["spilled"] > 0] == []

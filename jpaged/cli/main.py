@@ -1,4 +1,4 @@
-"""Has the commands of the command line: ``jpaged generate|chat|convert|plan|bench``."""
+"""Has the commands of the command line: ``jpaged generate|chat|serve|convert|plan|bench``."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from jpaged.cli.options import (
     build_llm,
 )
 from jpaged.cli.plan import plan
+from jpaged.cli.serve import serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.command()(plan)
+app.command()(serve)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,218 @@
+"""Clients that go away, too many of them, the end of the server and that of its engine."""
+
+import socket
+import threading
+import time
+
+import pytest
+from live_server import until
+
+from jpaged.server.keys import Key
+
+PATH = "/v1/completions"
+LONG = {"model": "tiny", "prompt": "the cab", "max_tokens": 110, "ignore_eos": True, "seed": 1}
+
+
+@pytest.fixture
+def slow(tiny_llm, monkeypatch):
+    """Steps of 10 ms at least, so that nothing ends before its time."""
+    dispatch = tiny_llm._engine.runner.dispatch_all
+
+    def late(steps):
+        time.sleep(0.01)
+        return dispatch(steps)
+
+    monkeypatch.setattr(tiny_llm._engine.runner, "dispatch_all", late)
+
+
+def connect(server, body):
+    """Send a request over a socket of its own, and read nothing."""
+    import json
+
+    content = json.dumps(body).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)))
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return sock
+
+
+def kill(sock):
+    """Close a connection as a killed process does: with a reset."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    sock.close()
+
+
+def steps(server):
+    return server.engine.stats().num_steps
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_blocks_of_a_client_that_is_killed_are_free_at_once(slow, server, stream, phase):
+    for _ in range(5):
+        prompt = [9 + i % 50 for i in range(120)] if phase == "prefill" else "the cab"
+        before = steps(server)
+        sock = connect(server, LONG | {"prompt": prompt, "stream": stream, "n": 4, "cache_salt": str(time.time())})
+        until(lambda before=before: steps(server) > before)
+        if phase == "decode":
+            until(lambda before=before: steps(server) > before + 5)
+        kill(sock)
+        until(lambda: server.serving.num_active == 0)
+        assert server.used_blocks() == 0
+        assert server.engine.stats().num_running == 0
+
+
+def test_a_client_that_is_killed_while_it_waits_leaves_nothing(slow, server):
+    socks = [connect(server, LONG | {"n": 4}) for _ in range(6)]
+    until(lambda: server.engine.stats().num_waiting >= 4)
+    for sock in socks:
+        kill(sock)
+    until(lambda: server.serving.num_active == 0)
+    assert server.used_blocks() == 0 and server.engine.stats().num_waiting == 0
+
+
+def test_a_reader_that_reads_nothing_is_let_go(slow, serve):
+    server = serve(stall_timeout=0.2)
+    body = LONG | {"stream": True, "prompt": ["the cab"] * 16, "n": 4, "logprobs": 20, "echo": True}
+    sock = connect(server, body)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    until(lambda: server.serving.num_active == 1)
+    until(lambda: server.serving.num_active == 0, 60)
+    kill(sock)
+    assert server.used_blocks() == 0
+
+
+def test_more_than_may_wait_are_told_to_come_again(slow, serve):
+    server = serve(max_waiting=2)
+    socks = [connect(server, LONG | {"n": 4, "stream": True}) for _ in range(3)]
+    until(lambda: server.engine.stats().num_waiting == 2)
+    response = server.post(PATH, LONG)
+    assert response.status_code == 429 and response.headers["Retry-After"] == "1"
+    assert response.json()["error"]["code"] == "engine_busy"
+    assert server.http.get("/health").status_code == 200
+    for sock in socks:
+        kill(sock)
+
+
+def test_a_request_that_takes_too_long_is_ended(slow, serve):
+    server = serve(request_timeout=0.3)
+    assert server.refusal(PATH, LONG, 504)["code"] == "request_timeout"
+    with server.http.stream("POST", PATH, json=LONG | {"stream": True}) as response:
+        last = [line for line in response.iter_lines() if line][-1]
+    assert '"request_timeout"' in last and response.status_code == 200
+    until(lambda: server.used_blocks() == 0)
+
+
+# ---------------------------------------------------------------------- ends
+
+
+def in_background(server, answers, **body):
+    thread = threading.Thread(target=lambda: answers.append(server.post(PATH, LONG | body)))
+    thread.start()
+    until(lambda: server.engine.stats().num_running > 0)
+    return thread
+
+
+def test_requests_that_run_end_while_new_ones_are_turned_away(slow, server):
+    answers = []
+    thread = in_background(server, answers)
+    server.terminate()
+    until(lambda: server.http.get("/health").status_code == 503)
+    error = server.refusal(PATH, LONG, 503)
+    assert error["code"] == "draining"
+    thread.join()
+    assert answers[0].status_code == 200 and answers[0].json()["choices"][0]["finish_reason"] == "length"
+    server.join()
+
+
+def test_requests_that_do_not_end_in_time_are_ended_with_what_they_have(slow, serve):
+    server = serve(drain_seconds=0.2)
+    answers = []
+    thread = in_background(server, answers)
+    server.terminate()
+    thread.join()
+    choice = answers[0].json()["choices"][0]
+    assert choice["finish_reason"] == "abort" and choice["text"]
+    server.join()
+
+
+# ---------------------------------------------------------------------- keys
+
+
+@pytest.fixture
+def keyed(serve):
+    keys = (
+        Key.of("one", "alice"),
+        Key.of("two", "bob"),
+        Key("carol", Key.of("three", "carol").digest, "carol", requests_per_minute=2),
+        Key.of("root", "admin", admin=True),
+    )
+    return serve(keys=keys)
+
+
+def bearer(secret):
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_only_those_with_a_key_come_in(keyed):
+    for headers in ({}, bearer("wrong"), {"Authorization": "Bearer"}, {"Authorization": "Basic one"}, {"Authorization": "Bearer \xff"}):
+        for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/openapi.json")):
+            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+            response = keyed.http.request(method, path, headers=encoded)
+            assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+    assert keyed.http.get("/health").status_code == 200
+    assert keyed.http.get("/v1/models", headers=bearer("two")).status_code == 200
+
+
+def test_what_concerns_all_is_for_admins(keyed):
+    assert keyed.http.get("/metrics", headers=bearer("one")).status_code == 403
+    assert keyed.http.get("/metrics", headers=bearer("root")).status_code == 200
+
+
+def test_a_key_asks_no_oftener_than_its_rate(keyed):
+    body = {"prompt": "a", "max_tokens": 1}
+    codes = [keyed.http.post(PATH, json=body, headers=bearer("three")).status_code for _ in range(3)]
+    assert codes == [200, 200, 429]
+    late = keyed.http.post(PATH, json=body, headers=bearer("three"))
+    assert 0 < int(late.headers["Retry-After"]) <= 30
+    assert keyed.http.post(PATH, json=body, headers=bearer("one")).status_code == 200
+
+
+def test_cached_prefixes_are_not_shared_between_keys(keyed):
+    def cached(secret):
+        body = {"prompt": "the far cab is " * 3, "max_tokens": 1}
+        response = keyed.http.post(PATH, json=body, headers=bearer(secret))
+        return response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("one") == 0 and cached("one") > 0
+    assert cached("two") == 0 and cached("two") > 0
+
+
+def test_every_answer_has_an_id_and_every_request_a_line_without_its_prompt(server, caplog):
+    import json
+
+    with caplog.at_level("INFO", "jpaged.access"):
+        named = server.http.post(
+            PATH, json={"prompt": "secret cab", "max_tokens": 2, "user": "u1"}, headers={"X-Request-Id": "mine-1"}
+        )
+        odd = server.http.get("/nowhere", headers={"X-Request-Id": "two words"})
+        until(lambda: len(caplog.records) == 2)
+    assert named.headers["X-Request-Id"] == "mine-1" and named.json()["id"] == "cmpl-mine-1"
+    assert odd.headers["X-Request-Id"] != "two words"
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert (lines[0]["request_id"], lines[0]["status"], lines[0]["user"]) == ("mine-1", 200, "u1")
+    assert lines[0]["output_tokens"] == 2 and lines[0]["prompt_tokens"] > 0
+    assert lines[1]["status"] == 404 and "secret" not in caplog.text
+
+
+def test_browsers_of_other_sites_are_kept_out_unless_named(serve):
+    server = serve()
+    origin = {"Origin": "https://page.example"}
+    assert "access-control-allow-origin" not in server.http.get("/v1/models", headers=origin).headers
+    rebound = server.http.get("/v1/models", headers={"Host": "page.example"})
+    assert rebound.status_code == 400
+    server.stop()
+    named = serve(cors_origins=("https://page.example",))
+    headers = named.http.get("/v1/models", headers=origin).headers
+    assert headers["access-control-allow-origin"] == "https://page.example"

@@ -93,7 +93,7 @@ def _read_key(entry: Any, where: str) -> Key:
         digest = _digest(entry["key"]) if "key" in entry else bytes.fromhex(entry["sha256"])
         if len(digest) != hashlib.sha256().digest_size:
             raise ValueError("sha256 must have 64 hexadecimal digits")
-        return Key(entry["name"], digest, entry.get("salt", entry["name"]), **given)
+        return Key(entry["name"], digest, str(entry.get("salt", entry["name"])), **given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 

@@ -136,14 +136,15 @@ async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOu
 
     tasks = [asyncio.create_task(pump(i, outputs)) for i, outputs in enumerate(each)]
     try:
-        for _ in each:
-            while True:
-                number, output = await queue.get()
-                if output is None:
-                    break
-                if isinstance(output, Exception):
-                    raise output
-                yield number, output
+        left = len(each)
+        while left:
+            prompt, news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            if news is None:
+                left -= 1
+            else:
+                yield prompt, news
     finally:
         for task in tasks:
             task.cancel()

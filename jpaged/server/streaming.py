@@ -53,7 +53,7 @@ async def stream(
 ) -> EventStream:
     """Wait for the first chunk, so that what is refused gets a status of its own, and return the answer."""
     try:
-        first = await while_connected(request, caller, anext(chunks))  # type: ignore[arg-type]
+        first = await while_connected(request, caller, anext(chunks))
     except BaseException:
         await chunks.aclose()
         raise
@@ -95,8 +95,11 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async def body(chunk: bytes, more: bool = True) -> None:
-            async with asyncio.timeout(self._stall_timeout):
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            try:
+                async with asyncio.timeout(self._stall_timeout):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            except TimeoutError as error:
+                raise ClientGone from error
 
         async with aclosing(self._chunks) as chunks:
             try:
@@ -104,6 +107,9 @@ class EventStream(Response):
                 async with asyncio.timeout_at(self._caller.deadline):
                     async for chunk in chunks:
                         await body(chunk)
+            except ClientGone:
+                self._caller.log |= {"status": CLIENT_GONE, "error": "the client stopped reading"}
+                return
             except Exception as error:  # the status was sent: the stream itself has to tell
                 told = described(error)
                 if told.status == 500:

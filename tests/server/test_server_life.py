@@ -72,20 +72,11 @@ def test_a_client_that_is_killed_while_it_waits_leaves_nothing(slow, server):
     assert server.used_blocks() == 0 and server.engine.stats().num_waiting == 0
 
 
-def test_a_reader_that_reads_nothing_is_let_go(slow, serve):
-    server = serve(stall_timeout=0.2)
-    body = LONG | {"stream": True, "prompt": ["the cab"] * 16, "n": 4, "logprobs": 20, "echo": True}
-    sock = connect(server, body)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    until(lambda: server.serving.num_active == 1)
-    until(lambda: server.serving.num_active == 0, 60)
-    kill(sock)
-    assert server.used_blocks() == 0
-
-
 def test_more_than_may_wait_are_told_to_come_again(slow, serve):
     server = serve(max_waiting=2)
-    socks = [connect(server, LONG | {"n": 4, "stream": True}) for _ in range(3)]
+    socks = [connect(server, LONG | {"n": 4, "stream": True})]
+    until(lambda: server.engine.stats().num_running == 1)
+    socks += [connect(server, LONG | {"n": 4, "stream": True}) for _ in range(2)]
     until(lambda: server.engine.stats().num_waiting == 2)
     response = server.post(PATH, LONG)
     assert response.status_code == 429 and response.headers["Retry-After"] == "1"
@@ -96,7 +87,7 @@ def test_more_than_may_wait_are_told_to_come_again(slow, serve):
 
 
 def test_a_request_that_takes_too_long_is_ended(slow, serve):
-    server = serve(request_timeout=0.3)
+    server = serve(request_timeout=0.8)
     assert server.refusal(PATH, LONG, 504)["code"] == "request_timeout"
     with server.http.stream("POST", PATH, json=LONG | {"stream": True}) as response:
         last = [line for line in response.iter_lines() if line][-1]
@@ -156,7 +147,13 @@ def bearer(secret):
 
 
 def test_only_those_with_a_key_come_in(keyed):
-    for headers in ({}, bearer("wrong"), {"Authorization": "Bearer"}, {"Authorization": "Basic one"}, {"Authorization": "Bearer \xff"}):
+    for headers in (
+        {},
+        bearer("wrong"),
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic one"},
+        {"Authorization": "Bearer \xff"},
+    ):
         for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/openapi.json")):
             encoded = {name: value.encode("latin-1") for name, value in headers.items()}
             response = keyed.http.request(method, path, headers=encoded)

@@ -98,7 +98,10 @@ class _Chat:
         """Return the answer's JSON."""
         (output,) = await collected([await self._start()])
         tokens = sum(len(one.token_ids) for one in output.outputs)
-        answer = {**self._head, "choices": [self._choice(i, one) for i, one in enumerate(output.outputs)]}
+        answer: dict[str, Any] = {
+            **self._head,
+            "choices": [self._choice(i, one) for i, one in enumerate(output.outputs)],
+        }
         answer["usage"] = usage([output], tokens)
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)

@@ -131,7 +131,7 @@ class _Completion:
             piece = CompletionLogprobs(body.logprobs)
             tokens, entries = (list(one.token_ids), list(one.logprobs or ())) if generated else ([], [])
             if self._scores_prompt:
-                tokens, entries = [*output.prompt_token_ids, *tokens], [*(output.prompt_logprobs or ()), *entries]  # type: ignore[list-item]
+                tokens, entries = [*output.prompt_token_ids, *tokens], [*(output.prompt_logprobs or ()), *entries]
             choice["logprobs"] = piece.piece(tokens, entries)
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)

@@ -37,5 +37,5 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]  # a list that begins with an id is one of ids
+            return [self.prompt]
         return self.prompt  # type: ignore[return-value]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jpaged.server.keys import Key
-from jpaged.validation import boolean, integer, number
+from jpaged.validation import boolean, integer, number, one_of
+
+TOOL_PARSERS = ("hermes", "llama3", "mistral")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,6 @@ class ServerSettings:
         max_waiting: most requests that wait for a place; those beyond get 429.
         tool_parser: family whose form of tool calls is read: "hermes", "llama3" or "mistral"; None = tools are refused.
         reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
-        log_prompts: whether the log has prompts and outputs.
 
     Raises:
         ValueError: a value is out of its range, or the server would be open to the network without keys.
@@ -54,7 +55,6 @@ class ServerSettings:
     max_waiting: int = 256
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
@@ -64,8 +64,10 @@ class ServerSettings:
         for name in ("stall_timeout", "health_timeout", "request_timeout"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), low=0.0, open_low=True)
-        for name in ("allow_anonymous", "log_prompts"):
-            boolean(name, getattr(self, name))
+        boolean("allow_anonymous", self.allow_anonymous)
+        for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", ("think",))):
+            if getattr(self, name) is not None:
+                one_of(name, getattr(self, name), known)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError(
                 f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are needed together, or neither"

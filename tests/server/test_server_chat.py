@@ -166,3 +166,77 @@ def test_what_stands_in_the_docs_is_what_the_app_has(server):
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health"} <= paths.keys()
     docs = Path(__file__).parents[2] / "docs" / "serving.md"
     assert all(f"`{path}`" in docs.read_text() for path in paths if "{" not in path)
+
+
+# ---------------------------------------------------------------------- tools and thoughts
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "tells it", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@pytest.fixture
+def with_tools(serve, tiny_llm, monkeypatch):
+    template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tiny_llm.tokenizer.chat_template
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", template)
+    return serve
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_named_tool_is_called_with_arguments_of_its_schema(with_tools, family):
+    server = with_tools(tool_parser=family)
+    body = BODY | {"tools": TOOLS, "max_completion_tokens": 90, "ignore_eos": False}
+    body["tool_choice"] = {"type": "function", "function": {"name": "weather"}}
+    choice = server.answer(PATH, body)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'} and call["id"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    deltas = [chunk["choices"][0] for chunk in server.chunks(PATH, body)]
+    calls = [call for one in deltas for call in one["delta"].get("tool_calls", [])]
+    assert calls[0]["function"]["name"] == "weather" and calls[0]["type"] == "function"
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+def test_some_tool_is_called_where_one_is_required_and_one_only_if_asked(with_tools):
+    server = with_tools(tool_parser="llama3")
+    body = BODY | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "ignore_eos": False}
+    calls = server.answer(PATH, body | {"max_completion_tokens": 90})["choices"][0]["message"]["tool_calls"]
+    assert len(calls) == 1 and calls[0]["function"]["name"] in ("weather", "now")
+
+
+def test_tools_are_in_the_prompt_unless_none_may_be_called(with_tools):
+    server = with_tools(tool_parser="hermes")
+    tokens = [
+        server.answer(PATH, BODY | options)["usage"]["prompt_tokens"]
+        for options in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS, "tool_choice": "auto"})
+    ]
+    assert tokens[0] == tokens[1] < tokens[2]
+
+
+def test_tools_that_cannot_be_are_refused_by_name(with_tools):
+    server = with_tools(tool_parser="hermes")
+    for body, param in (
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ):
+        assert server.refusal(PATH, BODY | body)["param"] == param
+
+
+def test_thoughts_come_beside_the_answer(serve):
+    server = serve(reasoning_parser="think")
+    body = BODY | {"structured_outputs": {"choice": ["<think>hm</think>yes"]}, "ignore_eos": False}
+    body["max_completion_tokens"] = 60
+    message = server.answer(PATH, body)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+    chunks = server.chunks(PATH, body)
+    assert "".join(c["choices"][0]["delta"].get("reasoning_content", "") for c in chunks) == "hm"
+    assert said(chunks) == "yes"
+    assert "reasoning_content" not in server.answer(PATH, body | {"include_reasoning": False})["choices"][0]["message"]

@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from jpaged import CompletionOutput, RequestOutput
+from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError, refused
@@ -47,7 +46,7 @@ class _Chat:
         self._body = body
         self._caller = caller
         self._check()
-        self._turn = Turn(body, serving.settings)
+        self._turn = Turn(body, serving.settings, serving.engine.tokenizer)
         for name in ("user", "safety_identifier"):
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
@@ -71,26 +70,25 @@ class _Chat:
 
     async def _start(self) -> AsyncGenerator[RequestOutput, None]:
         body, engine = self._body, self._serving.engine
-        defaults = replace(engine.get_default_sampling_params(), max_tokens=None)
-        params: Any
-        if body.use_beam_search:
-            params = body.beam_params(most_tokens=body.most_tokens or engine.max_model_len)
-        else:
-            extra: dict[str, Any] = {"max_tokens": body.most_tokens}
-            if body.logprobs:
-                extra["logprobs"] = body.top_logprobs or 0
-            if (shape := self._turn.shape()) is not None:
-                extra["structured_outputs"] = shape
-            params = body.sampling_params(defaults, **extra)
         try:
-            made = await asyncio.to_thread(
-                engine.chat_prompt, body.template_messages(), **self._turn.template_options()
-            )
+            messages, options = body.template_messages(), self._turn.template_options()
+            made = await asyncio.to_thread(engine.chat_prompt, messages, **options)
         except ValueError as error:
             raise refused(error, type(body).model_fields) from error
-        prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
         self._turn.starts_behind(made["prompt"])
-        return self._serving.generate(prompt, params, self._caller, priority=body.priority)
+        prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
+        return self._serving.generate(prompt, self._params(), self._caller, priority=body.priority)
+
+    def _params(self) -> SamplingParams | BeamSearchParams:
+        body, engine = self._body, self._serving.engine
+        if body.use_beam_search:
+            if body.tools:
+                raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
+            return body.beam_params(most_tokens=body.most_tokens or engine.max_model_len)
+        extra: dict[str, Any] = {"max_tokens": body.most_tokens, **self._turn.parameters()}
+        if body.logprobs:
+            extra["logprobs"] = body.top_logprobs or 0
+        return body.sampling_params(engine.get_default_sampling_params(), **extra)
 
     # ------------------------------------------------------------------ whole
 

@@ -8,13 +8,13 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.body_limit import BodyLimit
-from jpaged.server.endpoints import chat, completions, status, tokens
+from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import add_handlers
 from jpaged.server.gate import Gate
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 
-ROUTERS = (status.router, completions.router, chat.router, tokens.router)
+ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
 
 
 def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -118,14 +118,19 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _validation(error: RequestValidationError) -> ApiError:
-    """Return the first thing that is wrong with a body."""
+    """Return what is wrong with a body."""
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"][1:] if not _ALTERNATIVE.fullmatch(str(part))]
     if first["type"] == "json_invalid":
         return ApiError(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
-    if not where:
+    if len(first["loc"]) < 2:
         return ApiError("the body must be a JSON object, with the header Content-Type: application/json")
-    param = ".".join(where)
+    return invalid([{**first, "loc": first["loc"][1:]}])
+
+
+def invalid(errors: Sequence[Any]) -> ApiError:
+    """Return the first of the errors that pydantic found, by the name of its field."""
+    first = errors[0]
+    param = ".".join(str(part) for part in first["loc"] if not _ALTERNATIVE.fullmatch(str(part)))
     if first["type"] == "extra_forbidden":
         return ApiError(f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
     return ApiError(f"{param}: {first['msg']}", param=param, code="invalid_value")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from jpaged import CompletionOutput
 from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
-from jpaged.server.errors import ApiError, refused
+from jpaged.server.endpoints.turn import start_turn
+from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.message.conversation import Turn
 from jpaged.server.message.fields import MessageFields
@@ -68,33 +68,11 @@ class _Chat:
         if body.use_beam_search and body.logprobs:
             raise ApiError("logprobs has no meaning with use_beam_search=true", param="logprobs")
 
-    async def _start(self) -> AsyncGenerator[RequestOutput, None]:
-        body, engine = self._body, self._serving.engine
-        try:
-            messages, options = body.template_messages(), self._turn.template_options()
-            made = await asyncio.to_thread(engine.chat_prompt, messages, **options)
-        except ValueError as error:
-            raise refused(error, type(body).model_fields) from error
-        self._turn.starts_behind(made["prompt"])
-        prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
-        return self._serving.generate(prompt, self._params(), self._caller, priority=body.priority)
-
-    def _params(self) -> SamplingParams | BeamSearchParams:
-        body, engine = self._body, self._serving.engine
-        if body.use_beam_search:
-            if body.tools:
-                raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
-            return body.beam_params(most_tokens=body.most_tokens or engine.max_model_len)
-        extra: dict[str, Any] = {"max_tokens": body.most_tokens, **self._turn.parameters()}
-        if body.logprobs:
-            extra["logprobs"] = body.top_logprobs or 0
-        return body.sampling_params(engine.get_default_sampling_params(), **extra)
-
     # ------------------------------------------------------------------ whole
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer's JSON."""
-        (output,) = await collected([await self._start()])
+        (output,) = await collected([await start_turn(self._serving, self._body, self._turn, self._caller)])
         tokens = sum(len(one.token_ids) for one in output.outputs)
         answer: dict[str, Any] = {
             **self._head,
@@ -129,7 +107,7 @@ class _Chat:
             continuous=options is not None and options.continuous_usage_stats,
         )
         each: dict[int, MessageFields] = {}
-        async with aclosing(await self._start()) as outputs:
+        async with aclosing(await start_turn(self._serving, self._body, self._turn, self._caller)) as outputs:
             async for output in outputs:
                 counted.count(0, output)
                 for one in output.outputs:

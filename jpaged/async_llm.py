@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Unpack, cast
 
+from jpaged.config import EngineConfig
 from jpaged.engine.metrics import metrics_of
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.stats import EngineStats
@@ -218,6 +219,11 @@ class AsyncLLM:
             EngineStopped: it ended because the engine failed; its cause is the exception that ended it.
         """
         await asyncio.shield(asyncio.wrap_future(self._thread.ended))
+
+    @property
+    def config(self) -> EngineConfig:
+        """Return the engine's settings."""
+        return self._llm.config
 
     @property
     def max_model_len(self) -> int:

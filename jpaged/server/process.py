@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from jpaged import AsyncLLM, EngineStopped
 from jpaged.server.app import create_app
@@ -96,17 +97,9 @@ class Server(uvicorn.Server):
             last.start()
 
 
-def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:
-    """Serve until the process is told to end; then shut the engine down.
-
-    Args:
-        on_ready: is told the address when requests are taken.
-
-    Returns:
-        The process' exit status: 0, or `FAILED` where the engine failed.
-    """
-    app = create_app(engine, settings)
-    config = uvicorn.Config(
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """Return what uvicorn needs to know of the settings."""
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -118,6 +111,19 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         timeout_graceful_shutdown=5,
         timeout_keep_alive=30,
     )
+
+
+def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:
+    """Serve until the process is told to end; then shut the engine down.
+
+    Args:
+        on_ready: is told the address when requests are taken.
+
+    Returns:
+        The process' exit status: 0, or `FAILED` where the engine failed.
+    """
+    app = create_app(engine, settings)
+    config = uvicorn_config(app, settings)
     server = Server(config, app.state.serving, on_ready)
 
     async def main() -> None:

@@ -14,6 +14,7 @@ from fastapi import Request
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
 from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.fair_queue import FairQueue
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.protocol.sampling import SamplingFields
 from jpaged.server.settings import ServerSettings
@@ -31,6 +32,7 @@ class Serving:
     Attributes:
         created: when the server started, in seconds since 1970.
         draining: whether no request is taken any more, as the server is about to end.
+        queue: those who wait for a place at the engine, by key.
         num_active: POST requests that are being answered.
     """
 
@@ -41,10 +43,15 @@ class Serving:
         self.created = int(time.time())
         self.draining = False
         self.num_active = 0
+        places = engine.config.max_num_seqs * engine.config.data_parallel_size
+        self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
+        self._closed = False
 
     async def cut_off(self) -> None:
-        """End what the engine runs for this server: each answer ends as it is, with finish_reason "abort"."""
+        """End what the engine runs for this server: each answer ends as it is, with finish_reason "abort". What has not
+        begun is refused."""
+        self._closed = True
         for name in list(self._names):
             await self.engine.abort(name)
 
@@ -55,7 +62,7 @@ class Serving:
             ApiError: the server is about to end.
         """
         if self.draining:
-            raise ApiError("the server is shutting down", status=503, code="draining", headers={"Retry-After": "5"})
+            raise _shutting_down()
         caller = caller_of(request)
         if self.settings.request_timeout is not None:
             caller.deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
@@ -75,7 +82,10 @@ class Serving:
         prompt = {**prompt, "cache_salt": caller.salted(prompt.get("cache_salt"))}
         self._names.add(name)
         try:
-            async with aclosing(self._counted(name, prompt, params, caller, priority, add_special_tokens)) as outputs:
+            async with (
+                self.queue.place(caller.key),
+                aclosing(self._counted(name, prompt, params, caller, priority, add_special_tokens)) as outputs,
+            ):
                 async for output in outputs:
                     yield output
         except ValueError as error:  # the engine refuses the prompt or a parameter
@@ -92,6 +102,8 @@ class Serving:
         priority: int | None,
         add_special_tokens: bool | None,
     ) -> AsyncGenerator[RequestOutput, None]:
+        if self._closed:
+            raise _shutting_down()
         if isinstance(params, BeamSearchParams):
             output = await self.engine.beam_search(prompt, params, name, priority=priority)
             self.metrics.finished(output, RequestTimes())
@@ -110,6 +122,10 @@ class Serving:
                     self.metrics.finished(output, times)
                     caller.count(output, times.num_tokens)
                 yield output
+
+
+def _shutting_down() -> ApiError:
+    return ApiError("the server is shutting down", status=503, code="draining", headers={"Retry-After": "5"})
 
 
 Outputs = AsyncGenerator[RequestOutput, None]

@@ -1,13 +1,19 @@
 """Clients that go away, too many of them, the end of the server and that of its engine."""
 
+import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import thorough
 from live_server import until
 
-from jpaged.server.keys import Key
+from jpaged.server.keys import Key, find_key, read_keys
+from jpaged.server.settings import ServerSettings
 
 PATH = "/v1/completions"
 LONG = {"model": "tiny", "prompt": "the cab", "max_tokens": 110, "ignore_eos": True, "seed": 1}
@@ -27,8 +33,6 @@ def slow(tiny_llm, monkeypatch):
 
 def connect(server, body):
     """Send a request over a socket of its own, and read nothing."""
-    import json
-
     content = json.dumps(body).encode()
     host, port = server.url.removeprefix("http://").split(":")
     sock = socket.create_connection((host, int(port)))
@@ -50,7 +54,7 @@ def steps(server):
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_the_blocks_of_a_client_that_is_killed_are_free_at_once(slow, server, stream, phase):
-    for _ in range(5):
+    for _ in range(50 if thorough.NIGHTLY else 5):  # 200 of all kinds at night
         prompt = [9 + i % 50 for i in range(120)] if phase == "prefill" else "the cab"
         before = steps(server)
         sock = connect(server, LONG | {"prompt": prompt, "stream": stream, "n": 4, "cache_salt": str(time.time())})
@@ -187,8 +191,6 @@ def test_cached_prefixes_are_not_shared_between_keys(keyed):
 
 
 def test_every_answer_has_an_id_and_every_request_a_line_without_its_prompt(server, caplog):
-    import json
-
     with caplog.at_level("INFO", "jpaged.access"):
         named = server.http.post(
             PATH, json={"prompt": "secret cab", "max_tokens": 2, "user": "u1"}, headers={"X-Request-Id": "mine-1"}
@@ -213,3 +215,65 @@ def test_browsers_of_other_sites_are_kept_out_unless_named(serve):
     named = serve(cors_origins=("https://page.example",))
     headers = named.http.get("/v1/models", headers=origin).headers
     assert headers["access-control-allow-origin"] == "https://page.example"
+
+
+def test_a_certificate_makes_it_https(serve, tmp_path):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-subj",
+        "/CN=localhost",
+    ]
+    subprocess.run([openssl, *map(str, made)], check=True, capture_output=True)
+    server = serve(tls_certificate=certificate, tls_key=key)
+    assert server.url.startswith("https://") and server.http.get("/health").status_code == 200
+
+
+def test_settings_that_would_open_the_server_to_all_are_refused():
+    for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
+        with pytest.raises(ValueError, match="--api-key"):
+            ServerSettings(model="m", host=host)
+        ServerSettings(model="m", host=host, allow_anonymous=True)
+        ServerSettings(model="m", host=host, keys=(Key.of("a", "a"),))
+    for host in ("127.0.0.1", "::1", "localhost"):
+        ServerSettings(model="m", host=host)
+    with pytest.raises(ValueError, match="together"):
+        ServerSettings(model="m", tls_key=Path("key.pem"))
+    with pytest.raises(ValueError, match="tool_parser='xml'"):
+        ServerSettings(model="m", tool_parser="xml")
+
+
+def test_a_file_of_keys_is_read_and_never_told(tmp_path):
+    file = tmp_path / "keys.json"
+    digest = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # of foo
+    entries = [{"name": "a", "key": "secret", "salt": "s", "share": 0.5}, {"name": "b", "sha256": digest}]
+    file.write_text(json.dumps(entries))
+    a, b = read_keys(file)
+    assert (a.salt, a.share, b.salt) == ("s", 0.5, "b")
+    assert find_key((a, b), "foo") is b and find_key((a, b), "secret") is a and find_key((a, b), "fo") is None
+    assert "secret" not in repr(a)
+    for wrong in (
+        [],
+        {},
+        [{"name": "a"}],
+        [{"name": "a", "key": "secret", "x": 1}],
+        [{"name": "a", "key": "secr\u00e9t"}],
+        [{"name": "a", "key": "secret", "share": 2}],
+        [{"name": "a", "sha256": "secret"}],
+        entries[:1] * 2,
+    ):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match="api-keys-file") as refused:
+            read_keys(file)
+        assert "secr" not in str(refused.value)

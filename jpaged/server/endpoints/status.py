@@ -62,7 +62,7 @@ async def load(request: Request) -> dict[str, Any]:
     return {
         "active": serving.num_active,
         "running": stats.num_running,
-        "waiting": stats.num_waiting,
+        "waiting": stats.num_waiting + serving.queue.num_waiting,
         "swapped": stats.num_swapped,
         "kv_cache_usage": stats.kv_cache_usage,
         "max_waiting": serving.settings.max_waiting,

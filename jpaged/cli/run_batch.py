@@ -28,6 +28,7 @@ from jpaged.cli.options import (
     TensorParallel,
     bad_parameters,
     build_llm,
+    check_serve_extra,
 )
 
 
@@ -59,6 +60,7 @@ def run_batch(
 
     Started again after it was killed it asks only what OUT has no answer for. Exits with 1 where a request was refused.
     """
+    check_serve_extra()
     from jpaged.server import batch
     from jpaged.server.settings import ServerSettings
 

@@ -26,6 +26,7 @@ from jpaged.cli.options import (
     TensorParallel,
     bad_parameters,
     build_llm,
+    check_serve_extra,
 )
 
 
@@ -96,6 +97,7 @@ def serve(
 
     Without a key it listens on this machine only. SIGTERM lets running requests end.
     """
+    check_serve_extra()
     from jpaged.server.keys import Key, read_keys
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import run_server

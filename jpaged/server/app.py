@@ -19,7 +19,8 @@ ROUTERS = (status.router, completions.router, chat.router, responses.router, tok
 
 def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:
     """Return the app of a server; whoever runs it shuts the engine down afterwards."""
-    app = FastAPI(title="jpaged", version=__version__)
+    # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
+    app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
     serving = app.state.serving = Serving(engine, settings)
     add_handlers(app)
     for router in ROUTERS:

@@ -110,7 +110,7 @@ def add_handlers(app: FastAPI) -> None:
         message = str(error.detail)
         return ApiError(message, status=error.status_code, headers=error.headers).response()
 
-    for kind in (ApiError, EngineBusy, EngineStopped, TimeoutError, Exception):
+    for kind in (ApiError, EngineBusy, EngineStopped, TimeoutError):
         app.add_exception_handler(kind, told)
     app.add_exception_handler(ClientGone, gone)
     app.add_exception_handler(RequestValidationError, malformed)

@@ -13,11 +13,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jpaged.server.caller import STATE, Caller
-from jpaged.server.errors import CLIENT_GONE, ApiError
+from jpaged.server.errors import CLIENT_GONE, ApiError, described
 from jpaged.server.keys import find_key
 from jpaged.server.rates import Rates
 from jpaged.server.serving import Serving
 
+logger = logging.getLogger(__name__)
 access = logging.getLogger("jpaged.access")
 OPEN = frozenset({"/health"})
 """Paths that need no key: what a load balancer asks."""
@@ -47,12 +48,12 @@ class Gate:
             return
         caller = Caller(_request_id(Headers(scope=scope)))
         scope.setdefault("state", {})[STATE] = caller
-        start, status = time.monotonic(), CLIENT_GONE
+        start, status, begun = time.monotonic(), CLIENT_GONE, False
 
         async def told(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 MutableHeaders(scope=message)["X-Request-Id"] = caller.request_id
             await send(message)
 
@@ -65,6 +66,11 @@ class Gate:
                 await error.response()(scope, receive, told)
             else:
                 await self._app(scope, receive, told)
+        except Exception as error:  # nobody foresaw it
+            logger.exception("a request failed", extra={"request_id": caller.request_id})
+            if begun:
+                raise
+            await described(error).response()(scope, receive, told)
         finally:
             self._serving.num_active -= counts
             self._log(scope, caller, caller.log.pop("status", status), time.monotonic() - start)

@@ -24,7 +24,12 @@ DONE = b"data: [DONE]\n\n"
 def event(data: Any, name: str | None = None) -> bytes:
     """Return one server-sent event whose data are JSON."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + to_json(data, inf_nan_mode="constants") + b"\n\n"
+    return head + b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
+
+
+def whole(data: Any) -> Response:
+    """Return an answer that is all there."""
+    return Response(to_json(data, inf_nan_mode="null"), media_type="application/json")
 
 
 async def while_connected(request: Request, caller: Caller, work: Coroutine[Any, Any, T]) -> T:

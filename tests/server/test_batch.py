@@ -54,9 +54,9 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tiny_llm, tmp_path):
 
     def die():
         if next(count) == 3:
-            raise KeyboardInterrupt
+            raise RuntimeError("killed")
 
-    with pytest.raises(BaseException, match=""):
+    with pytest.raises(ExceptionGroup):
         run(tiny_llm, requests, output, die)
     with output.open("a") as file:
         file.write('{"custom_id": "r7", "respo')  # cut off in the middle of a line

@@ -38,6 +38,7 @@ def test_fields_are_refused_by_name(refuse):
         (COMPLETIONS, "stop_token_ids", [-1]),
         (COMPLETIONS, "stream_options", {"include_usage": True}),
         (COMPLETIONS, "priority", 1),
+        (COMPLETIONS, "early_stopping", True),
         (COMPLETIONS, "length_penalty", 1.0),
         (COMPLETIONS, "cache_salt", ""),
         (COMPLETIONS, "prompt", []),

@@ -226,8 +226,19 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ):
         assert server.refusal(PATH, BODY | body)["param"] == param
+
+
+def test_a_shape_may_come_behind_a_thought(serve, tiny_llm):
+    server = serve(reasoning_parser="think")
+    schema = {"name": "a", "schema": {"const": "yes"}}
+    body = BODY | {"response_format": {"type": "json_schema", "json_schema": schema}, "max_completion_tokens": 60}
+    answers = [server.answer(PATH, body | {"seed": seed, "ignore_eos": False}) for seed in range(4)]
+    messages = [answer["choices"][0]["message"] for answer in answers]
+    ended = [m for a, m in zip(answers, messages, strict=True) if a["choices"][0]["finish_reason"] == "stop"]
+    assert ended and all(message["content"] == '"yes"' for message in ended)
 
 
 def test_thoughts_come_beside_the_answer(serve):

@@ -205,6 +205,20 @@ def test_every_answer_has_an_id_and_every_request_a_line_without_its_prompt(serv
     assert lines[1]["status"] == 404 and "secret" not in caplog.text
 
 
+def test_what_nobody_foresaw_is_a_500_that_tells_nothing_and_harms_nobody(server, monkeypatch, caplog):
+    def broken():
+        raise KeyError("a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.engine, "get_default_sampling_params", broken)
+        response = server.post(PATH, LONG)
+    assert response.status_code == 500 and response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text and response.headers["X-Request-Id"]
+    (record,) = [one for one in caplog.records if one.getMessage() == "a request failed"]
+    assert record.request_id == response.headers["X-Request-Id"]
+    assert server.complete()["choices"]
+
+
 def test_browsers_of_other_sites_are_kept_out_unless_named(serve):
     server = serve()
     origin = {"Origin": "https://page.example"}

@@ -11,7 +11,7 @@ from tiny_chat_model import byte_level_tokenizer
 from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.message.reasoning import ThinkReader
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import FORMATS
+from jpaged.server.message.tool_formats import FORMATS, behind_thought
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -97,13 +97,14 @@ FUNCTIONS = [
 
 @pytest.fixture(scope="module")
 def allows():
-    """Tells whether a grammar allows a whole text."""
+    """Tells whether a grammar, or that of a family, allows a whole text."""
     tokenizer = byte_level_tokenizer()
     tokens = LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=211, eos_token=[2])
 
-    def allowed(family, text, forced=False, parallel=True, thought="none"):
-        options = {"forced": forced, "parallel": parallel, "thought": thought}
-        grammar = FORMATS[family].grammar(FUNCTIONS, lambda text: None, **options)
+    def allowed(grammar, text, forced=False, parallel=True, thought="none"):
+        if grammar in FORMATS:
+            options = {"forced": forced, "parallel": parallel, "thought": thought}
+            grammar = FORMATS[grammar].grammar(FUNCTIONS, lambda text: None, **options)
         matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         ids = tokenizer.encode(text.replace("\n", ""), add_special_tokens=False)
@@ -136,3 +137,16 @@ def test_calls_are_free_forced_and_single_as_was_asked(allows, family):
         assert allows(family, f"{begun}so < it is</think>{one}", forced=True, thought=thought)
         assert allows(family, one, forced=True, thought=thought) is (thought == "may")
     assert not allows(family, "<think>so</think>" + one, forced=True)
+
+
+def test_json_may_come_behind_a_thought(allows):
+    for thought, text, want in (
+        ("may", '{"a":1}', True),
+        ("may", '<think>{"a":2}</think>{"a":1}', True),
+        ("may", 'so</think>{"a":1}', False),
+        ("runs", 'so</think>{"a":1}', True),
+        ("runs", '{"a":1}', False),
+        ("none", '<think>so</think>{"a":1}', False),
+    ):
+        schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+        assert allows(behind_thought(schema, thought), text) is want, (thought, text)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from jpaged import CompletionOutput
 from jpaged.server.caller import Caller
@@ -21,7 +21,7 @@ from jpaged.server.message.fields import MessageFields
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.serving import Serving, collected
-from jpaged.server.streaming import DONE, event, stream, while_connected
+from jpaged.server.streaming import DONE, event, stream, while_connected, whole
 
 router = APIRouter()
 
@@ -35,7 +35,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     answer = _Chat(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return JSONResponse(await while_connected(request, caller, answer.whole()))
+    return whole(await while_connected(request, caller, answer.whole()))
 
 
 class _Chat:

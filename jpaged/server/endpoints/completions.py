@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from jpaged.server.caller import Caller
@@ -18,7 +18,7 @@ from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
 from jpaged.server.protocol.completions import CompletionRequest
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.serving import Serving, collected, merged
-from jpaged.server.streaming import DONE, event, stream, while_connected
+from jpaged.server.streaming import DONE, event, stream, while_connected, whole
 
 router = APIRouter()
 
@@ -32,7 +32,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     answer = _Completion(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return JSONResponse(await while_connected(request, caller, answer.whole()))
+    return whole(await while_connected(request, caller, answer.whole()))
 
 
 class _Completion:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from jpaged import CompletionOutput, RequestOutput
 from jpaged.server.caller import Caller
@@ -20,7 +20,7 @@ from jpaged.server.message.items import Event, Items
 from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.serving import Serving, collected
-from jpaged.server.streaming import event, stream, while_connected
+from jpaged.server.streaming import event, stream, while_connected, whole
 
 router = APIRouter()
 
@@ -34,7 +34,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     answer = _Response(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return JSONResponse(await while_connected(request, caller, answer.whole()))
+    return whole(await while_connected(request, caller, answer.whole()))
 
 
 class _Response:

@@ -9,7 +9,7 @@ from jpaged.server.errors import ApiError
 from jpaged.server.message.parts import PlainReader, Reader
 from jpaged.server.message.reasoning import BEGIN, ThinkReader
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import FORMATS, Thought
+from jpaged.server.message.tool_formats import FORMATS, Thought, behind_thought
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
 from jpaged.server.settings import ServerSettings
 
@@ -35,6 +35,12 @@ class Turn:
         self._tools = self._offered(settings)
         self._form = FORMATS[settings.tool_parser] if self._tools and settings.tool_parser else None
         self._inside = False
+        both = body.continue_final_message and body.add_generation_prompt
+        if both and "add_generation_prompt" in body.model_fields_set:
+            message = (
+                "continue_final_message=true goes on with the last message, and add_generation_prompt=true begins one"
+            )
+            raise _refusal("continue_final_message", message)
 
     def _offered(self, settings: ServerSettings) -> list[Tool]:
         """Return the tools that the model may call."""
@@ -79,24 +85,36 @@ class Turn:
         self._inside = self._thinks and prompt.rstrip().endswith(BEGIN)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the sampling parameters that tools ask for."""
+        """Return the sampling parameters that tools ask for, and those of a shape that comes behind a thought."""
         if self._form is None:
-            return {}
+            return self._shape_behind_thought()
         body, choice = self._body, self._body.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else None
         functions = [tool.function for tool in self._tools if named in (None, tool.function.name)]
-        thought: Thought = "runs" if self._inside else "may" if self._thinks else "none"
         grammar = self._form.grammar(
             [{"name": function.name, "parameters": function.parameters} for function in functions],
             self._special,
             forced=named is not None or choice == "required",
             parallel=body.parallel_tool_calls and named is None,
-            thought=thought,
+            thought=self._thought,
         )
         shown = {"skip_special_tokens": False} if any(self._special(mark) for mark in self._form.special) else {}
         if shown and body.skip_special_tokens:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
+
+    def _shape_behind_thought(self) -> dict[str, Any]:
+        """Return a JSON shape that lets the model think first, where thoughts are told apart."""
+        form = self._body.response_format
+        shape = form.shape() if form is not None and self._thinks and self._body.structured_outputs is None else None
+        if shape is None:
+            return {}
+        grammar = behind_thought(shape.json if shape.json is not None else {"type": "object"}, self._thought)
+        return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
+
+    @property
+    def _thought(self) -> Thought:
+        return "runs" if self._inside else "may" if self._thinks else "none"
 
     def _special(self, text: str) -> int | None:
         token = self._tokenizer.convert_tokens_to_ids(text)

@@ -55,10 +55,8 @@ class ToolFormat:
         rules = ["TEXT: /(.|\\n)*/"]
         mark = self._mark(special)
         if forced:
-            before = {"none": "", "may": "thought?", "runs": "thought"}[thought]
-            begun = "<think>" if thought == "may" else ""
-            rules += [f"start: {before} {mark} {calls}"]
-            rules += [] if thought == "none" else [f"thought[lazy]: /{begun}(.|\\n)*<\\/think>\\s*/"]
+            before, rule = _thought(thought)
+            rules += [f"start: {before} {mark} {calls}", *rule]
         elif not self.begin:
             rules += [f"start: said? | {mark} {calls}", "said: /[^{](.|\\n)*/"]
         elif special(self.begin) is not None:
@@ -81,6 +79,20 @@ class ToolFormat:
             return " ".join(f"(<[{token}]>)?" for token in ids)
         token = special(self.begin)
         return json.dumps(self.begin) if token is None else f"<[{token}]>"
+
+
+def behind_thought(schema: Mapping[str, Any], thought: Thought) -> str:
+    """Return the Lark grammar of JSON that may come behind a thought."""
+    before, rule = _thought(thought)
+    return "\n".join([f"start: {before} shape", *rule, f"shape: %json {json.dumps(schema)}"])
+
+
+def _thought(thought: Thought) -> tuple[str, list[str]]:
+    """Return what stands for a thought in a rule, and the rule of the thought itself."""
+    if thought == "none":
+        return "", []
+    begun = "<think>" if thought == "may" else ""
+    return "thought?" if thought == "may" else "thought", [f"thought[lazy]: /{begun}(.|\\n)*<\\/think>\\s*/"]
 
 
 def _loose(text: str) -> str:

@@ -163,7 +163,7 @@ class SamplingFields(Body):
             given["logit_bias"] = {_token(text): bias for text, bias in self.logit_bias.items()}
         given["output_kind"] = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         try:
-            if (shape := self._shape()) is not None:
+            if "structured_outputs" not in extra and (shape := self._shape()) is not None:
                 given["structured_outputs"] = shape
             return replace(defaults, **(given | extra))
         except (ValueError, TypeError) as error:
@@ -197,7 +197,14 @@ class SamplingFields(Body):
         if not self.use_beam_search:
             for name in {"length_penalty", "early_stopping"} & self.model_fields_set:
                 raise ApiError(f"{name} needs use_beam_search=true", param=name, code="invalid_value")
-        if self.stream_options is not None and self.stream_options.include_obfuscation:
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise ApiError(
+                "stream_options.continuous_usage_stats needs include_usage=true",
+                param="stream_options.continuous_usage_stats",
+                code="invalid_value",
+            )
+        if options is not None and options.include_obfuscation:
             raise ApiError(
                 "stream_options.include_obfuscation is not supported: chunks are as long as their text",
                 param="stream_options.include_obfuscation",

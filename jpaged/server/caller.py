@@ -41,11 +41,10 @@ class Caller:
         own = self.key.salt if salt is None else f"{self.key.salt}\0{salt}"
         return hashlib.sha256(own.encode()).hexdigest()
 
-    def count(self, output: RequestOutput, num_tokens: int | None = None) -> None:
-        """Count what a finished request of the engine took."""
-        generated = sum(len(each.token_ids) for each in output.outputs) if num_tokens is None else num_tokens
+    def count(self, output: RequestOutput, num_tokens: int) -> None:
+        """Count what a finished request of the engine took: its prompt, and the tokens that it got."""
         self.num_prompt_tokens += len(output.prompt_token_ids)
-        self.num_output_tokens += generated
+        self.num_output_tokens += num_tokens
         self.log["prompt_tokens"], self.log["output_tokens"] = self.num_prompt_tokens, self.num_output_tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Counts
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -54,24 +55,23 @@ class RequestTimes:
     """When the tokens of one request came to the server.
 
     Attributes:
-        num_tokens: tokens so far, of all its outputs.
+        num_tokens: tokens so far of each of its outputs.
         gap: seconds between the last output with tokens and the one before; None before there are two.
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
+        self.num_tokens: Counts[int] = Counts()
         self.gap: float | None = None
         self._last: float | None = None
 
-    def count(self, output: RequestOutput) -> int:
-        """Take in what came, the new tokens where outputs are deltas; return their number."""
-        tokens = sum(len(each.token_ids) for each in output.outputs)
-        if tokens:
+    def count(self, output: RequestOutput) -> None:
+        """Take in what came, the new tokens where outputs are deltas."""
+        new = {each.index: len(each.token_ids) for each in output.outputs if each.token_ids}
+        if new:
             now = time.monotonic()
             self.gap = None if self._last is None else now - self._last
             self._last = now
-            self.num_tokens += tokens
-        return tokens
+            self.num_tokens.update(new)
 
 
 class ServerMetrics:
@@ -91,18 +91,19 @@ class ServerMetrics:
         }
         self._histograms = {name: histogram.labels(model) for name, histogram in made.items()}
 
-    def streamed(self, times: RequestTimes, tokens: int) -> None:
-        """Count an output of a stream with this many tokens: they share the time since the one before."""
-        if tokens and times.gap is not None:
-            for _ in range(tokens):
-                self._histograms["inter_token_latency_seconds"].observe(times.gap / tokens)
+    def streamed(self, output: RequestOutput, times: RequestTimes) -> None:
+        """Count an output of a stream: the tokens of each sequence share the time since the output before."""
+        if times.gap is None:
+            return
+        for each in output.outputs:
+            for _ in each.token_ids:
+                self._histograms["inter_token_latency_seconds"].observe(times.gap / len(each.token_ids))
 
     def finished(self, output: RequestOutput, times: RequestTimes) -> None:
         """Count a request that ended."""
         took, told = output.metrics, self._histograms
-        tokens = times.num_tokens or sum(len(each.token_ids) for each in output.outputs)
         told["request_prompt_tokens"].observe(len(output.prompt_token_ids))
-        told["request_generation_tokens"].observe(tokens)
+        told["request_generation_tokens"].observe(times.num_tokens.total())
         if took is None or took.finished_time is None:
             return
         told["e2e_request_latency_seconds"].observe(took.finished_time - took.arrival_time)
@@ -113,8 +114,9 @@ class ServerMetrics:
         told["time_to_first_token_seconds"].observe(took.first_token_time - took.arrival_time)
         decode = took.finished_time - took.first_token_time
         told["request_decode_time_seconds"].observe(decode)
-        if tokens > len(output.outputs):
-            told["request_time_per_output_token_seconds"].observe(decode / (tokens - 1))
+        longest = max(times.num_tokens.values(), default=0)
+        if longest > 1:
+            told["request_time_per_output_token_seconds"].observe(decode / (longest - 1))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

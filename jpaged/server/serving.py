@@ -104,23 +104,24 @@ class Serving:
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._closed:
             raise _shutting_down()
+        times = RequestTimes()
         if isinstance(params, BeamSearchParams):
             output = await self.engine.beam_search(prompt, params, name, priority=priority)
-            self.metrics.finished(output, RequestTimes())
-            caller.count(output)
+            times.count(output)
+            self.metrics.finished(output, times)
+            caller.count(output, times.num_tokens.total())
             yield output
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         outputs = self.engine.generate(prompt, params, name, priority=priority, tokenization_kwargs=tokenization)
-        times = RequestTimes()
         async with aclosing(outputs):
             async for output in outputs:
-                tokens = times.count(output)
+                times.count(output)
                 if params.output_kind is RequestOutputKind.DELTA:
-                    self.metrics.streamed(times, tokens)
+                    self.metrics.streamed(output, times)
                 if output.finished:
                     self.metrics.finished(output, times)
-                    caller.count(output, times.num_tokens)
+                    caller.count(output, times.num_tokens.total())
                 yield output
 
 

@@ -69,6 +69,8 @@ class _Completion:
             raise ApiError("max_tokens=0 needs echo=true and stream=false", param="max_tokens", code="invalid_value")
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError("prompt_logprobs needs stream=false", param="prompt_logprobs", code="invalid_value")
+        if body.echo and self._serving.engine.tokenizer is None:
+            raise ApiError("echo=true needs a tokenizer, and the model has none", param="echo", code="invalid_value")
         if body.use_beam_search and (body.echo or body.best_of is not None):
             name = "echo" if body.echo else "best_of"
             raise ApiError(f"{name} has no meaning with use_beam_search=true", param=name, code="invalid_value")

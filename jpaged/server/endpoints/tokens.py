@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from jpaged.server.endpoints.common import serving_of
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, refused
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from jpaged.server.serving import Serving
 
 router = APIRouter()
 
@@ -25,7 +26,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     chat_only = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
     if body.prompt is not None and (given := sorted(chat_only & body.model_fields_set)):
         raise ApiError(f"{given[0]} needs messages", param=given[0], code="invalid_value")
-    tokenizer = await serving.engine.get_tokenizer()
+    tokenizer = await _tokenizer(serving)
     ids: list[int]
     if body.messages is not None:
         messages = [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)]
@@ -35,7 +36,10 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
             "chat_template_kwargs": body.chat_template_kwargs,
             "tools": None if body.tools is None else [tool.model_dump(exclude_unset=True) for tool in body.tools],
         }
-        made = await asyncio.to_thread(serving.engine.chat_prompt, messages, **options)
+        try:
+            made = await asyncio.to_thread(serving.engine.chat_prompt, messages, **options)
+        except ValueError as error:
+            raise refused(error, TokenizeRequest.model_fields) from error
         ids = made["prompt_token_ids"]
         if body.add_special_tokens:
             ids = await asyncio.to_thread(tokenizer.encode, made["prompt"], add_special_tokens=True)
@@ -56,8 +60,15 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
     for token in body.tokens:
         if not 0 <= token < size:
             raise ApiError(f"tokens has {token}, and the vocabulary {size}", param="tokens", code="invalid_value")
-    tokenizer = await serving.engine.get_tokenizer()
+    tokenizer = await _tokenizer(serving)
     return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
+
+
+async def _tokenizer(serving: Serving) -> Any:
+    try:
+        return await serving.engine.get_tokenizer()
+    except ValueError as error:  # there is none
+        raise refused(error) from error
 
 
 def _encode(tokenizer: Any, text: str | None, special: bool) -> list[int]:

@@ -221,12 +221,10 @@ class SamplingFields(Body):
 
 
 def _token(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ApiError(
-            f"logit_bias has the key {text[:40]!r}, which is no token id", param="logit_bias", code="invalid_value"
-        ) from None
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        message = f"logit_bias has the key {text[:40]!r}, which is no token id"
+        raise ApiError(message, param="logit_bias", code="invalid_value")
+    return int(text)
 
 
 def check_model(model: str | None, names: Collection[str]) -> None:

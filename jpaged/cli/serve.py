@@ -100,7 +100,7 @@ def serve(
     check_serve_extra()
     from jpaged.server.keys import Key, read_keys
     from jpaged.server.logs import configure_logs
-    from jpaged.server.process import run_server
+    from jpaged.server.process import check_address, run_server
     from jpaged.server.settings import ServerSettings
 
     with bad_parameters():
@@ -126,6 +126,7 @@ def serve(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
+        check_address(settings)
     llm = build_llm(
         model,
         tokenizer=tokenizer,

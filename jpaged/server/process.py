@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -111,6 +112,19 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         timeout_graceful_shutdown=5,
         timeout_keep_alive=30,
     )
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Do nothing where the address can be listened on, so that this is known before a model is loaded.
+
+    Raises:
+        OSError: it is taken, or none of this machine's.
+    """
+    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    try:
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error
 
 
 def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:

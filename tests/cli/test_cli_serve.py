@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 
 import pytest
 from typer.testing import CliRunner
@@ -57,6 +58,12 @@ def test_settings_of_the_engine_are_options_of_the_server(tell):
 def test_what_the_server_cannot_do_is_told_before_the_model_is_loaded(tell, options, said):
     told, config = tell("serve", "some/model", *options)
     assert said in told and config is None
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tell):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told, config = tell("serve", "some/model", "--port", str(taken.getsockname()[1]))
+    assert "cannot be listened on" in told and config is None
 
 
 def test_a_file_of_requests_is_read_before_the_model_is_loaded(tell, tmp_path):

@@ -21,8 +21,10 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        declared = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        size = 0
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared, size = Headers(scope=scope).get("content-length", ""), 0
 
         async def limited() -> Message:
             nonlocal size

@@ -119,7 +119,7 @@ class EventStream(Response):
                 told = described(error)
                 if told.status == 500:
                     logger.exception("a stream failed", extra={"request_id": self._caller.request_id})
-                self._caller.log["error"] = told.message
+                self._caller.log["error"] = told.code  # a message may repeat the prompt
                 await body(event(told.body))
         await body(b"", more=False)
 

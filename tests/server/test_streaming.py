@@ -75,5 +75,6 @@ def test_the_deadline_ends_a_stream_that_is_read():
 
 def test_an_error_that_nobody_foresaw_tells_nothing_of_itself():
     connection = Connection()
-    answer(Chunks(KeyError("secret")), connection)
+    caller = answer(Chunks(KeyError("secret")), connection)
+    assert caller.log == {"error": "internal_error"}
     assert b"secret" not in connection.sent[-2]["body"] and b"internal_error" in connection.sent[-2]["body"]

@@ -113,7 +113,7 @@ class _Response:
                 if not begun:
                     raise
                 told_error = described(error)
-                self._caller.log["error"] = told_error.message
+                self._caller.log["error"] = told_error.code
                 failed = {**self._state("failed"), "error": _error(told_error)}
                 yield self._event("response.failed", {"response": failed})
 

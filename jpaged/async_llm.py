@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Unpack, cast
 
-from jpaged.engine.metrics import Metric, metrics_of
+from jpaged.config import EngineConfig
+from jpaged.engine.metrics import metrics_of
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.saved_state.handle import make_keeper, name_of
 from jpaged.engine.saved_state.periodic import PeriodicSaver
@@ -17,6 +18,7 @@ from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread, Ticket
 from jpaged.llm import LLM
 from jpaged.memory import MemoryReport
+from jpaged.metrics import Metric
 from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.text.batch import one_each, priorities
@@ -274,13 +276,43 @@ class AsyncLLM:
         """Give what `LLM.get_metrics` gives."""
         return metrics_of(self.stats())
 
-    async def check_health(self) -> None:
-        """Do nothing while the engine's thread runs.
+    async def check_health(self, timeout: float | None = None) -> None:
+        """Do nothing while the engine's thread runs and, with a timeout, comes between two steps within it.
+
+        Args:
+            timeout: seconds to wait for the end of the step that runs; None = none is awaited.
 
         Raises:
             EngineStopped: `shutdown` was called, or the engine failed; its cause is the exception that ended it.
+            TimeoutError: the step that runs has not ended in time.
         """
         self._thread.check()
+        if timeout is not None:
+            limit = number("timeout", timeout, low=0.0, open_low=True)
+            await asyncio.wait_for(asyncio.wrap_future(self._thread.call(lambda: None)), limit)
+
+    async def ended(self) -> None:
+        """Wait until the engine's thread has ended, as `shutdown` makes it.
+
+        Raises:
+            EngineStopped: it ended because the engine failed; its cause is the exception that ended it.
+        """
+        await asyncio.shield(asyncio.wrap_future(self._thread.ended))
+
+    @property
+    def config(self) -> EngineConfig:
+        """Return the engine's settings."""
+        return self._llm.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the most tokens of a sequence, prompt and output."""
+        return self._engine.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids; every id is below it."""
+        return self.input_processor.vocab_size
 
     async def get_tokenizer(self) -> Any:
         """Give what `LLM.get_tokenizer` gives."""

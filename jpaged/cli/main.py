@@ -1,4 +1,4 @@
-"""Has the commands of the command line: ``jpaged generate|chat|convert|plan|bench``."""
+"""Has the commands of the command line: ``jpaged generate|chat|serve|run-batch|convert|plan|bench``."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ from jpaged.cli.options import (
     build_llm,
 )
 from jpaged.cli.plan import plan
+from jpaged.cli.run_batch import run_batch
+from jpaged.cli.serve import serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +49,8 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.command()(plan)
+app.command()(serve)
+app.command("run-batch")(run_batch)
 
 
 def _print_version(asked: bool) -> None:

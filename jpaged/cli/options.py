@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -70,6 +71,13 @@ def build_llm(model: str, *, speculative: str | None = None, **settings: Any) ->
 
     with bad_parameters():
         return LLM(model, speculative=read_speculative(speculative), **settings)
+
+
+def check_serve_extra() -> None:
+    """Tell what to install where the server's libraries are not there."""
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise typer.BadParameter(f"{', '.join(missing)} not found: pip install 'jpaged[serve]'")
 
 
 def read_speculative(text: str | None) -> Any:

@@ -6,9 +6,10 @@ import weakref
 from typing import Any, Self, cast
 
 from jpaged.engine.engine import Engine
-from jpaged.engine.metrics import Metric, metrics_of
+from jpaged.engine.metrics import metrics_of
 from jpaged.engine.stats import EngineStats
 from jpaged.errors import EngineStopped
+from jpaged.metrics import Metric
 
 
 class EngineHandle:

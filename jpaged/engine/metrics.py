@@ -2,54 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from jpaged.engine.stats import STEP_BOUNDS, EngineStats
+from jpaged.metrics import Counter, Gauge, Histogram, Metric
 
 PREFIX = "jpaged:"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What all metrics have.
-
-    Attributes:
-        name: begins with `PREFIX`; vLLM's name follows where vLLM has the metric.
-        labels: tell metrics of one name apart.
-    """
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Counter(Metric):
-    """A number that only grows."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class Gauge(Metric):
-    """A number as it is now."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class Histogram(Metric):
-    """How often values came, by size.
-
-    Attributes:
-        count: number of values.
-        sum: sum of all values.
-        buckets: number of values that were at most each bound; the bounds are texts, the last is "+Inf".
-    """
-
-    count: int
-    sum: float
-    buckets: Mapping[str, int]
 
 
 def metrics_of(stats: EngineStats) -> list[Metric]:

@@ -57,6 +57,9 @@ class EngineThread:
 
     Args:
         max_waiting_requests: most requests that wait for admission.
+
+    Attributes:
+        ended: is done when the thread has ended; with `EngineStopped` where the engine's loop failed.
     """
 
     def __init__(self, engine: Engine, *, max_waiting_requests: int) -> None:
@@ -71,6 +74,7 @@ class EngineThread:
         self._stopping = False  # only the engine's thread touches this one and the next
         self._readers: dict[Ticket, TokenReader] = {}  # readers of the requests that run
         self._process = os.getpid()
+        self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="jpaged-engine", daemon=True)
         self._thread.start()
 
@@ -304,3 +308,8 @@ class EngineThread:
             _, future = self._calls.get()
             if future.set_running_or_notify_cancel():
                 future.set_exception(self._error())
+        if self.ended.set_running_or_notify_cancel():
+            if failure is None:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(self._error())

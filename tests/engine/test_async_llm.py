@@ -423,3 +423,40 @@ def test_shutting_down_frees_the_memory_of_an_engine_of_its_own(folder):
         await engine.shutdown()
 
     run(main())
+
+
+# ---------------------------------------------------------------------- what a server asks of it
+
+
+def test_an_engine_has_ended_when_it_is_shut_down_and_not_before(llm):
+    async def main():
+        async with serving(llm) as engine:
+            assert (engine.max_model_len, engine.vocab_size) == (128, llm.vocab_size) and engine.config is llm.config
+            ended = asyncio.create_task(engine.ended())
+            await engine.check_health(timeout=5)
+            assert not ended.done()
+        await ended
+
+    run(main())
+
+
+def test_an_engine_that_comes_to_no_end_of_a_step_is_not_healthy(llm, monkeypatch):
+    runner = llm._engine.runner
+    dispatch = runner.dispatch_all
+
+    def stuck(steps):
+        time.sleep(0.5)
+        return dispatch(steps)
+
+    async def main():
+        async with serving(llm) as engine:
+            monkeypatch.setattr(runner, "dispatch_all", stuck)
+            task = asyncio.create_task(outputs_of(engine, "r"))
+            await asyncio.sleep(0.2)
+            with pytest.raises(TimeoutError):
+                await engine.check_health(timeout=0.05)
+            monkeypatch.setattr(runner, "dispatch_all", dispatch)
+            await task
+            await engine.check_health(timeout=5)
+
+    run(main())

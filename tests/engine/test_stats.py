@@ -9,12 +9,13 @@ import pytest
 from fake_device import Loop, make_request, make_scheduler
 
 import jpaged
-from jpaged.engine.metrics import Counter, Gauge, Histogram, metrics_of
+from jpaged.engine.metrics import metrics_of
 from jpaged.engine.replica import Replica
 from jpaged.engine.snapshot import take_snapshot
 from jpaged.engine.stats import STEP_BOUNDS, Counters
 from jpaged.engine.stats_log import INTERVAL, StatsLog, describe
 from jpaged.execution.compilations import Compilations
+from jpaged.metrics import Counter, Gauge, Histogram
 
 
 class Counted(Loop):

@@ -1,0 +1,172 @@
+"""Has the command ``jpaged serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jpaged.cli.options import (
+    BlockSize,
+    DownloadDir,
+    Dtype,
+    ExpertParallel,
+    KVBytes,
+    KVCacheDtype,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    PreemptionMode,
+    PrefixEviction,
+    Quantization,
+    Speculative,
+    TensorParallel,
+    bad_parameters,
+    build_llm,
+    check_serve_extra,
+)
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder, .gguf file or saved checkpoint.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model in requests; may be repeated. Default: MODEL.")
+    ] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="A key that requests may bring; may be repeated.")] = None,
+    admin_api_key: Annotated[
+        list[str] | None, typer.Option(help="A key that may also see /metrics and /memory; may be repeated.")
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSON list of keys with name, salt, rate, share.")
+    ] = None,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Listen on any address without keys.")
+    ] = False,
+    ssl_certfile: Annotated[Path | None, typer.Option(exists=True, help="Certificate chain, PEM.")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(exists=True, help="Private key, PEM.")] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin whose pages may read answers; may be repeated.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 8 * 2**20,
+    max_waiting_requests: Annotated[int, typer.Option(min=1, help="Requests that wait; those beyond get 429.")] = 256,
+    request_timeout: Annotated[float | None, typer.Option(help="Seconds that a request may take.")] = None,
+    stall_timeout: Annotated[float, typer.Option(help="Seconds that a stream's reader may leave it full.")] = 60.0,
+    drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that requests get after SIGTERM.")] = 30.0,
+    tool_parser: Annotated[
+        str | None, typer.Option(help="Form of the model's tool calls: hermes (Qwen too), llama3 or mistral.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="think: <think>...</think> is told apart from the answer.")
+    ] = None,
+    warmup: Annotated[bool, typer.Option(help="Compile every shape before requests are taken.")] = True,
+    tokenizer: Annotated[str | None, typer.Option(help="Source of another tokenizer.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    generation_config: Annotated[str, typer.Option(help="Default sampling: auto (the model's), vllm, a folder.")] = (
+        "auto"
+    ),
+    download_dir: DownloadDir = None,
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    block_size: BlockSize = 16,
+    max_num_seqs: MaxNumSeqs = 64,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    kv_cache_memory_bytes: KVBytes = None,
+    memory_utilization: Annotated[float, typer.Option(help="Share of a device's memory to take.")] = 0.9,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep the KV of prompts for those that begin alike.")] = (
+        True
+    ),
+    preemption_mode: PreemptionMode = "recompute",
+    prefix_eviction: PrefixEviction = "aligned",
+    scheduling_policy: Annotated[str, typer.Option(help="fcfs, or priority: requests say theirs.")] = "fcfs",
+    max_logprobs: Annotated[int, typer.Option(min=-1, help="Most log-probabilities of a place.")] = 20,
+    speculative: Speculative = None,
+    tensor_parallel_size: TensorParallel = 1,
+    data_parallel_size: Annotated[int, typer.Option(min=1, help="Replicas of the model in this process.")] = 1,
+    enable_expert_parallel: ExpertParallel = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed from which those of requests are drawn.")] = 0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API does.
+
+    Without a key it listens on this machine only. SIGTERM lets running requests end.
+    """
+    check_serve_extra()
+    from jpaged.server.keys import Key, read_keys
+    from jpaged.server.logs import configure_logs
+    from jpaged.server.process import check_address, run_server
+    from jpaged.server.settings import ServerSettings
+
+    with bad_parameters():
+        configure_logs(log_level)
+        names = served_model_name or [model]
+        keys = [Key.of(secret, f"key-{i}") for i, secret in enumerate(api_key or (), start=1)]
+        keys += [Key.of(secret, f"admin-{i}", admin=True) for i, secret in enumerate(admin_api_key or (), start=1)]
+        settings = ServerSettings(
+            model=names[0],
+            aliases=tuple(names[1:]),
+            host=host,
+            port=port,
+            keys=(*keys, *(read_keys(api_keys_file) if api_keys_file is not None else ())),
+            allow_anonymous=allow_anonymous,
+            cors_origins=tuple(cors_origin or ()),
+            tls_certificate=ssl_certfile,
+            tls_key=ssl_keyfile,
+            max_body_bytes=max_body_bytes,
+            request_timeout=request_timeout,
+            stall_timeout=stall_timeout,
+            drain_seconds=drain_seconds,
+            max_waiting=max_waiting_requests,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
+        check_address(settings)
+    llm = build_llm(
+        model,
+        tokenizer=tokenizer,
+        revision=revision,
+        generation_config=generation_config,
+        download_dir=download_dir,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        memory_utilization=memory_utilization,
+        enable_prefix_caching=enable_prefix_caching,
+        preemption_mode=preemption_mode,
+        prefix_eviction=prefix_eviction,
+        scheduling_policy=scheduling_policy,
+        max_logprobs=max_logprobs,
+        speculative=speculative,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
+        seed=seed,
+    )
+    if warmup:
+        llm.warmup()
+    raise typer.Exit(_run(llm, settings, run_server))
+
+
+def _run(llm: Any, settings: Any, run_server: Any) -> int:
+    from jpaged import AsyncLLM
+
+    engine = AsyncLLM.from_llm(llm, max_waiting_requests=settings.max_waiting)
+    say = logging.getLogger("jpaged.server").info
+    try:
+        return run_server(engine, settings, lambda url: say("%s is served at %s/v1", settings.model, url))
+    except OSError as error:
+        typer.echo(f"the server cannot start: {error}", err=True)
+        return 1
+    finally:
+        sys.stdout.flush()

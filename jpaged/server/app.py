@@ -1,0 +1,42 @@
+"""Puts endpoints, errors and limits together to an ASGI app."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from jpaged import AsyncLLM, __version__
+from jpaged.server.body_limit import BodyLimit
+from jpaged.server.endpoints import chat, completions, responses, status, tokens
+from jpaged.server.errors import add_handlers
+from jpaged.server.gate import Gate
+from jpaged.server.serving import Serving
+from jpaged.server.settings import ServerSettings
+
+ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
+
+
+def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:
+    """Return the app of a server; whoever runs it shuts the engine down afterwards."""
+    # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
+    app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
+    serving = app.state.serving = Serving(engine, settings)
+    add_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    # The page /memory comes here: app.include_router(memory_page.router(engine))
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    if settings.is_local and not settings.keys and not settings.allow_anonymous:
+        # A page of another site can give its own name this machine's address, but not the Host header of it.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", settings.host])
+    app.add_middleware(Gate, serving=serving)  # the last one added is the outermost
+    return app

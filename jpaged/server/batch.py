@@ -1,0 +1,167 @@
+"""Answers a file of requests in OpenAI's batch format; what a run that was killed had answered is not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""What a line may ask for."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One line of the input."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+def read_requests(file: Path) -> list[BatchRequest]:
+    """Read the requests of a file, all before any is run.
+
+    Raises:
+        ValueError: a line is no request, or two have one custom_id; the message names the line.
+    """
+    requests: dict[str, BatchRequest] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        request = _read_request(line, f"{file}, line {number}")
+        if request.custom_id in requests:
+            raise ValueError(f"{file}, line {number}: custom_id={request.custom_id!r} is that of a line before")
+        requests[request.custom_id] = request
+    return list(requests.values())
+
+
+def _read_request(line: str, where: str) -> BatchRequest:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} must be an object")
+    if unknown := found.keys() - {"custom_id", "method", "url", "body"}:
+        raise ValueError(f"{where} has {sorted(unknown)}, which a request does not have")
+    custom_id, url, body = found.get("custom_id"), found.get("url"), found.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError(f"{where}: custom_id={custom_id!r} must be a non-empty string")
+    if found.get("method") != "POST":
+        raise ValueError(f"{where}: method={found.get('method')!r} must be 'POST'")
+    if url not in URLS:
+        raise ValueError(f"{where}: url={url!r} is not one of {', '.join(URLS)}")
+    if not isinstance(body, dict):
+        raise ValueError(f"{where}: body={body!r} must be an object")
+    if body.get("stream"):
+        raise ValueError(f"{where}: stream=true has no meaning in a file")
+    return BatchRequest(custom_id, url, body)
+
+
+def answered(file: Path) -> set[str]:
+    """Return the custom_ids that a file of answers has, and cut off a last line that was not written to its end.
+
+    Raises:
+        ValueError: a line is no answer; the file is left as it is.
+    """
+    if not file.exists():
+        return set()
+    done, whole = set(), 0
+    with file.open("rb+") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                done.add(json.loads(line)["custom_id"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}, line {number} is no answer of a batch; give another output file") from error
+            whole += len(line)
+        lines.truncate(whole)
+    return done
+
+
+async def run_batch(
+    app: ASGIApp,
+    requests: Sequence[BatchRequest],
+    output: Path,
+    *,
+    concurrency: int,
+    advance: Callable[[], None] = lambda: None,
+) -> int:
+    """Answer requests and append the answers as they come, each a line; return how many were refused or failed.
+
+    Args:
+        app: a server's app, without keys.
+        concurrency: requests at once.
+        advance: is called after each answer.
+    """
+    waiting: Iterator[BatchRequest] = iter(requests)
+    failed = 0
+    with output.open("a", encoding="utf-8") as lines:
+
+        async def work() -> None:
+            nonlocal failed
+            for request in waiting:
+                status, body = await _ask(app, request)
+                failed += status != 200
+                answer = {
+                    "id": f"batch_req_{uuid.uuid4().hex}",
+                    "custom_id": request.custom_id,
+                    "response": {"status_code": status, "request_id": body.get("id", ""), "body": body},
+                    "error": None,
+                }
+                lines.write(json.dumps(answer) + "\n")
+                lines.flush()
+                advance()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(requests))):
+                group.create_task(work())
+        os.fsync(lines.fileno())
+    return failed
+
+
+async def _ask(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[str, Any]]:
+    """Send one request to an app, without a socket."""
+    content, sent = json.dumps(request.body).encode(), False
+    status, pieces = 500, []
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # the client never goes away
+        sent = True
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            pieces.append(message.get("body", b""))
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": request.url,
+        "raw_path": request.url.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": ("localhost", 80),
+    }
+    await app(scope, receive, send)
+    return status, json.loads(b"".join(pieces))

@@ -1,0 +1,53 @@
+"""Who asks: the request's id, key and time, and what the log will say of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from jpaged import RequestOutput
+from jpaged.server.keys import Key
+
+STATE = "jpaged_caller"
+"""Place in an ASGI scope's state."""
+
+
+@dataclass(eq=False)
+class Caller:
+    """One HTTP request and who sent it.
+
+    Attributes:
+        request_id: the client's X-Request-Id, or one of the server's.
+        key: the key that it brought; None where the server has none.
+        deadline: time of the event loop's clock when it has to have ended; None = whenever it does.
+        log: what the request's line in the log says beside status and time; never a prompt.
+        num_prompt_tokens, num_output_tokens: tokens of the requests that it made of the engine.
+    """
+
+    request_id: str
+    key: Key | None = None
+    deadline: float | None = None
+    log: dict[str, Any] = field(default_factory=dict)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+    def salted(self, salt: str | None) -> str | None:
+        """Return the salt of a prompt's cached prefixes: the request's own within its key's."""
+        if self.key is None:
+            return salt
+        own = self.key.salt if salt is None else f"{self.key.salt}\0{salt}"
+        return hashlib.sha256(own.encode()).hexdigest()
+
+    def count(self, output: RequestOutput, num_tokens: int) -> None:
+        """Count what a finished request of the engine took: its prompt, and the tokens that it got."""
+        self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.num_output_tokens += num_tokens
+        self.log["prompt_tokens"], self.log["output_tokens"] = self.num_prompt_tokens, self.num_output_tokens
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller that the server's outermost layer wrote down."""
+    return request.scope["state"][STATE]

@@ -1,0 +1,132 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jpaged import CompletionOutput
+from jpaged.server.caller import Caller
+from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
+from jpaged.server.endpoints.turn import start_turn
+from jpaged.server.errors import ApiError
+from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
+from jpaged.server.message.conversation import Turn
+from jpaged.server.message.fields import MessageFields
+from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.protocol.sampling import check_model
+from jpaged.server.serving import Serving, collected
+from jpaged.server.streaming import DONE, event, stream, while_connected, whole
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Write the next message of a conversation."""
+    serving = serving_of(request)
+    caller = serving.begin(request)
+    check_model(body.model, serving.settings.names)
+    answer = _Chat(serving, body, caller)
+    if body.stream:
+        return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
+    return whole(await while_connected(request, caller, answer.whole()))
+
+
+class _Chat:
+    """One answer."""
+
+    def __init__(self, serving: Serving, body: ChatRequest, caller: Caller) -> None:
+        self._serving = serving
+        self._body = body
+        self._caller = caller
+        self._check()
+        self._turn = Turn(body, serving.settings, serving.engine.tokenizer)
+        for name in ("user", "safety_identifier"):
+            if getattr(body, name) is not None:
+                caller.log[name] = getattr(body, name)
+        self._head = {
+            "id": f"chatcmpl-{caller.request_id}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": body.model or serving.settings.model,
+            "system_fingerprint": FINGERPRINT,
+            "service_tier": "default",
+        }
+
+    def _check(self) -> None:
+        body = self._body
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError("top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+        if body.stream and body.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs needs stream=false", param="prompt_logprobs", code="invalid_value")
+        if body.use_beam_search and body.logprobs:
+            raise ApiError("logprobs has no meaning with use_beam_search=true", param="logprobs")
+
+    # ------------------------------------------------------------------ whole
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer's JSON."""
+        (output,) = await collected([await start_turn(self._serving, self._body, self._turn, self._caller)])
+        tokens = sum(len(one.token_ids) for one in output.outputs)
+        answer: dict[str, Any] = {
+            **self._head,
+            "choices": [self._choice(i, one) for i, one in enumerate(output.outputs)],
+        }
+        answer["usage"] = usage([output], tokens)
+        if self._body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            answer["prompt_token_ids"] = output.prompt_token_ids
+        return answer
+
+    def _choice(self, index: int, one: CompletionOutput) -> dict[str, Any]:
+        fields = MessageFields(self._turn, index, self._caller.request_id)
+        fields.add(one.text, ended=True)
+        choice = {"index": index, "message": fields.message(), "logprobs": self._logprobs(one)}
+        choice |= fields.ending(ending(one))
+        return choice | ({"token_ids": list(one.token_ids)} if self._body.return_token_ids else {})
+
+    def _logprobs(self, one: CompletionOutput) -> dict[str, Any] | None:
+        if one.logprobs is None:
+            return None
+        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0)
+
+    # ------------------------------------------------------------------ streamed
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as server-sent events."""
+        options = self._body.stream_options
+        counted = StreamUsage(
+            include=options is not None and options.include_usage,
+            continuous=options is not None and options.continuous_usage_stats,
+        )
+        each: dict[int, MessageFields] = {}
+        async with aclosing(await start_turn(self._serving, self._body, self._turn, self._caller)) as outputs:
+            async for output in outputs:
+                counted.count(0, output)
+                for one in output.outputs:
+                    if one.index not in each:
+                        each[one.index] = MessageFields(self._turn, one.index, self._caller.request_id)
+                        first = {"index": one.index, "delta": {"role": "assistant", "content": ""}}
+                        yield self._chunk({**first, "logprobs": None, "finish_reason": None}, counted)
+                    if (choice := self._delta(each[one.index], one)) is not None:
+                        yield self._chunk(choice, counted)
+        if counted.include:
+            yield event({**self._head, "choices": [], "usage": counted.now()})
+        yield DONE
+
+    def _chunk(self, choice: dict[str, Any], counted: StreamUsage) -> bytes:
+        return event({**self._head, "choices": [choice], **counted.field()})
+
+    def _delta(self, fields: MessageFields, one: CompletionOutput) -> dict[str, Any] | None:
+        delta = fields.add(one.text, ended=one.finish_reason is not None)
+        if not (delta or one.finish_reason or one.logprobs or self._body.return_token_ids):
+            return None
+        choice = {"index": one.index, "delta": delta, "logprobs": self._logprobs(one), **fields.ending(ending(one))}
+        return choice | ({"token_ids": list(one.token_ids)} if self._body.return_token_ids else {})

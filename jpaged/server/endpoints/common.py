@@ -1,0 +1,64 @@
+"""What several endpoints do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+
+from jpaged import CompletionOutput, RequestOutput, __version__
+from jpaged.server.serving import Serving
+
+FINGERPRINT = f"jpaged-{__version__}"
+
+
+def serving_of(request: Request) -> Serving:
+    """Return what the app's endpoints share."""
+    return request.app.state.serving
+
+
+def usage(outputs: Sequence[RequestOutput], completion_tokens: int) -> dict[str, Any]:
+    """Return the `usage` of an answer: a prompt's tokens count once however many outputs it has."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }
+
+
+def ending(output: CompletionOutput) -> dict[str, Any]:
+    """Return how an output ended; `stop_reason` is vLLM's."""
+    return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+
+
+class StreamUsage:
+    """Counts the tokens of a stream.
+
+    Args:
+        include: whether a last chunk tells them.
+        continuous: whether every chunk does.
+    """
+
+    def __init__(self, *, include: bool, continuous: bool) -> None:
+        self.include = include
+        self.continuous = continuous and include
+        self._seen: dict[int, RequestOutput] = {}
+        self._tokens = 0
+
+    def count(self, prompt: int, output: RequestOutput) -> None:
+        """Take in the new tokens of a prompt."""
+        self._seen[prompt] = output
+        self._tokens += sum(len(each.token_ids) for each in output.outputs)
+
+    def now(self) -> dict[str, Any]:
+        """Return the `usage` so far."""
+        return usage(list(self._seen.values()), self._tokens)
+
+    def field(self) -> dict[str, Any]:
+        """Return what a chunk says of the usage: null in all but the last, unless every chunk tells it."""
+        if not self.include:
+            return {}
+        return {"usage": self.now() if self.continuous else None}

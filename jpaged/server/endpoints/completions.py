@@ -1,0 +1,192 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from jpaged.server.caller import Caller
+from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
+from jpaged.server.errors import ApiError
+from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
+from jpaged.server.protocol.completions import CompletionRequest
+from jpaged.server.protocol.sampling import check_model
+from jpaged.server.serving import Serving, collected, merged
+from jpaged.server.streaming import DONE, event, stream, while_connected, whole
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", response_model=None)
+async def complete(body: CompletionRequest, request: Request) -> Response:
+    """Go on with one or several prompts."""
+    serving = serving_of(request)
+    caller = serving.begin(request)
+    check_model(body.model, serving.settings.names)
+    answer = _Completion(serving, body, caller)
+    if body.stream:
+        return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
+    return whole(await while_connected(request, caller, answer.whole()))
+
+
+class _Completion:
+    """One answer. Choice ``prompt * n + i`` is output i of a prompt."""
+
+    def __init__(self, serving: Serving, body: CompletionRequest, caller: Caller) -> None:
+        self._serving = serving
+        self._body = body
+        self._caller = caller
+        self._check()
+        self._prompts = body.prompts
+        self._scores_prompt = body.echo and body.logprobs is not None
+        caller.log |= {"user": body.user} if body.user else {}
+        self._head = {
+            "id": f"cmpl-{caller.request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or serving.settings.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _check(self) -> None:
+        body, most = self._body, self._serving.settings.max_waiting
+        if not 1 <= len(body.prompts) <= most:
+            raise ApiError(
+                f"prompt has {len(body.prompts)} prompts; the server takes 1 to {most}",
+                param="prompt",
+                code="invalid_value",
+            )
+        if body.best_of is not None and (body.best_of < body.n or (body.stream and body.best_of > body.n)):
+            limit = "at least n" if body.best_of < body.n else "n where stream=true"
+            raise ApiError(f"best_of={body.best_of} must be {limit}={body.n}", param="best_of", code="invalid_value")
+        if body.max_tokens == 0 and (body.stream or not body.echo):
+            raise ApiError("max_tokens=0 needs echo=true and stream=false", param="max_tokens", code="invalid_value")
+        if body.stream and body.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs needs stream=false", param="prompt_logprobs", code="invalid_value")
+        if body.echo and self._serving.engine.tokenizer is None:
+            raise ApiError("echo=true needs a tokenizer, and the model has none", param="echo", code="invalid_value")
+        if body.use_beam_search and (body.echo or body.best_of is not None):
+            name = "echo" if body.echo else "best_of"
+            raise ApiError(f"{name} has no meaning with use_beam_search=true", param=name, code="invalid_value")
+
+    def _start(self) -> list[AsyncGenerator[RequestOutput, None]]:
+        body = self._body
+        params = self._params()
+        salt = {} if body.cache_salt is None else {"cache_salt": body.cache_salt}
+        special = {} if body.add_special_tokens else {"add_special_tokens": False}
+        return [
+            self._serving.generate(
+                {"prompt": prompt, **salt} if isinstance(prompt, str) else {"prompt_token_ids": prompt, **salt},
+                params,
+                self._caller,
+                priority=body.priority,
+                **special,
+            )
+            for prompt in self._prompts
+        ]
+
+    def _params(self) -> SamplingParams | BeamSearchParams:
+        body, extra = self._body, {}
+        if body.use_beam_search:
+            return body.beam_params(most_tokens=body.max_tokens or 16)
+        if body.logprobs is not None:
+            extra["logprobs"] = body.logprobs
+        if self._scores_prompt:
+            extra["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        if body.best_of is not None:
+            extra["n"] = body.best_of
+        if body.max_tokens is not None:
+            extra["max_tokens"] = max(1, body.max_tokens)
+        return body.sampling_params(self._serving.engine.get_default_sampling_params(), **extra)
+
+    # ------------------------------------------------------------------ whole
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer's JSON."""
+        outputs = await collected(self._start())
+        tokens = 0 if self._body.max_tokens == 0 else sum(len(one.token_ids) for o in outputs for one in o.outputs)
+        choices = [
+            self._choice(prompt * self._body.n + i, output, one)
+            for prompt, output in enumerate(outputs)
+            for i, one in enumerate(self._best(output.outputs))
+        ]
+        return {**self._head, "choices": choices, "usage": usage(outputs, tokens)}
+
+    def _best(self, outputs: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
+        if self._body.best_of is None:
+            return outputs
+        return sorted(outputs, key=lambda one: -one.cumulative_logprob / max(1, len(one.token_ids)))[: self._body.n]
+
+    def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
+        body, generated = self._body, self._body.max_tokens != 0
+        text = one.text if generated else ""
+        choice: dict[str, Any] = {"index": index, "text": self._echo(output) + text, "logprobs": None, **ending(one)}
+        if not generated:
+            choice |= {"finish_reason": "length", "stop_reason": None}
+        if body.logprobs is not None:
+            piece = CompletionLogprobs(body.logprobs)
+            tokens, entries = (list(one.token_ids), list(one.logprobs or ())) if generated else ([], [])
+            if self._scores_prompt:
+                tokens, entries = [*output.prompt_token_ids, *tokens], [*(output.prompt_logprobs or ()), *entries]
+            choice["logprobs"] = piece.piece(tokens, entries)
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if body.return_token_ids:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+            choice["token_ids"] = list(one.token_ids) if generated else []
+        return choice
+
+    def _echo(self, output: RequestOutput) -> str:
+        if not self._body.echo:
+            return ""
+        if output.prompt is not None:
+            return output.prompt
+        return self._serving.engine.tokenizer.decode(output.prompt_token_ids)
+
+    # ------------------------------------------------------------------ streamed
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as server-sent events."""
+        body, options = self._body, self._body.stream_options
+        counted = StreamUsage(
+            include=options is not None and options.include_usage,
+            continuous=options is not None and options.continuous_usage_stats,
+        )
+        pieces: dict[int, CompletionLogprobs] = {}
+        begun: set[int] = set()
+        scored: dict[int, Any] = {}
+        async with aclosing(merged(self._start())) as outputs:
+            async for prompt, output in outputs:
+                counted.count(prompt, output)
+                scored[prompt] = output.prompt_logprobs or scored.get(prompt) or ()
+                for one in output.outputs:
+                    index = prompt * body.n + one.index
+                    text, entries = one.text, list(one.logprobs or ())
+                    tokens: list[int] = list(one.token_ids)
+                    first = index not in begun
+                    begun.add(index)
+                    if first and body.echo:
+                        text = self._echo(output) + text
+                        if self._scores_prompt:
+                            tokens = [*output.prompt_token_ids, *tokens]
+                            entries = [*scored[prompt], *entries]
+                    if not (text or one.finish_reason or entries):
+                        continue
+                    choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}
+                    if body.logprobs is not None:
+                        piece = pieces.setdefault(index, CompletionLogprobs(body.logprobs))
+                        choice["logprobs"] = piece.piece(tokens, entries)
+                    if body.return_token_ids:
+                        choice["token_ids"] = list(one.token_ids)
+                        if first:
+                            choice["prompt_token_ids"] = output.prompt_token_ids
+                    yield event({**self._head, "choices": [choice], **counted.field()})
+        if counted.include:
+            yield event({**self._head, "choices": [], "usage": counted.now()})
+        yield DONE

@@ -1,0 +1,87 @@
+"""What tells of the server itself: `/health`, `/version`, `/v1/models`, `/v1/load`, `/metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from jpaged import EngineStopped, __version__
+from jpaged.server.endpoints.common import serving_of
+from jpaged.server.errors import ApiError
+from jpaged.server.serving import Serving
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> dict[str, str]:
+    """Tell whether requests are taken and the engine's thread steps."""
+    serving = serving_of(request)
+    if serving.draining:
+        raise ApiError("the server is shutting down", status=503, code="draining")
+    try:
+        await serving.engine.check_health(timeout=serving.settings.health_timeout)
+    except EngineStopped as error:
+        raise ApiError("the engine has stopped", status=503, code="engine_stopped") from error
+    except TimeoutError as error:
+        message = f"the engine has not come to an end of a step for {serving.settings.health_timeout:g} s"
+        raise ApiError(message, status=503, code="engine_stalled") from error
+    return {"status": "ok"}
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Return jpaged's version."""
+    return {"version": __version__}
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """List the model, once for each of its names."""
+    serving = serving_of(request)
+    return {"object": "list", "data": [_model(serving, name) for name in serving.settings.names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """Describe the model by one of its names."""
+    serving = serving_of(request)
+    if name not in serving.settings.names:
+        raise ApiError(f"The model `{name[:200]}` does not exist", status=404, param="model", code="model_not_found")
+    return _model(serving, name)
+
+
+@router.get("/v1/load")
+async def load(request: Request) -> dict[str, Any]:
+    """Tell how busy the server is, for those who spread requests over several."""
+    serving = serving_of(request)
+    stats = serving.engine.stats()
+    return {
+        "active": serving.num_active,
+        "running": stats.num_running,
+        "waiting": stats.num_waiting + serving.queue.num_waiting,
+        "swapped": stats.num_swapped,
+        "kv_cache_usage": stats.kv_cache_usage,
+        "max_waiting": serving.settings.max_waiting,
+        "draining": serving.draining,
+    }
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return all numbers in Prometheus' text format."""
+    return Response(serving_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _model(serving: Serving, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "jpaged",
+        "root": serving.settings.model,
+        "max_model_len": serving.engine.max_model_len,
+    }

@@ -1,0 +1,78 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from jpaged.server.endpoints.common import serving_of
+from jpaged.server.errors import ApiError, refused
+from jpaged.server.protocol.sampling import check_model
+from jpaged.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from jpaged.server.serving import Serving
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    """Return the tokens of a text or a conversation."""
+    serving = serving_of(request)
+    check_model(body.model, serving.settings.names)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError("/tokenize takes either prompt or messages", param="prompt", code="invalid_value")
+    chat_only = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+    if body.prompt is not None and (given := sorted(chat_only & body.model_fields_set)):
+        raise ApiError(f"{given[0]} needs messages", param=given[0], code="invalid_value")
+    tokenizer = await _tokenizer(serving)
+    ids: list[int]
+    if body.messages is not None:
+        messages = [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)]
+        options: dict[str, Any] = {
+            "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
+            "continue_final_message": body.continue_final_message,
+            "chat_template_kwargs": body.chat_template_kwargs,
+            "tools": None if body.tools is None else [tool.model_dump(exclude_unset=True) for tool in body.tools],
+        }
+        try:
+            made = await asyncio.to_thread(serving.engine.chat_prompt, messages, **options)
+        except ValueError as error:
+            raise refused(error, TokenizeRequest.model_fields) from error
+        ids = made["prompt_token_ids"]
+        if body.add_special_tokens:
+            ids = await asyncio.to_thread(tokenizer.encode, made["prompt"], add_special_tokens=True)
+    else:
+        special = body.add_special_tokens is not False
+        ids = await asyncio.to_thread(_encode, tokenizer, body.prompt, special)
+    told: dict[str, Any] = {"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids}
+    told["token_strs"] = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+    return told
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+    """Return the text of tokens."""
+    serving = serving_of(request)
+    check_model(body.model, serving.settings.names)
+    size = serving.engine.vocab_size
+    for token in body.tokens:
+        if not 0 <= token < size:
+            raise ApiError(f"tokens has {token}, and the vocabulary {size}", param="tokens", code="invalid_value")
+    tokenizer = await _tokenizer(serving)
+    return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
+
+
+async def _tokenizer(serving: Serving) -> Any:
+    try:
+        return await serving.engine.get_tokenizer()
+    except ValueError as error:  # there is none
+        raise refused(error) from error
+
+
+def _encode(tokenizer: Any, text: str | None, special: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens=special)
+    except (UnicodeEncodeError, TypeError) as error:  # half a character
+        raise ApiError("prompt is not Unicode text", param="prompt", code="invalid_value") from error

@@ -1,0 +1,136 @@
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from jpaged import EngineBusy, EngineStopped
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ALTERNATIVE = re.compile(r"str|int|[a-z]+\[.*|[A-Z]\w*")
+"""What pydantic calls an alternative of a union, in the place of an error."""
+CLIENT_GONE = 499
+"""Status in the log of a request whose client went away; nobody receives it."""
+
+
+class ApiError(Exception):
+    """What a caller is told instead of an answer.
+
+    Args:
+        message: says what is wrong, with the value and the limit.
+        status: HTTP's status.
+        param: name of the field that is wrong; None where no field is.
+        code: a word for programs.
+        headers: further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the answer's JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """Return the answer."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+def refused(error: Exception, fields: Collection[str] = ()) -> ApiError:
+    """Return what the caller is told of a value that jpaged refuses, naming the field that the message begins with.
+
+    Args:
+        fields: names of the body's fields.
+    """
+    message = str(error)
+    named = re.match(r"(\w+)(?:=|\[)", message)
+    param = named.group(1) if named and named.group(1) in fields else None
+    return ApiError(message, param=param, code="invalid_value")
+
+
+def engine_error(error: Exception) -> ApiError | None:
+    """Return what the caller is told of an error of the engine; None for errors that it has no word for."""
+    if isinstance(error, EngineBusy):
+        return ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
+    if isinstance(error, EngineStopped):
+        return ApiError("the engine has stopped", status=503, code="engine_stopped")
+    if isinstance(error, TimeoutError):
+        return ApiError("the request took longer than the server allows", status=504, code="request_timeout")
+    return None
+
+
+def described(error: Exception) -> ApiError:
+    """Return what the caller is told of any error; of one that nobody foresaw no more than that."""
+    if isinstance(error, ApiError):
+        return error
+    return engine_error(error) or ApiError("the server failed on this request", status=500, code="internal_error")
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let every error of an app have OpenAI's shape."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        return described(error).response()
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    async def malformed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _validation(error).response()
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        return ApiError(message, status=error.status_code, headers=error.headers).response()
+
+    for kind in (ApiError, EngineBusy, EngineStopped, TimeoutError):
+        app.add_exception_handler(kind, told)
+    app.add_exception_handler(ClientGone, gone)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, http)
+
+
+def _validation(error: RequestValidationError) -> ApiError:
+    """Return what is wrong with a body."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
+    if len(first["loc"]) < 2:
+        return ApiError("the body must be a JSON object, with the header Content-Type: application/json")
+    return invalid([{**first, "loc": first["loc"][1:]}])
+
+
+def invalid(errors: Sequence[Any]) -> ApiError:
+    """Return the first of the errors that pydantic found, by the name of its field."""
+    first = errors[0]
+    param = ".".join(str(part) for part in first["loc"] if not _ALTERNATIVE.fullmatch(str(part)))
+    if first["type"] == "extra_forbidden":
+        return ApiError(f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
+    return ApiError(f"{param}: {first['msg']}", param=param, code="invalid_value")

@@ -1,0 +1,123 @@
+"""The server's outermost layer: gives every request an id, lets in those with a key, counts them and writes the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jpaged.server.caller import STATE, Caller
+from jpaged.server.errors import CLIENT_GONE, ApiError, described
+from jpaged.server.keys import find_key
+from jpaged.server.rates import Rates
+from jpaged.server.serving import Serving
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("jpaged.access")
+OPEN = frozenset({"/health"})
+"""Paths that need no key: what a load balancer asks."""
+ADMIN = ("/metrics", "/memory")
+"""Paths that concern all callers, for the keys of admins; `/memory/...` too."""
+
+
+class Gate:
+    """An ASGI middleware around a whole app.
+
+    Args:
+        app: what it lets requests in to.
+        serving: see `Serving`; its count of active requests is kept here.
+    """
+
+    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+        self._app = app
+        self._serving = serving
+        self._rates = Rates(serving.settings.keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":  # there is none here
+                await send({"type": "websocket.close", "code": 1000})
+                return
+            await self._app(scope, receive, send)
+            return
+        caller = Caller(_request_id(Headers(scope=scope)))
+        scope.setdefault("state", {})[STATE] = caller
+        start, status, begun = time.monotonic(), CLIENT_GONE, False
+
+        async def told(message: Message) -> None:
+            nonlocal status, begun
+            if message["type"] == "http.response.start":
+                status, begun = message["status"], True
+                MutableHeaders(scope=message)["X-Request-Id"] = caller.request_id
+            await send(message)
+
+        counts = scope["method"] == "POST"
+        self._serving.num_active += counts
+        try:
+            try:
+                self._let_in(scope, caller)
+            except ApiError as error:
+                await error.response()(scope, receive, told)
+            else:
+                await self._app(scope, receive, told)
+        except Exception as error:  # nobody foresaw it
+            logger.exception("a request failed", extra={"request_id": caller.request_id})
+            if begun:
+                raise
+            await described(error).response()(scope, receive, told)
+        finally:
+            self._serving.num_active -= counts
+            self._log(scope, caller, caller.log.pop("status", status), time.monotonic() - start)
+
+    def _let_in(self, scope: Scope, caller: Caller) -> None:
+        """Find the caller's key.
+
+        Raises:
+            ApiError: it has none, or one that may not do this, or asks too often.
+        """
+        keys, path = self._serving.settings.keys, scope["path"]
+        if not keys or path in OPEN or scope["method"] == "OPTIONS":
+            return
+        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
+        key = find_key(keys, secret.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            raise ApiError(
+                "Incorrect API key provided, or none: send the header Authorization: Bearer KEY",
+                status=401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        caller.key = key
+        if any(path == admin or path.startswith(f"{admin}/") for admin in ADMIN) and not key.admin:
+            raise ApiError(f"{path} is for the keys of admins", status=403, code="admin_key_needed")
+        if scope["method"] == "POST":
+            self._rates.take(key)
+
+    def _log(self, scope: Scope, caller: Caller, status: int, seconds: float) -> None:
+        if not access.isEnabledFor(logging.INFO):
+            return
+        client = scope.get("client")
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "request_id": caller.request_id,
+            "client": None if client is None else client[0],
+            "key": None if caller.key is None else caller.key.name,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+            **caller.log,
+        }
+        access.info("%s", json.dumps(line))
+
+
+def _request_id(headers: Headers) -> str:
+    """Return the client's id, where it can stand in a log and a header, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else uuid.uuid4().hex

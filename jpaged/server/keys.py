@@ -1,0 +1,104 @@
+"""Keys that callers bring, what each may do, and how one is recognised."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jpaged.validation import boolean, number
+
+_FIELDS = {"name", "key", "sha256", "salt", "requests_per_minute", "share", "admin"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key, of which only the hash is kept.
+
+    Attributes:
+        name: what the log and limits call it.
+        digest: SHA-256 of the key.
+        salt: cached prefixes are shared with keys of the same salt only; by default that is the key's name, so that no
+            key can tell from the time to its first token what another asked.
+        requests_per_minute: most requests in a minute, with bursts of as many; None = no limit.
+        share: part of the places for waiting requests that the key may take, in (0, 1].
+        admin: whether the key may see what concerns all: `/metrics`, `/memory`.
+    """
+
+    name: str
+    digest: bytes
+    salt: str
+    requests_per_minute: float | None = None
+    share: float = 1.0
+    admin: bool = False
+
+    def __post_init__(self) -> None:
+        if self.requests_per_minute is not None:
+            number("requests_per_minute", self.requests_per_minute, low=0.0, open_low=True)
+        number("share", self.share, low=0.0, high=1.0, open_low=True)
+        boolean("admin", self.admin)
+
+    @classmethod
+    def of(cls, secret: str, name: str, *, admin: bool = False) -> Key:
+        """Make a key without limits from its text.
+
+        Raises:
+            ValueError: the text is empty, or cannot stand in a header.
+        """
+        return cls(name, _digest(secret), name, admin=admin)
+
+
+def find_key(keys: Sequence[Key], secret: str) -> Key | None:
+    """Return the key whose text this is. The time it takes does not depend on how much of a key was guessed."""
+    asked, found = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest(), None
+    for key in keys:
+        if hmac.compare_digest(key.digest, asked):
+            found = key
+    return found
+
+
+def read_keys(file: Path) -> tuple[Key, ...]:
+    """Read a JSON file: a list of mappings with `name`, `key` or `sha256` (hexadecimal), and what else `Key` has.
+
+    Raises:
+        ValueError: the file has another form; the message names the entry, never a key.
+    """
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--api-keys-file {file} cannot be read: {type(error).__name__}") from error
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"--api-keys-file {file} must hold a list with at least 1 key")
+    keys = tuple(_read_key(entry, f"--api-keys-file {file}, entry {i}") for i, entry in enumerate(entries))
+    if len({key.name for key in keys}) < len(keys):
+        raise ValueError(f"--api-keys-file {file} has two keys of one name")
+    return keys
+
+
+def _read_key(entry: Any, where: str) -> Key:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise ValueError(f"{where} must be a mapping with a 'name'")
+    if unknown := entry.keys() - _FIELDS:
+        raise ValueError(f"{where} has {sorted(unknown)}; known are {sorted(_FIELDS)}")
+    if ("key" in entry) == ("sha256" in entry):
+        raise ValueError(f"{where} needs either 'key' or 'sha256'")
+    if "salt" in entry and not (isinstance(entry["salt"], str) and entry["salt"]):
+        raise ValueError(f"{where} has a salt that is no text")
+    given = {name: entry[name] for name in ("requests_per_minute", "share", "admin") if name in entry}
+    try:
+        digest = _digest(entry["key"]) if "key" in entry else bytes.fromhex(entry["sha256"])
+        if len(digest) != hashlib.sha256().digest_size:
+            raise ValueError("sha256 must have 64 hexadecimal digits")
+        return Key(entry["name"], digest, str(entry.get("salt", entry["name"])), **given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _digest(secret: str) -> bytes:
+    if not isinstance(secret, str) or not secret or not secret.isascii() or not secret.isprintable():
+        raise ValueError("an API key must be a non-empty text of printable ASCII")
+    return hashlib.sha256(secret.encode()).digest()

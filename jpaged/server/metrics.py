@@ -1,0 +1,152 @@
+"""Numbers for Prometheus, under vLLM's names with the prefix ``jpaged:``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Counts
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jpaged import AsyncLLM, RequestOutput
+from jpaged.metrics import Counter, Gauge
+from jpaged.metrics import Histogram as EngineHistogram
+
+_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+_LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_HISTOGRAMS = (  # name, help, buckets
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS),
+    ("inter_token_latency_seconds", "Between two tokens of a stream, as the server sent them.", _GAPS),
+    ("request_time_per_output_token_seconds", "From the first token to the last, for each token but one.", _GAPS),
+    ("e2e_request_latency_seconds", "From a request's arrival to its end.", _LONG),
+    ("request_queue_time_seconds", "From a request's arrival to its first step.", _LONG),
+    ("request_prefill_time_seconds", "From a request's first step to its first token.", _LONG),
+    ("request_decode_time_seconds", "From a request's first token to its end.", _LONG),
+    ("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS),
+    ("request_generation_tokens", "Tokens that a request got.", _TOKENS),
+)
+
+
+class RequestTimes:
+    """When the tokens of one request came to the server.
+
+    Attributes:
+        num_tokens: tokens so far of each of its outputs.
+        gap: seconds between the last output with tokens and the one before; None before there are two.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens: Counts[int] = Counts()
+        self.gap: float | None = None
+        self._last: float | None = None
+
+    def count(self, output: RequestOutput) -> None:
+        """Take in what came, the new tokens where outputs are deltas."""
+        new = {each.index: len(each.token_ids) for each in output.outputs if each.token_ids}
+        if new:
+            now = time.monotonic()
+            self.gap = None if self._last is None else now - self._last
+            self._last = now
+            self.num_tokens.update(new)
+
+
+class ServerMetrics:
+    """Counts the times of requests and gives them, with the engine's numbers, in Prometheus' form.
+
+    Args:
+        engine: is asked for its numbers at each scrape; that never waits for a step.
+        model: value of the label ``model_name`` of every metric.
+    """
+
+    def __init__(self, engine: AsyncLLM, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineNumbers(engine, model))
+        made = {
+            name: Histogram(f"jpaged:{name}", told, ["model_name"], registry=self._registry, buckets=buckets)
+            for name, told, buckets in _HISTOGRAMS
+        }
+        self._histograms = {name: histogram.labels(model) for name, histogram in made.items()}
+
+    def streamed(self, output: RequestOutput, times: RequestTimes) -> None:
+        """Count an output of a stream: the tokens of each sequence share the time since the output before."""
+        if times.gap is None:
+            return
+        for each in output.outputs:
+            for _ in each.token_ids:
+                self._histograms["inter_token_latency_seconds"].observe(times.gap / len(each.token_ids))
+
+    def finished(self, output: RequestOutput, times: RequestTimes) -> None:
+        """Count a request that ended."""
+        took, told = output.metrics, self._histograms
+        told["request_prompt_tokens"].observe(len(output.prompt_token_ids))
+        told["request_generation_tokens"].observe(times.num_tokens.total())
+        if took is None or took.finished_time is None:
+            return
+        told["e2e_request_latency_seconds"].observe(took.finished_time - took.arrival_time)
+        if took.first_scheduled_time is None or took.first_token_time is None:
+            return
+        told["request_queue_time_seconds"].observe(took.first_scheduled_time - took.arrival_time)
+        told["request_prefill_time_seconds"].observe(took.first_token_time - took.first_scheduled_time)
+        told["time_to_first_token_seconds"].observe(took.first_token_time - took.arrival_time)
+        decode = took.finished_time - took.first_token_time
+        told["request_decode_time_seconds"].observe(decode)
+        longest = max(times.num_tokens.values(), default=0)
+        if longest > 1:
+            told["request_time_per_output_token_seconds"].observe(decode / (longest - 1))
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineNumbers(Collector):
+    """Gives an engine's gauges and counters as they are when somebody asks."""
+
+    def __init__(self, engine: AsyncLLM, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for metric in self._engine.get_metrics():
+            labels = {"model_name": self._model, **metric.labels}
+            told = metric.name.removeprefix("jpaged:").replace("_", " ")
+            if isinstance(metric, Gauge):
+                gauge = families.setdefault(metric.name, GaugeMetricFamily(metric.name, told, labels=list(labels)))
+                gauge.add_metric(list(labels.values()), metric.value)  # type: ignore[attr-defined]
+            elif isinstance(metric, Counter):
+                counter = families.setdefault(metric.name, CounterMetricFamily(metric.name, told, labels=list(labels)))
+                counter.add_metric(list(labels.values()), metric.value)  # type: ignore[attr-defined]
+            elif isinstance(metric, EngineHistogram):
+                buckets = [(bound, float(count)) for bound, count in metric.buckets.items()]
+                times = HistogramMetricFamily(metric.name, told, labels=list(labels))
+                times.add_metric(list(labels.values()), buckets, metric.sum)
+                families[metric.name] = times
+        return iter(families.values())

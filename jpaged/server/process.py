@@ -1,0 +1,151 @@
+"""Runs a server until a signal ends it in good order, or the engine's end ends it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from jpaged import AsyncLLM, EngineStopped
+from jpaged.server.app import create_app
+from jpaged.server.serving import Serving
+from jpaged.server.settings import ServerSettings
+
+logger = logging.getLogger("jpaged.server")
+FAILED = 70
+"""Exit status of a process whose engine failed (EX_SOFTWARE)."""
+_LAST_WORDS = 5.0
+"""Seconds in which clients of a failed engine are told, before the process ends whatever it does."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that goes on answering `/health` while running requests end.
+
+    The first SIGTERM or SIGINT begins to drain: new requests get 503, those that run get `drain_seconds`, and what is
+    left then is cut off with an error. A second one ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, serving: Serving, on_ready: Callable[[str], None] | None = None) -> None:
+        super().__init__(config)
+        self.failed = False
+        self._serving = serving
+        self._on_ready = on_ready
+        self._drained: asyncio.Task[None] | None = None
+        self._watched: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Open the port, and begin to watch the engine."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._watched = asyncio.create_task(self._watch_engine())
+        if self._on_ready is not None and self.servers:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            scheme = "https" if self.config.is_ssl else "http"
+            self._on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain at the first signal, and end at once at the second."""
+        if self._loop is None or self._serving.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._serving.draining = True
+        self._loop.call_soon_threadsafe(self._begin_draining, signal.Signals(sig).name)
+
+    def _begin_draining(self, why: str) -> None:
+        logger.info("%s: %d requests get %g s to end", why, self._serving.num_active, self._drain_seconds)
+        self._drained = asyncio.create_task(self._drain())
+
+    @property
+    def _drain_seconds(self) -> float:
+        return self._serving.settings.drain_seconds
+
+    async def _drain(self) -> None:
+        if not await self._ended_within(self._drain_seconds):
+            logger.warning("%d requests are cut off", self._serving.num_active)
+            with contextlib.suppress(EngineStopped):
+                await self._serving.cut_off()
+            await self._ended_within(_LAST_WORDS)
+        self.should_exit = True
+
+    async def _ended_within(self, seconds: float) -> bool:
+        """Wait for the last answer; tell whether it came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._serving.num_active:
+                    await asyncio.sleep(0.02)
+        return not self._serving.num_active
+
+    async def _watch_engine(self) -> None:
+        try:
+            await self._serving.engine.ended()
+        except EngineStopped:
+            logger.critical("the engine failed, and the server ends", exc_info=True)
+            self.failed = True
+            self._serving.draining = self.should_exit = True
+            last = threading.Timer(_LAST_WORDS, os._exit, (FAILED,))
+            last.daemon = True
+            last.start()
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """Return what uvicorn needs to know of the settings."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=30,
+    )
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Do nothing where the address can be listened on, so that this is known before a model is loaded.
+
+    Raises:
+        OSError: it is taken, or none of this machine's.
+    """
+    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    try:
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error
+
+
+def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:
+    """Serve until the process is told to end; then shut the engine down.
+
+    Args:
+        on_ready: is told the address when requests are taken.
+
+    Returns:
+        The process' exit status: 0, or `FAILED` where the engine failed.
+    """
+    app = create_app(engine, settings)
+    config = uvicorn_config(app, settings)
+    server = Server(config, app.state.serving, on_ready)
+
+    async def main() -> None:
+        try:
+            await server.serve()
+        finally:
+            await engine.shutdown()
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(main())
+    return FAILED if server.failed else 0

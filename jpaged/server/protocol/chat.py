@@ -1,0 +1,179 @@
+"""The body of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from jpaged.server.errors import ApiError
+from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.sampling import SamplingFields
+
+
+class TextPart(Body):
+    """A part of a message's content; pictures and sound are refused, as the engine takes text."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: str | None = None
+
+
+class CalledFunction(Body):
+    """A function that the assistant called, with its arguments as JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Body):
+    """A call in an assistant's message of the conversation so far."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Body):
+    """One message; the chat template decides what its name and tool calls become."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "audio": "messages are text",
+        "function_call": "use tool_calls",
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+    def as_template_takes_it(self, where: str) -> dict[str, Any]:
+        """Return the message for the chat template.
+
+        Raises:
+            ApiError: it has a part that is no text.
+        """
+        if self.annotations or self.refusal:
+            name = "annotations" if self.annotations else "refusal"
+            raise ApiError(f"{where}.{name} is not supported: the model is shown text only", param=f"{where}.{name}")
+        message = self.model_dump(exclude_unset=True, exclude={"annotations", "refusal", "content"})
+        if self.role == "developer":
+            message["role"] = "system"  # what templates call it
+        if isinstance(self.content, list):
+            for i, part in enumerate(self.content):
+                if part.type != "text" or part.text is None:
+                    at = f"{where}.content.{i}"
+                    raise ApiError(
+                        f"{at} has the type {part.type!r}; only 'text' is taken", param=at, code="invalid_value"
+                    )
+            message["content"] = [{"type": "text", "text": part.text} for part in self.content]
+        else:
+            message["content"] = self.content
+        return message
+
+
+class Function(Body):
+    """A function that the model may call.
+
+    Attributes:
+        strict: whether arguments follow the schema; they always do.
+    """
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool, which is a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The function that has to be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that has to be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class ChatRequest(SamplingFields):
+    """Asks for the next message of a conversation.
+
+    Attributes:
+        top_logprobs: number of most likely tokens beside each one; needs `logprobs`.
+        parallel_tool_calls: whether an answer may call several tools.
+        reasoning_effort: is given to the chat template, where that has a place for it.
+        service_tier: "auto" or "default": there is one tier.
+        add_generation_prompt, continue_final_message, chat_template_kwargs: see `jpaged.LLM.chat` (vLLM's names).
+        include_reasoning: whether the answer has the model's reasoning (vLLM's).
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "audio": "answers are text",
+        "function_call": "use tool_choice",
+        "functions": "use tools",
+        "metadata": "nothing is stored",
+        "prediction": "speculation is a setting of the server",
+        "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
+        "prompt_cache_retention": "cached prefixes stay until others need their memory",
+        "verbosity": "the model has no such control",
+        "web_search_options": "the server searches nothing",
+        "moderation": "the server moderates nothing",
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = None
+    modalities: list[Literal["text"]] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    safety_identifier: str | None = Field(None, max_length=256)
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    # vLLM's
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Return the conversation for the chat template."""
+        return [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(self.messages)]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return the most tokens of the answer; None = as many as fit.
+
+        Raises:
+            ApiError: its two names are given with two values.
+        """
+        new, old = self.max_completion_tokens, self.max_tokens
+        if new is not None and old is not None and new != old:
+            raise ApiError(
+                f"max_completion_tokens={new} and max_tokens={old} are one limit: give one of them",
+                param="max_tokens",
+                code="invalid_value",
+            )
+        return old if new is None else new

@@ -1,0 +1,41 @@
+"""The body of `/v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from jpaged.server.protocol.sampling import SamplingFields
+
+Prompts = str | list[int] | list[str | list[int]]
+
+
+class CompletionRequest(SamplingFields):
+    """Asks to go on with one or several prompts, given as text or tokens.
+
+    Attributes:
+        echo: whether outputs begin with the prompt; with `logprobs` its tokens are scored too, and with
+            ``max_tokens=0`` nothing is generated.
+        best_of: number of outputs to generate, of which the `n` with the best mean log-probability are returned.
+        add_special_tokens: whether the tokenizer adds those that a text begins with (vLLM's).
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {"suffix": "the model goes on with a text, it does not fill gaps"}
+
+    prompt: Prompts
+    best_of: int | None = Field(None, ge=1, le=128)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(16, ge=0)
+    add_special_tokens: bool = True
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Return a list of prompts, also of one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]

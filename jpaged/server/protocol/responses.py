@@ -1,0 +1,210 @@
+"""The body of `/v1/responses`, and the chat request that it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError
+
+from jpaged.server.errors import ApiError, invalid
+from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.chat import ChatRequest
+
+_NOTHING_IS_STORED = "nothing is stored: send the conversation as input"
+
+
+class InputPart(Body):
+    """A part of an item's content, which has to be text."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputItem(Body):
+    """One item of a conversation: a message, a call, a call's result, or a thought; a response's output is taken as
+    it came."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    id: str | None = None
+    status: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+
+    @staticmethod
+    def text(content: str | list[InputPart] | None) -> str:
+        """Return a content's text."""
+        return content or "" if not isinstance(content, list) else "\n".join(part.text for part in content)
+
+
+class ResponseTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(Body):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Body):
+    """The shape of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """How the text is shaped."""
+
+    refused: ClassVar[Mapping[str, str]] = {"verbosity": "the model has no such control"}
+
+    format: TextFormat | None = None
+
+
+class ReasoningOptions(Body):
+    """How much the model thinks."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "summary": "thoughts are told as they are",
+        "generate_summary": "thoughts are told as they are",
+    }
+
+    effort: str | None = None
+
+
+class ResponsesRequest(Body):
+    """Asks for a response. What OpenAI keeps for its callers is refused, as nothing is stored here.
+
+    Attributes:
+        top_k, min_p, seed, stop, repetition_penalty, cache_salt, priority: see `SamplingFields` (vLLM's).
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "previous_response_id": _NOTHING_IS_STORED,
+        "conversation": _NOTHING_IS_STORED,
+        "prompt": _NOTHING_IS_STORED,
+        "metadata": "nothing is stored",
+        "context_management": _NOTHING_IS_STORED,
+        "include": "the server has nothing more to tell",
+        "max_tool_calls": "parallel_tool_calls=false allows one",
+        "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
+        "prompt_cache_retention": "cached prefixes stay until others need their memory",
+        "stream_options": "chunks are as long as their text, and the last one has the usage",
+        "moderation": "the server moderates nothing",
+    }
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Literal[0] | None = None
+    stream: bool = False
+    background: Literal[False] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool = True
+    user: str | None = Field(None, max_length=256)
+    safety_identifier: str | None = Field(None, max_length=256)
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    priority: int | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+
+    def as_chat(self) -> ChatRequest:
+        """Return the chat request of the same conversation.
+
+        Raises:
+            ApiError: an item lacks what its type needs.
+        """
+        same = {"model", "temperature", "top_p", "stream", "user", "safety_identifier", "top_k", "min_p", "seed"}
+        same |= {"repetition_penalty", "stop", "priority", "cache_salt", "service_tier"}
+        given: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
+        given["messages"] = self._messages()
+        given["max_completion_tokens"] = self.max_output_tokens
+        given["reasoning_effort"] = None if self.reasoning is None else self.reasoning.effort
+        given["response_format"] = self._format()
+        if self.tools:
+            given["tools"] = [
+                {"type": "function", "function": tool.model_dump(exclude_unset=True, exclude={"type"})}
+                for tool in self.tools
+            ]
+            given["parallel_tool_calls"] = self.parallel_tool_calls
+        choice = self.tool_choice
+        given["tool_choice"] = {"function": {"name": choice.name}} if isinstance(choice, ResponseToolChoice) else choice
+        try:
+            return ChatRequest.model_validate(given)
+        except ValidationError as error:
+            raise invalid(error.errors()) from error
+
+    def _format(self) -> dict[str, Any] | None:
+        form = None if self.text is None else self.text.format
+        if form is None or form.type != "json_schema":
+            return None if form is None else {"type": form.type}
+        if form.schema_ is None:
+            raise ApiError("text.format.schema is needed with json_schema", param="text.format.schema")
+        return {"type": "json_schema", "json_schema": {"name": form.name or "", "schema": form.schema_}}
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        thought = None
+        for i, item in enumerate(self.input):
+            where = f"input.{i}"
+            if item.type == "reasoning":
+                thought = item.text(item.content or item.summary)
+                continue
+            message = _message(item, where)
+            if message["role"] == "assistant" and thought:
+                message["reasoning_content"] = thought
+            thought = None
+            last = messages[-1] if messages else {}
+            if "tool_calls" in message and last.get("role") == "assistant":
+                last.setdefault("tool_calls", []).extend(message["tool_calls"])
+            else:
+                messages.append(message)
+        return messages
+
+
+def _message(item: InputItem, where: str) -> dict[str, Any]:
+    needed = {"message": ("role", "content"), "function_call": ("call_id", "name", "arguments")}
+    for name in needed.get(item.type, ("call_id", "output")):
+        if getattr(item, name) is None:
+            raise ApiError(f"{where} of type {item.type!r} needs {name}", param=f"{where}.{name}", code="invalid_value")
+    if item.type == "message":
+        return {"role": item.role, "content": item.text(item.content)}
+    if item.type == "function_call":
+        function = {"name": item.name, "arguments": item.arguments}
+        return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
+    return {"role": "tool", "tool_call_id": item.call_id, "content": item.text(item.output)}

@@ -1,0 +1,242 @@
+"""Fields by which a request says how tokens are drawn and when an output ends, and the parameters they become."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+
+from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from jpaged.server.errors import ApiError, refused
+from jpaged.server.protocol.body import Body
+
+MOST_CHOICES = 128
+"""Most outputs of one prompt, as in OpenAI's API."""
+_SAME_NAME = (
+    "frequency_penalty",
+    "presence_penalty",
+    "max_tokens",
+    "n",
+    "stop",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+)
+_BEAM = {"n", "max_tokens", "length_penalty", "early_stopping", "ignore_eos", "temperature"}
+"""Fields that a beam search has a use for."""
+
+
+class StreamOptions(Body):
+    """How a stream is told.
+
+    Attributes:
+        include_usage: whether a last chunk counts the tokens.
+        continuous_usage_stats: whether every chunk does (vLLM's).
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class JsonSchema(Body):
+    """A schema and its name; the description is the caller's, as the model does not see the schema."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The shape of an answer: "text", "json_object" or "json_schema"."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+    def shape(self) -> StructuredOutputsParams | None:
+        """Return the shape as the engine takes it.
+
+        Raises:
+            ApiError: the type is unknown, or its schema is missing.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        if self.type != "json_schema":
+            message = f"response_format.type={self.type!r} is not one of text, json_object, json_schema"
+            raise ApiError(message, param="response_format.type", code="invalid_value")
+        if self.json_schema is None or not isinstance(self.json_schema.schema_, dict):
+            raise ApiError(
+                "response_format.json_schema.schema must be a JSON schema",
+                param="response_format.json_schema",
+                code="invalid_value",
+            )
+        return StructuredOutputsParams(json=self.json_schema.schema_)
+
+
+class Structure(Body):
+    """Names the shape of a text, see `jpaged.StructuredOutputsParams`."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    disable_any_whitespace: bool = False
+
+    def shape(self) -> StructuredOutputsParams:
+        """Return the shape as the engine takes it."""
+        return StructuredOutputsParams(**self.model_dump(exclude_unset=True, by_alias=True))
+
+
+class SamplingFields(Body):
+    """Fields that all generating requests have. The meaning of each is that of `jpaged.SamplingParams`; those that are
+    not OpenAI's are vLLM's."""
+
+    model: str | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = Field(None, max_length=256)
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    structured_outputs: Structure | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    return_token_ids: bool = False
+
+    def sampling_params(self, defaults: SamplingParams, **extra: Any) -> SamplingParams:
+        """Return the engine's parameters.
+
+        Args:
+            defaults: values of what the request does not give.
+            extra: values that stand above both.
+
+        Raises:
+            ApiError: a value is refused; it names the field.
+        """
+        self._check()
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME if name in self.model_fields_set}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**63  # OpenAI's may be negative
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token(text): bias for text, bias in self.logit_bias.items()}
+        given["output_kind"] = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        try:
+            if "structured_outputs" not in extra and (shape := self._shape()) is not None:
+                given["structured_outputs"] = shape
+            return replace(defaults, **(given | extra))
+        except (ValueError, TypeError) as error:
+            raise refused(ValueError(str(error)), type(self).model_fields) from error
+
+    def beam_params(self, most_tokens: int) -> BeamSearchParams:
+        """Return the parameters of a beam search of `n` beams.
+
+        Args:
+            most_tokens: tokens of an output where the request does not say.
+
+        Raises:
+            ApiError: a field is given that a beam search has no use for, or a value is refused.
+        """
+        self._check()
+        useless = {*_SAME_NAME, "seed", "logit_bias", "stream", "structured_outputs", "response_format", "logprobs"}
+        for name in sorted((useless - _BEAM) & self.model_fields_set):
+            if getattr(self, name) is not False:
+                raise ApiError(f"{name} has no meaning with use_beam_search=true", param=name, code="invalid_value")
+        given = {name: getattr(self, name) for name in _BEAM & self.model_fields_set}
+        given |= {"beam_width": given.pop("n", 1), "max_tokens": given.get("max_tokens", most_tokens)}
+        try:
+            return BeamSearchParams(**given)
+        except ValueError as error:
+            raise refused(error, type(self).model_fields) from error
+
+    def _check(self) -> None:
+        """Refuse fields that have no meaning without another."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options needs stream=true", param="stream_options", code="invalid_value")
+        if not self.use_beam_search:
+            for name in {"length_penalty", "early_stopping"} & self.model_fields_set:
+                raise ApiError(f"{name} needs use_beam_search=true", param=name, code="invalid_value")
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise ApiError(
+                "stream_options.continuous_usage_stats needs include_usage=true",
+                param="stream_options.continuous_usage_stats",
+                code="invalid_value",
+            )
+        if options is not None and options.include_obfuscation:
+            raise ApiError(
+                "stream_options.include_obfuscation is not supported: chunks are as long as their text",
+                param="stream_options.include_obfuscation",
+                code="unsupported_parameter",
+            )
+
+    def _shape(self) -> StructuredOutputsParams | None:
+        by_format = None if self.response_format is None else self.response_format.shape()
+        if self.structured_outputs is None:
+            return by_format
+        if by_format is not None:
+            raise ValueError("structured_outputs and response_format are two shapes for one text: give one of them")
+        return self.structured_outputs.shape()
+
+
+def _token(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        message = f"logit_bias has the key {text[:40]!r}, which is no token id"
+        raise ApiError(message, param="logit_bias", code="invalid_value")
+    return int(text)
+
+
+def check_model(model: str | None, names: Collection[str]) -> None:
+    """Refuse a model that the server does not have; None means the one it has.
+
+    Raises:
+        ApiError: 404.
+    """
+    if model is not None and model not in names:
+        raise ApiError(
+            f"The model `{model[:200]}` does not exist; this server has {', '.join(names)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )

@@ -1,0 +1,177 @@
+"""What all endpoints of one server share: the engine, the settings, and what is going on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request
+
+from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
+from jpaged.server.caller import Caller, caller_of
+from jpaged.server.errors import ApiError, refused
+from jpaged.server.fair_queue import FairQueue
+from jpaged.server.metrics import RequestTimes, ServerMetrics
+from jpaged.server.protocol.sampling import SamplingFields
+from jpaged.server.settings import ServerSettings
+
+_FIELDS = {*SamplingFields.model_fields, "prompt"}
+
+
+class Serving:
+    """One engine behind HTTP.
+
+    Args:
+        engine: its requests come from this server, and perhaps from others in the process.
+        settings: see `ServerSettings`.
+
+    Attributes:
+        created: when the server started, in seconds since 1970.
+        draining: whether no request is taken any more, as the server is about to end.
+        queue: those who wait for a place at the engine, by key.
+        num_active: POST requests that are being answered.
+    """
+
+    def __init__(self, engine: AsyncLLM, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = ServerMetrics(engine, settings.model)
+        self.created = int(time.time())
+        self.draining = False
+        self.num_active = 0
+        places = engine.config.max_num_seqs * engine.config.data_parallel_size
+        self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
+        self._names: set[str] = set()
+        self._closed = False
+
+    async def cut_off(self) -> None:
+        """End what the engine runs for this server: each answer ends as it is, with finish_reason "abort". What has not
+        begun is refused."""
+        self._closed = True
+        for name in list(self._names):
+            await self.engine.abort(name)
+
+    def begin(self, request: Request) -> Caller:
+        """Return who asks, once it is clear that a request may be taken.
+
+        Raises:
+            ApiError: the server is about to end.
+        """
+        if self.draining:
+            raise _shutting_down()
+        caller = caller_of(request)
+        if self.settings.request_timeout is not None:
+            caller.deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
+        return caller
+
+    async def generate(
+        self,
+        prompt: Mapping[str, Any],
+        params: SamplingParams | BeamSearchParams,
+        caller: Caller,
+        *,
+        priority: int | None = None,
+        add_special_tokens: bool | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run one prompt and count what it takes; closing the generator frees the request's memory."""
+        name = f"{caller.request_id}-{uuid.uuid4().hex[:12]}"
+        prompt = {**prompt, "cache_salt": caller.salted(prompt.get("cache_salt"))}
+        self._names.add(name)
+        try:
+            async with (
+                self.queue.place(caller.key),
+                aclosing(self._counted(name, prompt, params, caller, priority, add_special_tokens)) as outputs,
+            ):
+                async for output in outputs:
+                    yield output
+        except ValueError as error:  # the engine refuses the prompt or a parameter
+            raise refused(error, _FIELDS) from error
+        finally:
+            self._names.discard(name)
+
+    async def _counted(
+        self,
+        name: str,
+        prompt: Mapping[str, Any],
+        params: SamplingParams | BeamSearchParams,
+        caller: Caller,
+        priority: int | None,
+        add_special_tokens: bool | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if self._closed:
+            raise _shutting_down()
+        times = RequestTimes()
+        if isinstance(params, BeamSearchParams):
+            output = await self.engine.beam_search(prompt, params, name, priority=priority)
+            times.count(output)
+            self.metrics.finished(output, times)
+            caller.count(output, times.num_tokens.total())
+            yield output
+            return
+        tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        outputs = self.engine.generate(prompt, params, name, priority=priority, tokenization_kwargs=tokenization)
+        async with aclosing(outputs):
+            async for output in outputs:
+                times.count(output)
+                if params.output_kind is RequestOutputKind.DELTA:
+                    self.metrics.streamed(output, times)
+                if output.finished:
+                    self.metrics.finished(output, times)
+                    caller.count(output, times.num_tokens.total())
+                yield output
+
+
+def _shutting_down() -> ApiError:
+    return ApiError("the server is shutting down", status=503, code="draining", headers={"Retry-After": "5"})
+
+
+Outputs = AsyncGenerator[RequestOutput, None]
+
+
+async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yield the outputs of several prompts as they come, each with its prompt's number; closing ends them all."""
+    if len(each) == 1:
+        async with aclosing(each[0]) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=2 * len(each))
+
+    async def pump(number: int, outputs: Outputs) -> None:
+        end: Exception | None = None
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    await queue.put((number, output))
+        except Exception as error:
+            end = error
+        await queue.put((number, end))
+
+    tasks = [asyncio.create_task(pump(i, outputs)) for i, outputs in enumerate(each)]
+    try:
+        left = len(each)
+        while left:
+            prompt, news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            if news is None:
+                left -= 1
+            else:
+                yield prompt, news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def collected(each: Sequence[Outputs]) -> list[RequestOutput]:
+    """Return the final outputs of several prompts, in their order."""
+    final: dict[int, RequestOutput] = {}
+    async with aclosing(merged(each)) as outputs:
+        async for number, output in outputs:
+            final[number] = output
+    return [final[i] for i in range(len(each))]

@@ -1,0 +1,94 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jpaged.server.keys import Key
+from jpaged.validation import boolean, integer, number, one_of
+
+TOOL_PARSERS = ("hermes", "llama3", "mistral")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of one server.
+
+    Attributes:
+        model: name of the model that requests give and `/v1/models` lists; further names in `aliases`.
+        aliases: other names by which requests may call the model.
+        host: address to listen on. Without keys it must be one that only this machine reaches.
+        port: port to listen on; 0 lets the system choose.
+        keys: keys that requests may bring; none = everybody may ask.
+        allow_anonymous: whether a server without keys may listen on any address.
+        cors_origins: origins whose pages may read answers in a browser; none = browsers keep them from all.
+        tls_certificate, tls_key: PEM files; both or neither.
+        max_body_bytes: largest body of a request.
+        request_timeout: seconds after which a request ends with an error; None = never.
+        stall_timeout: seconds that a stream's reader may leave its connection full before the request ends.
+        health_timeout: seconds within which the engine has to come between two steps to count as healthy.
+        drain_seconds: seconds that running requests get to end after SIGTERM.
+        max_waiting: most requests that wait for a place; those beyond get 429.
+        tool_parser: family whose form of tool calls is read: "hermes", "llama3" or "mistral"; None = tools are refused.
+        reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
+
+    Raises:
+        ValueError: a value is out of its range, or the server would be open to the network without keys.
+    """
+
+    model: str
+    aliases: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: tuple[Key, ...] = field(default=(), repr=False)
+    allow_anonymous: bool = False
+    cors_origins: tuple[str, ...] = ()
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    max_body_bytes: int = 8 * 2**20
+    request_timeout: float | None = None
+    stall_timeout: float = 60.0
+    health_timeout: float = 30.0
+    drain_seconds: float = 30.0
+    max_waiting: int = 256
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        integer("port", self.port, low=0, high=65535)
+        integer("max_body_bytes", self.max_body_bytes, low=1)
+        integer("max_waiting", self.max_waiting, low=1)
+        number("drain_seconds", self.drain_seconds, low=0.0)
+        for name in ("stall_timeout", "health_timeout", "request_timeout"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), low=0.0, open_low=True)
+        boolean("allow_anonymous", self.allow_anonymous)
+        for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", ("think",))):
+            if getattr(self, name) is not None:
+                one_of(name, getattr(self, name), known)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError(
+                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are needed together, or neither"
+            )
+        if not (self.keys or self.allow_anonymous or self.is_local):
+            raise ValueError(
+                f"host={self.host!r} can be reached from other machines, and there is no key: give --api-key, or "
+                "--allow-anonymous to let everybody in"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return all names of the model."""
+        return (self.model, *self.aliases)

@@ -1,0 +1,130 @@
+"""Answers that come in pieces, and clients that go away before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jpaged.server.caller import Caller
+from jpaged.server.errors import CLIENT_GONE, ClientGone, described
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """Return one server-sent event whose data are JSON."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
+
+
+def whole(data: Any) -> Response:
+    """Return an answer that is all there."""
+    return Response(to_json(data, inf_nan_mode="null"), media_type="application/json")
+
+
+async def while_connected(request: Request, caller: Caller, work: Coroutine[Any, Any, T]) -> T:
+    """Do some work for a client; if the client goes away, or its time is over, the work is cancelled.
+
+    Raises:
+        ClientGone: the client closed its connection.
+        TimeoutError: the request's deadline came.
+    """
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    try:
+        async with asyncio.timeout_at(caller.deadline):
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    if task.cancelled():
+        raise ClientGone
+    return task.result()
+
+
+async def stream(
+    request: Request, caller: Caller, chunks: AsyncGenerator[bytes, None], stall_timeout: float
+) -> EventStream:
+    """Wait for the first chunk, so that what is refused gets a status of its own, and return the answer."""
+    try:
+        first = await while_connected(request, caller, anext(chunks))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    return EventStream(first, chunks, caller, stall_timeout)
+
+
+class EventStream(Response):
+    """Sends chunks as they come. It ends them when the client goes away, reads nothing for too long, or is out of time.
+
+    Args:
+        first, chunks: server-sent events, ready to be sent.
+        caller: whose request this is.
+        stall_timeout: most seconds that sending a chunk may take.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], caller: Caller, stall_timeout: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._chunks = chunks
+        self._caller = caller
+        self._stall_timeout = stall_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        task, watch = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            if not task.done():
+                self._caller.log["status"] = CLIENT_GONE
+                task.cancel()
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+
+    async def _send(self, send: Send) -> None:
+        async def body(chunk: bytes, more: bool = True) -> None:
+            try:
+                async with asyncio.timeout(self._stall_timeout):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            except TimeoutError as error:
+                raise ClientGone from error
+
+        async with aclosing(self._chunks) as chunks:
+            try:
+                await body(self._first)
+                async with asyncio.timeout_at(self._caller.deadline):
+                    async for chunk in chunks:
+                        await body(chunk)
+            except ClientGone:
+                self._caller.log |= {"status": CLIENT_GONE, "error": "the client stopped reading"}
+                return
+            except Exception as error:  # the status was sent: the stream itself has to tell
+                told = described(error)
+                if told.status == 500:
+                    logger.exception("a stream failed", extra={"request_id": self._caller.request_id})
+                self._caller.log["error"] = told.code  # a message may repeat the prompt
+                await body(event(told.body))
+        await body(b"", more=False)
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,77 @@
+"""`jpaged serve` and `jpaged run-batch` check what they are told before a model is loaded, and hand it on."""
+
+import json
+import logging
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from jpaged.cli.main import app
+from jpaged.config import EngineConfig
+
+
+@pytest.fixture
+def tell(monkeypatch):
+    """Runs a command up to the engine; tells what it said, and the engine's settings if it came so far."""
+    built = []
+
+    def build(model, **settings):
+        built.append(EngineConfig(model=model, **settings))
+        raise ValueError("no model today")
+
+    monkeypatch.setattr("jpaged.llm.LLM", build)
+
+    def run(*command):
+        built.clear()
+        result = CliRunner().invoke(app, list(command))
+        assert result.exit_code == 2
+        return " ".join(result.output.replace("\u2502", "").split()), built[0] if built else None
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield run
+    root.handlers[:], root.level = handlers, level
+    for name in ("jpaged", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_settings_of_the_engine_are_options_of_the_server(tell):
+    said, config = tell(
+        "serve", "some/model", "--max-num-seqs", "3", "--scheduling-policy", "priority", "--dtype", "half"
+    )
+    assert "no model today" in said
+    assert (config.model, config.max_num_seqs, config.scheduling_policy) == ("some/model", 3, "priority")
+    assert config.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], "--allow-anonymous"),
+        (["--tool-parser", "xml"], "tool_parser='xml'"),
+        (["--api-key", ""], "non-empty"),
+        (["--log-level", "loud"], "log_level='loud'"),
+        (["--request-timeout", "0"], "request_timeout=0"),
+    ],
+)
+def test_what_the_server_cannot_do_is_told_before_the_model_is_loaded(tell, options, said):
+    told, config = tell("serve", "some/model", *options)
+    assert said in told and config is None
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tell):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told, config = tell("serve", "some/model", "--port", str(taken.getsockname()[1]))
+    assert "cannot be listened on" in told and config is None
+
+
+def test_a_file_of_requests_is_read_before_the_model_is_loaded(tell, tmp_path):
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text("{}\n")
+    said, config = tell("run-batch", str(requests), str(answers), "--model", "some/model")
+    assert "line 1" in said and config is None
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    requests.write_text(json.dumps(line) + "\n")
+    said, config = tell("run-batch", str(requests), str(answers), "--model", "some/model", "--block-size", "8")
+    assert "no model today" in said and config.block_size == 8

@@ -1,0 +1,50 @@
+"""One tiny model behind a real server, which all tests of this folder ask over a socket."""
+
+import pytest
+from live_server import LiveServer, make_llm
+from tiny_chat_model import byte_level_tokenizer, make_chat_model
+
+from jpaged import AsyncLLM
+from jpaged.server.settings import ServerSettings
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served-model")
+    make_chat_model(folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_folder):
+    return make_llm(tiny_folder)
+
+
+@pytest.fixture
+def serve(tiny_llm):
+    """Starts servers over the one engine, one at a time, and ends them."""
+    running = []
+
+    def start(max_waiting=256, **settings):
+        engine = AsyncLLM.from_llm(tiny_llm, max_waiting_requests=max_waiting)
+        server = LiveServer(engine, ServerSettings(model="tiny", port=0, max_waiting=max_waiting, **settings))
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.stop()
+    assert tiny_llm._engine.memory.num_used_blocks == 0
+    assert not tiny_llm._engine.has_work
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
+
+
+@pytest.fixture
+def server_after(serve):
+    """Starts the server when the test has done with the engine itself."""
+    return serve

@@ -1,0 +1,120 @@
+"""A server on a port of this machine, in a thread beside the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+
+import httpx
+
+from jpaged import LLM
+from jpaged.server.app import create_app
+from jpaged.server.process import Server, uvicorn_config
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
+SECONDS = 30
+
+
+def make_llm(folder):
+    """The engine of all tests: its pool holds a few long requests."""
+    return LLM(folder, kv_cache_memory_bytes=2**23, **SETTINGS)
+
+
+class LiveServer:
+    """Runs a server until `stop`; its engine goes back to the LLM then."""
+
+    def __init__(self, engine, settings):
+        self.engine = engine
+        self.app = create_app(engine, settings)
+        self.serving = self.app.state.serving
+        self._ready = threading.Event()
+        self.url = None
+        self.server = Server(uvicorn_config(self.app, settings), self.serving, self._tell)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(SECONDS)
+        self.http = httpx.Client(base_url=self.url, timeout=SECONDS, verify=False)
+
+    def _tell(self, url):
+        self.url = url
+        self._ready.set()
+
+    def _run(self):
+        async def main():
+            self.loop = asyncio.get_running_loop()
+            try:
+                await self.server.serve()
+            finally:
+                await self.engine.shutdown()
+
+        with asyncio.Runner() as runner:
+            runner.run(main())
+
+    def call(self, coroutine):
+        """Runs a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(SECONDS)
+
+    def used_blocks(self):
+        async def used():
+            return sum(group.used for group in (await self.engine.memory_report()).groups)
+
+        return self.call(used())
+
+    def terminate(self):
+        """What SIGTERM does."""
+        self.server.handle_exit(signal.SIGTERM, None)
+
+    def join(self):
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+
+    def stop(self):
+        self.server.should_exit = True
+        self.http.close()
+        self.join()
+
+    # ------------------------------------------------------------------ requests
+
+    def post(self, path, body, **options):
+        content = json.dumps(body)  # ASCII: half a character has a way to stand in it
+        return self.http.post(path, content=content, headers={"Content-Type": "application/json"}, **options)
+
+    def complete(self, **body):
+        return self.answer("/v1/completions", {"model": "tiny", "prompt": "the cab", "max_tokens": 8} | body)
+
+    def chat(self, **body):
+        messages = [{"role": "user", "content": "hello"}]
+        return self.answer("/v1/chat/completions", {"model": "tiny", "messages": messages, "max_tokens": 8} | body)
+
+    def answer(self, path, body):
+        response = self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def refusal(self, path, body, status=400):
+        """The error of a body that is refused."""
+        response = self.post(path, body)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        return error
+
+    def chunks(self, path, body):
+        """The chunks of a stream, which has to end with [DONE]."""
+        with self.http.stream("POST", path, json=body | {"stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            lines = [line for line in response.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def until(condition, seconds=SECONDS):
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)

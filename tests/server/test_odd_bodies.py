@@ -1,0 +1,80 @@
+"""Whatever a body holds, the server answers it or says what is wrong: never with a 5xx, and with no block left over."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thorough import examples
+
+from jpaged import AsyncLLM
+from jpaged.server.app import create_app
+from jpaged.server.batch import BatchRequest, _ask
+from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.protocol.completions import CompletionRequest
+from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from jpaged.server.settings import ServerSettings
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODIES = {  # path: model and a body that is answered
+    "/v1/completions": (CompletionRequest, {"prompt": "abc", "max_tokens": 3}),
+    "/v1/chat/completions": (ChatRequest, {"messages": MESSAGES, "max_tokens": 3}),
+    "/v1/responses": (ResponsesRequest, {"input": "hi", "max_output_tokens": 3}),
+    "/tokenize": (TokenizeRequest, {"prompt": "a"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
+}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+APT = {  # values that a field may well have, and some that come close
+    "structured_outputs": [{"regex": "(a|b)*"}, {"regex": "("}, {"json": {"$ref": "#"}}, {"grammar": "start: x"}],
+    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}],
+    "tools": [[{"type": "function", "function": FUNCTION}], [{"type": "function", **FUNCTION}]],
+    "tool_choice": ["required", "auto", {"type": "function", "function": {"name": "f"}}],
+    "messages": [[{"role": "tool", "content": "a", "tool_call_id": "x"}], [{"role": "user"}]],
+    "input": [MESSAGES, [], [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]],
+    "prompt": [[5, 6], ["a", [6]], [[]], [""], []],
+    "logit_bias": [{"5": 1.0}, {"-5": 1.0}],
+    "allowed_token_ids": [[5], []],
+}
+TEXTS = st.sampled_from(["", "a", "tiny", "auto", "text", "\ud800", "\x00", "</think>", "{", "a" * 500, "user"])
+NUMBERS = st.sampled_from([0, 1, -1, 2, 20, 21, 128, 10**6, 2**63, 10**30, 0.0, 0.5, 1e308, float("nan"), float("inf")])
+ODD = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def bodies(draw):
+    path = draw(st.sampled_from(sorted(BODIES)))
+    model, body = BODIES[path]
+    for name in draw(st.lists(st.sampled_from([*sorted(model.model_fields), "nonsense"]), max_size=4)):
+        body = body | {name: draw(st.sampled_from(APT[name]) | ODD if name in APT else ODD)}
+    return path, body
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+def test_no_body_is_the_servers_fault(tiny_llm, family):
+    async def main(ask):
+        async with AsyncLLM.from_llm(tiny_llm) as engine:
+            app = create_app(engine, ServerSettings(model="tiny", tool_parser=family, reasoning_parser="think"))
+            loop = asyncio.get_running_loop()
+            await asyncio.to_thread(ask, lambda request: asyncio.run_coroutine_threadsafe(_ask(app, request), loop))
+
+    def ask(send):
+        @settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+        @given(bodies())
+        def try_all(case):
+            path, body = case
+            status, answer = send(BatchRequest("a", path, body | {"stream": False} if "/v1/" in path else body)).result(
+                30
+            )
+            assert status < 500, (status, answer)
+            assert status == 200 or answer["error"]["message"], json.dumps(body)
+
+        try_all()
+
+    asyncio.run(main(ask))
+    assert tiny_llm._engine.memory.num_used_blocks == 0

@@ -1,0 +1,29 @@
+"""Clients of other projects talk to the server unchanged."""
+
+import pytest
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+pytestmark = pytest.mark.nightly
+
+
+def test_litellm_talks_streams_and_knows_errors(server):
+    litellm = pytest.importorskip("litellm")
+    options = {"model": "openai/tiny", "api_base": f"{server.url}/v1", "api_key": "none", "max_tokens": 8, "seed": 3}
+    answer = litellm.completion(messages=MESSAGES, **options)
+    pieces = litellm.completion(messages=MESSAGES, stream=True, **options)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == answer.choices[0].message.content and answer.usage.completion_tokens <= 8
+    with pytest.raises(litellm.BadRequestError):
+        litellm.completion(messages=MESSAGES, temperature=-1, **options)
+
+
+def test_langchain_talks_streams_and_gets_structured_answers(server):
+    langchain = pytest.importorskip("langchain_openai")
+    options = {"model": "tiny", "base_url": f"{server.url}/v1", "api_key": "none", "max_tokens": 8, "seed": 3}
+    model = langchain.ChatOpenAI(**options)
+    text = model.invoke("hello").content
+    assert "".join(piece.content for piece in model.stream("hello")) == text
+    schema = {"title": "answer", "type": "object", "properties": {"yes": {"const": True}}, "required": ["yes"]}
+    schema["additionalProperties"] = False
+    long = langchain.ChatOpenAI(**options | {"max_tokens": 60})
+    assert long.with_structured_output(schema, method="json_schema").invoke("hello") == {"yes": True}

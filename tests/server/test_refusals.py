@@ -1,0 +1,129 @@
+"""What the server does not do it refuses, in OpenAI's shape and by the name of the field."""
+
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def refuse(server):
+    def refused(path=COMPLETIONS, status=400, **body):
+        base = {"prompt": "a"} if path == COMPLETIONS else {"messages": MESSAGES}
+        return server.refusal(path, base | body, status)
+
+    return refused
+
+
+def test_fields_are_refused_by_name(refuse):
+    for path, name, value in (
+        (COMPLETIONS, "nonsense", 1),
+        (COMPLETIONS, "suffix", "end"),
+        (COMPLETIONS, "max_tokens", "many"),
+        (COMPLETIONS, "max_tokens", -1),
+        (COMPLETIONS, "max_tokens", 0),
+        (COMPLETIONS, "n", 0),
+        (COMPLETIONS, "n", 129),
+        (COMPLETIONS, "best_of", 0),
+        (COMPLETIONS, "temperature", -0.1),
+        (COMPLETIONS, "temperature", True),
+        (COMPLETIONS, "top_p", 1.5),
+        (COMPLETIONS, "min_p", 2.0),
+        (COMPLETIONS, "presence_penalty", 3.0),
+        (COMPLETIONS, "logit_bias", {"the": 1.0}),
+        (COMPLETIONS, "logit_bias", {"9": 101.0}),
+        (COMPLETIONS, "logit_bias", {"9999": 1.0}),
+        (COMPLETIONS, "logprobs", 21),
+        (COMPLETIONS, "stop", [""]),
+        (COMPLETIONS, "stop_token_ids", [-1]),
+        (COMPLETIONS, "stream_options", {"include_usage": True}),
+        (COMPLETIONS, "priority", 1),
+        (COMPLETIONS, "early_stopping", True),
+        (COMPLETIONS, "length_penalty", 1.0),
+        (COMPLETIONS, "cache_salt", ""),
+        (COMPLETIONS, "prompt", []),
+        (COMPLETIONS, "prompt", ""),
+        (COMPLETIONS, "prompt", [[9], ["a"]]),
+        (COMPLETIONS, "prompt", [9999]),
+        (COMPLETIONS, "prompt", "\ud800"),
+        (CHAT, "messages", []),
+        (CHAT, "functions", []),
+        (CHAT, "audio", {"voice": "low"}),
+        (CHAT, "store", True),
+        (CHAT, "metadata", {"a": "b"}),
+        (CHAT, "prediction", {"type": "content", "content": "a"}),
+        (CHAT, "verbosity", "low"),
+        (CHAT, "modalities", ["audio"]),
+        (CHAT, "service_tier", "flex"),
+        (CHAT, "top_logprobs", 2),
+        (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
+        (CHAT, "response_format", {"type": "yaml"}),
+        (CHAT, "response_format", {"type": "json_schema"}),
+        (CHAT, "continue_final_message", 1),
+    ):
+        error = refuse(path, **{name: value})
+        assert (error["param"] or "").split(".")[0] == name or name in error["message"], (name, value, error)
+        assert error["type"] == "invalid_request_error"
+
+
+def test_a_message_is_refused_by_its_place(refuse):
+    for message, param in (
+        ({"role": "wizard", "content": "a"}, "messages.1.role"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages.1.content.0"),
+        ({"role": "user", "content": "a", "colour": 1}, "messages.1.colour"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call"),
+    ):
+        assert refuse(CHAT, messages=[*MESSAGES, message])["param"] == param
+
+
+def test_null_counts_as_not_given(server):
+    nulls = dict.fromkeys(("suffix", "stop", "logit_bias", "temperature", "stream_options", "seed", "user", "n"))
+    assert server.complete(**nulls)["choices"]
+    message = {"role": "user", "content": "a", "name": None, "audio": None, "tool_calls": None}
+    assert server.chat(messages=[message], functions=None, metadata=None)["choices"]
+
+
+def test_an_unknown_model_is_not_found(refuse, server):
+    error = refuse(model="gpt-99", status=404)
+    assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", "not_found_error")
+    assert server.http.get("/v1/models/gpt-99").status_code == 404
+
+
+def test_a_prompt_that_is_too_long_is_refused_and_says_the_limit(refuse):
+    assert "max_model_len=128" in refuse(prompt=[9] * 128)["message"]
+    assert "max_model_len=128" in refuse(prompt=[9] * 128, stream=True)["message"]
+
+
+def test_bodies_that_are_no_json_object_are_refused(server):
+    json = {"Content-Type": "application/json"}
+    for content in (b"", b"{", b"[]", b"null", b'"a"', b"\xff\xfe", b"[" * 100_000, b'{"prompt": NaN}'):
+        response = server.http.post(COMPLETIONS, content=content, headers=json)
+        assert response.status_code == 400, (content[:20], response.text)
+        assert response.json()["error"]["message"]
+    plain = server.http.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+    assert plain.status_code == 400 and "application/json" in plain.json()["error"]["message"]
+
+
+def test_paths_and_methods_that_are_not_there_have_the_same_shape(server):
+    for method, path, status in (("GET", "/v2", 404), ("GET", COMPLETIONS, 405), ("POST", "/../etc/passwd", 404)):
+        response = server.http.request(method, path)
+        assert response.status_code == status and response.json()["error"]["message"]
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_read(serve):
+    server = serve(max_body_bytes=1000)
+    response = server.post(COMPLETIONS, {"prompt": "a" * 1000})
+    assert response.status_code == 413 and response.json()["error"]["message"]
+
+    def pieces():
+        yield from [b"a" * 300] * 10
+
+    unsized = server.http.post(COMPLETIONS, content=pieces(), headers={"Content-Type": "application/json"})
+    assert unsized.status_code == 413
+
+
+def test_what_the_engine_refuses_harms_no_other_request(server):
+    before = server.complete(temperature=0)["choices"][0]["text"]
+    server.refusal(COMPLETIONS, {"prompt": ["a", [9999]], "n": 3})
+    assert server.complete(temperature=0)["choices"][0]["text"] == before
+    assert server.used_blocks() == 0

@@ -1,0 +1,99 @@
+"""`/v1/responses` says what the chat of the same conversation says, whole and event by event."""
+
+import openai
+import pytest
+
+PATH = "/v1/responses"
+BODY = {"model": "tiny", "input": "hello", "instructions": "be kind", "max_output_tokens": 12, "seed": 3}
+MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+
+
+def chatted(server, **options):
+    return server.chat(**{"messages": MESSAGES, "max_tokens": 12, "seed": 3} | options)["choices"][0]["message"]
+
+
+def test_a_response_is_what_the_chat_says(server):
+    response = server.answer(PATH, BODY)
+    (item,) = response["output"]
+    assert item["content"][0]["text"] == chatted(server)["content"] and item["role"] == "assistant"
+    assert response["usage"]["output_tokens"] == 12 and response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_the_official_client_gets_every_event_in_order(server):
+    want = chatted(server)["content"]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        events = list(
+            client.responses.create(
+                **{n: v for n, v in BODY.items() if n != "seed"}, stream=True, extra_body={"seed": 3}
+            )
+        )
+        whole = client.responses.create(**{n: v for n, v in BODY.items() if n != "seed"}, extra_body={"seed": 3})
+    assert whole.output_text == want
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == want
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.output_text == want and events[0].response.output == []
+
+
+def test_a_conversation_goes_on_with_the_items_of_a_response(server):
+    first = server.answer(PATH, BODY)
+    items = [{"role": "user", "content": "hello"}, *first["output"], {"role": "user", "content": "and then"}]
+    turns = [*MESSAGES, {"role": "assistant", "content": first["output"][0]["content"][0]["text"]}]
+    want = chatted(server, messages=[*turns, {"role": "user", "content": "and then"}])
+    assert server.answer(PATH, BODY | {"input": items})["output"][0]["content"][0]["text"] == want["content"]
+
+
+def test_a_shape_is_followed_and_ends_the_response(server):
+    form = {"type": "json_schema", "name": "a", "schema": {"const": {"yes": True}}, "strict": True}
+    response = server.answer(PATH, BODY | {"text": {"format": form}, "max_output_tokens": 60})
+    assert response["status"] == "completed" and response["incomplete_details"] is None
+    assert response["output"][0]["content"][0]["text"].replace(" ", "") == '{"yes":true}'
+
+
+def test_a_function_is_called(serve, tiny_llm, monkeypatch):
+    template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tiny_llm.tokenizer.chat_template
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", template)
+    server = serve(tool_parser="llama3")
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tools = [{"type": "function", "name": "weather", "parameters": schema | {"additionalProperties": False}}]
+    body = BODY | {"tools": tools, "tool_choice": {"type": "function", "name": "weather"}, "max_output_tokens": 90}
+    (call,) = server.answer(PATH, body)["output"]
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "weather", '{"city": "Rome"}')
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
+    assert server.answer(PATH, BODY | {"input": [{"role": "user", "content": "a"}, call, result]})["output"]
+
+
+def test_what_needs_a_store_is_refused_by_name(server):
+    for name, value in (
+        ("previous_response_id", "resp_1"),
+        ("store", True),
+        ("background", True),
+        ("include", ["a"]),
+        ("truncation", "auto"),
+        ("text", {"verbosity": "low"}),
+        ("tools", [{"type": "web_search"}]),
+        ("nonsense", 1),
+        ("tools", [{"type": "function", "name": "a b"}]),
+        ("input", [{"type": "function_call", "name": "f"}]),
+        ("temperature", -1.0),
+    ):
+        error = server.refusal(PATH, BODY | {name: value})
+        assert name in (error["param"] or "") or name in error["message"] or error["param"] == "verbosity"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_gets_a_status(server, stream):
+    assert "max_model_len=128" in server.refusal(PATH, BODY | {"input": "abc " * 200, "stream": stream})["message"]

@@ -1,0 +1,142 @@
+"""`/v1/completions` gives what the engine gives, whole and streamed, in OpenAI's form."""
+
+import pytest
+
+from jpaged import BeamSearchParams, SamplingParams
+
+PATH = "/v1/completions"
+BODY = {"model": "tiny", "prompt": "the cab", "max_tokens": 12, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_llm):
+    """What the engine itself says to a prompt."""
+
+    def of(prompt, **params):
+        return [one.text for one in tiny_llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0].outputs]
+
+    return of
+
+
+def test_a_prompt_gets_the_text_and_the_counts_of_the_engine(texts, server_after):
+    want = texts("the cab", max_tokens=12, seed=5, ignore_eos=True)
+    server = server_after()
+    answer = server.answer(PATH, BODY)
+    assert [choice["text"] for choice in answer["choices"]] == want
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["object"] == "text_completion"
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 12 and usage["total_tokens"] == 12 + usage["prompt_tokens"]
+
+
+def test_a_stream_has_the_text_of_the_whole_answer_and_ends_with_the_usage(server):
+    whole = server.answer(PATH, BODY)
+    chunks = server.chunks(PATH, BODY | {"stream_options": {"include_usage": True}})
+    assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == whole["choices"][0]["text"]
+    assert [c["usage"] for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert len({c["id"] for c in chunks}) == 1
+
+
+def test_a_stream_without_the_option_never_speaks_of_usage(server):
+    assert not any("usage" in chunk for chunk in server.chunks(PATH, BODY))
+
+
+def test_several_prompts_of_several_outputs_are_numbered_in_their_order(server):
+    body = BODY | {"prompt": ["the cab", [9, 10, 11]], "n": 2}
+    whole = server.answer(PATH, body)
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    alone = server.answer(PATH, body | {"prompt": [9, 10, 11]})
+    assert [c["text"] for c in whole["choices"][2:]] == [c["text"] for c in alone["choices"]]
+    streamed = dict.fromkeys(range(4), "")
+    for chunk in server.chunks(PATH, body):
+        for choice in chunk["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert list(streamed.values()) == [choice["text"] for choice in whole["choices"]]
+    assert whole["usage"]["completion_tokens"] == 48
+
+
+def test_echo_scores_the_prompt_and_needs_no_new_token(server):
+    answer = server.complete(prompt="ab cd", echo=True, logprobs=2, max_tokens=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "ab cd" and answer["usage"]["completion_tokens"] == 0
+    found = choice["logprobs"]
+    assert "".join(found["tokens"][1:]) in "ab cd" and len(found["tokens"]) == answer["usage"]["prompt_tokens"]
+    assert found["token_logprobs"][0] is None and all(value <= 0 for value in found["token_logprobs"][1:])
+    assert all(2 <= len(top) <= 3 for top in found["top_logprobs"][1:])
+
+
+def test_logprobs_of_a_stream_are_those_of_the_whole_answer(server):
+    body = BODY | {"logprobs": 3, "echo": True}
+    whole = server.answer(PATH, body)["choices"][0]["logprobs"]
+    pieces = [c["choices"][0]["logprobs"] for c in server.chunks(PATH, body)]
+    for name in ("tokens", "text_offset"):
+        assert [value for piece in pieces for value in piece[name]] == whole[name]
+    assert [value for piece in pieces for value in piece["token_logprobs"]][1:] == pytest.approx(
+        whole["token_logprobs"][1:], abs=1e-3
+    )
+
+
+def test_the_best_of_several_outputs_are_returned(server):
+    every = server.answer(PATH, BODY | {"n": 4, "logprobs": 0})["choices"]
+    means = {c["text"]: sum(c["logprobs"]["token_logprobs"]) / 12 for c in every}
+    best = server.answer(PATH, BODY | {"best_of": 4, "n": 2})["choices"]
+    assert [c["text"] for c in best] == sorted(means, key=means.get)[:1:-1] and [c["index"] for c in best] == [0, 1]
+
+
+def test_a_stop_string_ends_the_text_before_it(server):
+    text = server.answer(PATH, BODY)["choices"][0]["text"]
+    stop = text[3:5]
+    choice = server.answer(PATH, BODY | {"stop": [stop]})["choices"][0]
+    assert choice["text"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop" and choice["stop_reason"] == stop
+
+
+def test_parameters_reach_the_engine(texts, server_after):
+    """Each changes the text, or the test could not tell that it came through."""
+    base = {"max_tokens": 12, "seed": 5, "ignore_eos": True, "temperature": 1.5}
+    changed = {
+        "temperature": 0.0,
+        "top_k": 2,
+        "top_p": 0.2,
+        "min_p": 0.5,
+        "seed": 6,
+        "presence_penalty": 2.0,
+        "frequency_penalty": 2.0,
+        "repetition_penalty": 0.001,
+        "logit_bias": {20: 100.0},
+        "allowed_token_ids": [20, 21],
+        "bad_words": [texts("the cab", **base)[0][2]],
+    }
+    want = {name: texts("the cab", **base | {name: value}) for name, value in changed.items()}
+    plain = texts("the cab", **base)
+    server = server_after()
+    for name, value in changed.items():
+        sent = {str(key): bias for key, bias in value.items()} if name == "logit_bias" else value
+        got = server.complete(**base | {name: sent})
+        assert [c["text"] for c in got["choices"]] == want[name] != plain, name
+
+
+def test_a_shape_is_followed(server):
+    assert server.complete(structured_outputs={"choice": ["yes", "no"]})["choices"][0]["text"] in ("yes", "no")
+    digits = server.complete(structured_outputs={"regex": "[0-9]{3}"})["choices"][0]["text"]
+    assert len(digits) == 3 and digits.isdecimal()
+
+
+def test_a_negative_seed_is_a_seed(server):
+    one, same = (server.answer(PATH, BODY | {"seed": -7}) for _ in range(2))
+    assert one["choices"][0]["text"] == same["choices"][0]["text"] != server.answer(PATH, BODY)["choices"][0]["text"]
+
+
+def test_a_beam_search_returns_its_beams(tiny_llm, server_after):
+    want = [one.text for one in tiny_llm.beam_search("the cab", BeamSearchParams(3, 6), use_tqdm=False)[0].outputs]
+    server = server_after()
+    got = server.complete(use_beam_search=True, n=3, max_tokens=6)["choices"]
+    assert [choice["text"] for choice in got] == want
+
+
+def test_prompt_logprobs_and_token_ids_come_where_they_are_asked_for(server):
+    choice = server.complete(prompt=[9, 10, 11], prompt_logprobs=1, return_token_ids=True)["choices"][0]
+    assert choice["prompt_logprobs"][0] is None and "10" in choice["prompt_logprobs"][1]
+    assert choice["prompt_token_ids"] == [9, 10, 11] and choice["token_ids"]

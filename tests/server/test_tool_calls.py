@@ -1,0 +1,152 @@
+"""Tool calls and thoughts are read out of text, however it is cut into pieces; the grammar allows what readers read."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from tiny_chat_model import byte_level_tokenizer
+
+from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
+from jpaged.server.message.reasoning import ThinkReader
+from jpaged.server.message.tool_calls import ToolReader
+from jpaged.server.message.tool_formats import FORMATS, behind_thought
+
+ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
+TWO = '{"name": "g", "arguments": {}}'
+ARGUMENTS = ['{"a": "}\\" ]", "b": [1, {"c": 2}]}', "{}"]
+WRITTEN = {
+    "hermes": f"well <tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>",
+    "llama3": f"{ONE}; {TWO}".replace("arguments", "parameters"),
+    "mistral": f"well [TOOL_CALLS][{ONE}, {TWO}]",
+}
+CUTS = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+def read(reader, text, cuts=(10**6,)):
+    parts, i, at = [], 0, 0
+    while at < len(text):
+        size = cuts[i % len(cuts)]
+        parts += reader.push(text[at : at + size])
+        at, i = at + size, i + 1
+    return joined([*parts, *reader.finish()])
+
+
+def joined(parts):
+    """The parts, those of one kind that follow each other made one."""
+    found = []
+    for part in parts:
+        if isinstance(part, CallArguments):
+            found[-1] = (*found[-1][:2], found[-1][2] + part.text)
+        elif isinstance(part, CallStart):
+            found.append((part.index, part.name, ""))
+        elif found and type(found[-1]) is type(part):
+            found[-1] = type(part)(found[-1].text + part.text)
+        else:
+            found.append(part)
+    return found
+
+
+@pytest.mark.parametrize("family", FORMATS)
+@given(cuts=CUTS)
+def test_calls_are_found_however_the_text_comes(family, cuts):
+    said = [] if family == "llama3" else [Content("well ")]
+    want = [*said, (0, "f", ARGUMENTS[0]), (1, "g", ARGUMENTS[1])]
+    assert read(ToolReader(FORMATS[family]), WRITTEN[family], cuts) == want
+
+
+@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize(
+    "text", ["no call", "a < b, <tool", "[TOOL", "x {", '["name"]', "<tool_call> none", "a{}", "; "]
+)
+@given(cuts=CUTS)
+def test_text_without_a_call_stays_text(family, text, cuts):
+    assert read(ToolReader(FORMATS[family]), text, cuts) == [Content(text)]
+
+
+@given(cuts=CUTS)
+def test_calls_that_are_cut_off_keep_what_there_is(cuts):
+    assert read(ToolReader(FORMATS["hermes"]), WRITTEN["hermes"][:50], cuts) == [
+        Content("well "),
+        (0, "f", ARGUMENTS[0][: 50 - WRITTEN["hermes"].index('{"a"')]),
+    ]
+
+
+@given(cuts=CUTS)
+def test_thoughts_are_told_apart(cuts):
+    for text, inside, want in (
+        ("<think>\nso < it</thin> is</think>\n\nyes", False, [Reasoning("so < it</thin> is"), Content("yes")]),
+        ("so it is</think>yes", True, [Reasoning("so it is"), Content("yes")]),
+        ("<think>so", False, [Reasoning("so")]),
+        ("<thanks>", False, [Content("<thanks>")]),
+        ("<thi", False, [Content("<thi")]),
+        ("yes <think>", False, [Content("yes <think>")]),
+        ("</think>yes", True, [Content("yes")]),
+    ):
+        assert read(ThinkReader(PlainReader(), inside=inside), text, cuts) == want
+
+
+# ---------------------------------------------------------------------- grammars
+
+FUNCTIONS = [
+    {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"name": "g", "parameters": None},
+]
+
+
+@pytest.fixture(scope="module")
+def allows():
+    """Tells whether a grammar, or that of a family, allows a whole text."""
+    tokenizer = byte_level_tokenizer()
+    tokens = LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=211, eos_token=[2])
+
+    def allowed(grammar, text, forced=False, parallel=True, thought="none"):
+        if grammar in FORMATS:
+            options = {"forced": forced, "parallel": parallel, "thought": thought}
+            grammar = FORMATS[grammar].grammar(FUNCTIONS, lambda text: None, **options)
+        matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = tokenizer.encode(text.replace("\n", ""), add_special_tokens=False)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    return allowed
+
+
+def written(family, *calls):
+    form = FORMATS[family]
+    texts = [f'{{"name": "{name}", "{form.arguments}": {json.dumps(values)}}}' for name, values in calls]
+    return form.begin + form.opening + form.between.join(texts) + form.closing
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_arguments_follow_the_schema_of_their_function(allows, family):
+    assert allows(family, written(family, ("f", {"a": 1})))
+    assert allows(family, written(family, ("f", {"a": 1}), ("g", {})))
+    assert not allows(family, written(family, ("f", {"a": "one"})))
+    assert not allows(family, written(family, ("h", {})))
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_calls_are_free_forced_and_single_as_was_asked(allows, family):
+    one, two = written(family, ("f", {"a": 1})), written(family, ("f", {"a": 1}), ("g", {}))
+    assert allows(family, "just text") and not allows(family, "just text", forced=True)
+    assert allows(family, one, forced=True) and allows(family, two, forced=True)
+    assert allows(family, one, parallel=False) and not allows(family, two, parallel=False)
+    for thought, begun in (("may", "<think>"), ("runs", "")):
+        assert allows(family, f"{begun}so < it is</think>{one}", forced=True, thought=thought)
+        assert allows(family, one, forced=True, thought=thought) is (thought == "may")
+    assert not allows(family, "<think>so</think>" + one, forced=True)
+
+
+def test_json_may_come_behind_a_thought(allows):
+    for thought, text, want in (
+        ("may", '{"a":1}', True),
+        ("may", '<think>{"a":2}</think>{"a":1}', True),
+        ("may", 'so</think>{"a":1}', False),
+        ("runs", 'so</think>{"a":1}', True),
+        ("runs", '{"a":1}', False),
+        ("none", '<think>so</think>{"a":1}', False),
+    ):
+        schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+        assert allows(behind_thought(schema, thought), text) is want, (thought, text)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jpaged.errors import EngineBusy, EngineStopped, ProcessLost
     from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
-    from jpaged.memory import MemoryReport
+    from jpaged.memory import MemoryMap, MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -41,6 +41,7 @@ _HOMES = {
     "StreamDelta": "jpaged.outputs",
     "TextPrompt": "jpaged.inputs",
     "TokensPrompt": "jpaged.inputs",
+    "MemoryMap": "jpaged.memory",
     "MemoryReport": "jpaged.memory",
 }
 
@@ -54,6 +55,7 @@ __all__ = [
     "EngineStats",
     "EngineStopped",
     "Layers",
+    "MemoryMap",
     "MemoryReport",
     "NGram",
     "ProcessLost",

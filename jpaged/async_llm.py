@@ -11,10 +11,11 @@ from typing import Any, NoReturn, TypeVar, Unpack, cast
 
 from jpaged.engine.metrics import Metric, metrics_of
 from jpaged.engine.process import refuse_pickling
+from jpaged.engine.replica import chosen_replica
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread
 from jpaged.llm import LLM
-from jpaged.memory import MemoryReport
+from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.outputs import PinnedPrefix, RequestOutput
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.text.batch import one_each, priorities
@@ -155,6 +156,14 @@ class AsyncLLM:
     async def memory_report(self) -> MemoryReport:
         """Who holds the pool's blocks, between two steps."""
         return await asyncio.wrap_future(self._thread.call(self._engine.memory.report))
+
+    async def memory_map(self, *, replica: int = 0) -> MemoryMap:
+        """Return what lies in every large page and block of the pool, between two steps; requests have their names.
+
+        Args and raises: see `LLM.memory_map`.
+        """
+        found = await self._ask(lambda: chosen_replica(self._engine.replicas, replica).memory.map())
+        return found.named(self._thread.request_names())
 
     async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
         """Do what `LLM.pin_prefix` does, best before clients come: while requests run it is refused.

@@ -4,15 +4,18 @@
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
 block_tables, copies, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership, relief,
-admission, swap, state, admission_questions, manager, pins; then report and invariants.
+admission, swap, state, admission_questions, manager, pins; then report and invariants; then block_records, memory_map,
+map_drawing and map_tracker.
 """
 
 from jpaged.memory.admission import Fit
 from jpaged.memory.block_counts import BlockCounts
+from jpaged.memory.block_records import Block, BlockState, GroupMap
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
+from jpaged.memory.memory_map import MapChanges, MemoryMap
 from jpaged.memory.pins import Pins
 from jpaged.memory.policies import (
     ChunkedLocalAttention,
@@ -29,17 +32,22 @@ from jpaged.memory.report import GroupReport, MemoryReport
 
 __all__ = [
     "NO_BLOCK",
+    "Block",
     "BlockCopy",
     "BlockCounts",
+    "BlockState",
     "ChunkedLocalAttention",
     "CrossAttention",
     "Fit",
     "FullAttention",
     "GroupLayout",
+    "GroupMap",
     "GroupReport",
     "GroupSpec",
     "HostBlock",
+    "MapChanges",
     "MemoryManager",
+    "MemoryMap",
     "MemoryReport",
     "Pins",
     "Policy",

@@ -9,6 +9,9 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
 from jpaged.memory.layout import PoolLayout
+from jpaged.memory.map_tracker import MapTracker
+from jpaged.memory.memory_map import MemoryMap
+from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
@@ -29,6 +32,8 @@ class MemoryState:
     _cache: PrefixCache
     _sequences: Sequences
     _pinned: PinnedBlocks
+    _ownership: Ownership
+    _tracker: MapTracker | None = None
 
     def free_blocks(self, group: int) -> int:
         """Return how many blocks `group` could get if no other group took any."""
@@ -93,6 +98,13 @@ class MemoryState:
         return build_report(
             self.layout, self._allocator, self._sequences, lengths or {}, self.swap_space.host, self._pinned.seq_ids
         )
+
+    def map(self) -> MemoryMap:
+        """Return every large page and block. O(pool) the first time, and O(what changed) beside a copy of the records
+        from then on."""
+        if self._tracker is None or self._tracker.allocator is not self._allocator:
+            self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
+        return self._tracker.take(self._ownership.clock)
 
     def check_invariants(self) -> None:
         """Recompute every count from the tables. O(pool); for tests.

@@ -29,8 +29,9 @@ class Block(NamedTuple):
         tokens: tokens it holds; a recurrent state counts as a whole block of them.
         prefix: a number that blocks have in common whose tokens begin with the same first block, where block size and
             salt are the same too; 0 = not known, as without prefix caching.
-        request: id of the request that owns it, which owned it first where several do; -1 = nobody does.
-        sequence: id of that request's sequence that owns it; -1 = none.
+        request: id of the request that owns it, one of them where several do; -1 = nobody does. A pinned prefix has
+            minus 1 minus the id of its sequence.
+        sequence: id of that request's sequence that owns it; -1 = nobody does.
         last_need: for a cached block, `MemoryMap.clock` when it was needed last; 0 for others.
     """
 
@@ -57,6 +58,8 @@ ROW = np.dtype(
 """A block as a record of 40 bytes without gaps; the fields are those of `Block`."""
 
 Rows = npt.NDArray[np.void]
+Indices = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class GroupMap:

@@ -1,7 +1,7 @@
 """Draws a map of the pool: SVG, PNG and HTML, each without a library, a host or a script.
 
-A large page is a cell in the colour of its group; its blocks lie in it from left to right, the more opaque the more they
-are in use, so that the drawing reads on a light ground and on a dark one.
+A large page is a cell in the colour of its group; its blocks lie in it from left to right, the more opaque the more
+they are in use, so that the drawing reads on a light ground and on a dark one.
 """
 
 from __future__ import annotations

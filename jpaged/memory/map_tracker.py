@@ -7,180 +7,156 @@ block is read from the tables that changed, entry by entry.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_records import ROW, BlockState, GroupMap, frozen, zero_rows
-from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Sequences
+from jpaged.memory.block_records import frozen
+from jpaged.memory.block_tables import BlockTables, Sequences
+from jpaged.memory.group_tracker import GroupTracker
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.memory_map import MemoryMap
-from jpaged.memory.pages import NO_GROUP, PROTECTED
+from jpaged.memory.memory_map import MapChanges, MemoryMap
+from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
 
 CHUNK = 64
 """Table entries that are compared at once."""
 
-Row = tuple[int, int, int, int, int, int, int]
-"""The fields of `ROW`."""
-
-NO_ROW: Row = (BlockState.NONE, 0, 0, 0, -1, -1, 0)
-EMPTY_ROW: Row = (BlockState.EMPTY, 0, 0, 0, -1, -1, 0)
-
 
 class Seen:
-    """What the last map knew of a sequence: tables, their version, tokens with KV and the prefix it begins with."""
+    """What the last map knew of a sequence; `tables` are copies of those it had then."""
 
-    __slots__ = ("length", "prefixes", "tables", "version")
+    __slots__ = ("length", "sequence", "tables", "version")
 
-    def __init__(self, num_groups: int) -> None:
+    def __init__(self, sequence: BlockTables) -> None:
+        self.sequence = sequence
         self.version = -1
         self.length = 0
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        self.prefixes = [0] * num_groups
+        self.tables: list[list[int]] = [[] for _ in sequence.tables]
 
 
 class MapTracker:
-    """Knows the records of all blocks as of the last map.
+    """Knows the pool as of the last map.
 
     Args:
         allocator: notes its changes from now on; no other tracker may have it.
         sequences: all with blocks in the pool.
     """
 
-    def __init__(
-        self, layout: PoolLayout, allocator: BlockAllocator, cache: PrefixCache, sequences: Sequences
-    ) -> None:
+    def __init__(self, layout: PoolLayout, allocator: BlockAllocator, cache: PrefixCache, sequences: Sequences) -> None:
         self.allocator = allocator
         self._layout = layout
         self._cache = cache
         self._sequences = sequences
-        self._page_groups = np.full(layout.num_pages, NO_GROUP, np.int32)
-        self._rows = [zero_rows(group.num_blocks) for group in layout.groups]
-        self._frozen = [frozen(rows) for rows in self._rows]
         self._seen: dict[int, Seen] = {}
-        # Of each group: block -> (sequence -> entry of its table).
-        self._holders: list[dict[int, dict[int, int]]] = [{} for _ in layout.groups]
-        self._changed: list[set[int]] = []
-        for group in allocator.groups:
-            group.changed = set()
-            self._changed.append(group.changed)
+        self._groups = [
+            GroupTracker(plan, blocks, partial(self._root, g), partial(self._fill, g), partial(self._entry, g))
+            for g, (plan, blocks) in enumerate(zip(layout.groups, allocator.groups, strict=True))
+        ]
+        self._page_groups = np.full(layout.num_pages, NO_GROUP, np.int32)
+        self._pages = frozen(self._page_groups)
         allocator.pages.changed = self._changed_pages = set(range(layout.num_pages))
+        self._last: object = None
 
     def take(self, clock: int) -> MemoryMap:
         """Return the map of this moment, `clock` on the memory's clock. O(what changed) beside copying the records."""
-        self._read_pages()
+        pages = self._read_pages()
         self._read_tables()
-        for g, changed in enumerate(self._changed):
-            if changed:
-                blocks = np.fromiter(changed, np.int64, len(changed))
-                self._rows[g][blocks] = np.array([self._row(g, block) for block in changed], ROW)
-                self._frozen[g] = frozen(self._rows[g])
-                changed.clear()
-        groups = tuple(
-            GroupMap(plan.spec.name, plan.spec.block_size, plan.block_bytes, plan.blocks_per_page, rows)
-            for plan, rows in zip(self._layout.groups, self._frozen, strict=True)
+        now = self.allocator.pages.group
+        taken = [group.take(now, g) for g, group in enumerate(self._groups)]
+        changes = MapChanges(pages, tuple(blocks for _, blocks in taken))
+        self._last, before = object(), self._last
+        groups = tuple(group for group, _ in taken)
+        return MemoryMap(
+            self._layout.page_bytes, self._pages, groups, clock, identity=self._last, since=before, newest=changes
         )
-        return MemoryMap(self._layout.page_bytes, frozen(self._page_groups), groups, clock)
 
     # What changed since the last map.
 
-    def _read_pages(self) -> None:
-        """Mark the blocks of pages that changed hands, in the old group and the new one."""
-        for page in self._changed_pages:
-            for g in {int(self._page_groups[page]), self.allocator.pages.group[page]} - {NO_GROUP}:
-                size = self._layout.groups[g].blocks_per_page
-                self._changed[g].update(range(page * size, (page + 1) * size))
-            self._page_groups[page] = self.allocator.pages.group[page]
+    def _read_pages(self) -> np.ndarray:
+        """Mark the blocks of pages that changed hands, in the old group and the new one; return those pages."""
+        now, changed = self.allocator.pages.group, sorted(self._changed_pages)
         self._changed_pages.clear()
+        for page in changed:
+            before = int(self._page_groups[page])
+            if before == now[page] and before == NO_GROUP:
+                continue
+            for g in {before, now[page]} - {NO_GROUP}:
+                size = self._layout.groups[g].blocks_per_page
+                self._groups[g].changed.update(range(page * size, (page + 1) * size))
+        at = np.array(changed, np.int64)
+        after = np.array([now[page] for page in changed], np.int32)
+        at, after = at[differs := self._page_groups[at] != after], after[differs]
+        if len(at):
+            self._page_groups[at] = after
+            self._pages = frozen(self._page_groups)
+        return at
 
     def _read_tables(self) -> None:
-        """Mark the blocks that have other owners or hold other tokens than before."""
-        gone = self._seen.keys() - self._sequences.keys()
-        for seq_id in gone:
-            for g, table in enumerate(self._seen.pop(seq_id).tables):
-                for block in table:
-                    self._let_go(g, block, seq_id)
-        for seq_id, sequence in self._sequences.items():
-            seen = self._seen.get(seq_id)
-            if seen is None:
-                seen = self._seen[seq_id] = Seen(len(self._rows))
-            if seen.version != sequence.version:
-                for g, table in enumerate(sequence.tables):
-                    self._read_table(g, seq_id, seen.tables[g], table)
-                seen.version = sequence.version
-            if seen.length != sequence.num_computed:
-                self._mark_written(sequence, *sorted((seen.length, sequence.num_computed)))
-                seen.length = sequence.num_computed
-            for g, prefix in enumerate(seen.prefixes):
-                if prefix != (now := self._prefix_of(sequence, g)):
-                    self._changed[g].update(block for block in sequence.tables[g] if block != NO_BLOCK)
-                    seen.prefixes[g] = now
+        """Take in which sequences own other blocks or hold other tokens than before; who leaves goes first."""
+        sequences, seen = self._sequences, self._seen
+        for seq_id in [s for s, mine in seen.items() if sequences.get(s) is not mine.sequence]:
+            for group, table in zip(self._groups, seen.pop(seq_id).tables, strict=True):
+                group.leave(seq_id, table)
+                del group.request_of[seq_id], group.prefix_of[seq_id]
+        joining = []
+        for seq_id, sequence in sequences.items():
+            mine = seen.get(seq_id)
+            if mine is None:
+                mine = seen[seq_id] = Seen(sequence)
+                for g, group in enumerate(self._groups):
+                    group.request_of[seq_id] = sequence.request.request_id
+                    group.prefix_of[seq_id] = self._prefix_of(sequence, g)
+            if mine.version != sequence.version:
+                mine.version = sequence.version
+                for g, (old, new) in enumerate(zip(mine.tables, sequence.tables, strict=True)):
+                    if entries := list(differences(old, new)):
+                        self._groups[g].leave(seq_id, [old[i] for i in entries if i < len(old)])
+                        old[entries[0] :] = new[entries[0] :]
+                        joining.append((g, seq_id, old, [i for i in entries if i < len(new)]))
+        for g, seq_id, table, entries in joining:
+            self._groups[g].join(seq_id, table, entries)
+        for seq_id, mine in seen.items():
+            self._read_progress(seq_id, mine)
 
-    def _read_table(self, g: int, seq_id: int, old: list[int], new: list[int]) -> None:
-        """Take in how a table changed; `old` equals it afterwards."""
-        entries = list(_differences(old, new))
-        for i in entries:
-            if i < len(old):
-                self._let_go(g, old[i], seq_id)
-        for i in entries:
-            if i < len(new) and (block := new[i]) != NO_BLOCK:
-                self._holders[g].setdefault(block, {})[seq_id] = i
-                self._changed[g].add(block)
-        old[:] = new
+    def _read_progress(self, seq_id: int, mine: Seen) -> None:
+        """Take in how many tokens of a sequence have KV, and what prefix they begin with."""
+        sequence, before = mine.sequence, mine.length
+        now = mine.length = sequence.num_computed
+        start, stop = (before, now) if before < now else (now, before)
+        for g, group in enumerate(self._groups):
+            if start != stop:
+                policy, size = sequence.request.groups[g]
+                written = policy.written_blocks(start, stop, size)
+                group.refill(seq_id, sequence.tables[g], written, less=now < before)
+            prefix = self._prefix_of(sequence, g)
+            if prefix != group.prefix_of[seq_id]:
+                group.prefix_of[seq_id] = prefix
+                group.rename(seq_id, sequence.tables[g])
 
-    def _let_go(self, g: int, block: int, seq_id: int) -> None:
-        """Forget that a sequence had a block."""
-        if block == NO_BLOCK:
-            return
-        holders = self._holders[g][block]
-        del holders[seq_id]
-        if not holders:
-            del self._holders[g][block]
-        self._changed[g].add(block)
+    # What is asked of a block or a sequence.
 
-    def _mark_written(self, sequence: BlockTables, start: int, stop: int) -> None:
-        """Mark the blocks whose number of tokens changes when tokens [`start`, `stop`) come or go."""
-        for g, (policy, size) in enumerate(sequence.request.groups):
-            written = policy.written_blocks(start, stop, size)
-            blocks = sequence.tables[g][written.start : written.stop]
-            self._changed[g].update(block for block in blocks if block != NO_BLOCK)
+    def _fill(self, g: int, seq_id: int, entry: int) -> int:
+        sequence = self._seen[seq_id].sequence
+        policy, size = sequence.request.groups[g]
+        return policy.filled_tokens(entry, sequence.num_computed, size)
 
-    # One block.
-
-    def _row(self, g: int, block: int) -> Row:
-        """Return the record of a block as it is now."""
-        group = self.allocator.groups[g]
-        if self.allocator.pages.group[block // group.blocks_per_page] != g:
-            return NO_ROW
-        if count := group.ref_count[block]:
-            return self._used_row(g, block, count)
-        time = group.evictable.get(block) or group.protected.get(block)
-        if time is None:
-            return EMPTY_ROW
-        tick = time.tick - PROTECTED if time.tick >= PROTECTED else time.tick
-        link = self._cache.link(g, block)
-        tokens = self._layout.groups[g].spec.block_size
-        return BlockState.CACHED, 0, tokens, 0 if link is None else _number(link.root), -1, -1, tick
-
-    def _used_row(self, g: int, block: int, count: int) -> Row:
-        state = BlockState.SHARED if count > 1 else BlockState.USED
-        holders, tokens = self._holders[g][block], 0
-        for seq_id, entry in holders.items():
-            sequence = self._sequences[seq_id]
-            policy, size = sequence.request.groups[g]
-            tokens = max(tokens, policy.filled_tokens(entry, sequence.num_computed, size))
-        first = next(iter(holders))
-        sequence = self._sequences[first]
-        return state, count, tokens, self._prefix_of(sequence, g), sequence.request.request_id, first, 0
+    def _entry(self, g: int, seq_id: int, block: int, likely: int) -> int:
+        table = self._seen[seq_id].tables[g]
+        return likely if likely < len(table) and table[likely] == block else table.index(block)
 
     def _prefix_of(self, sequence: BlockTables, g: int) -> int:
         links = self._cache.chain(sequence, g).links
         return _number(links[0].root) if links else 0
 
+    def _root(self, g: int, block: int) -> int:
+        link = self._cache.link(g, block)
+        return 0 if link is None else _number(link.root)
 
-def _differences(old: list[int], new: list[int]) -> Iterator[int]:
-    """Yield the entries in which two tables differ; those that only one of them has, too."""
+
+def differences(old: list[int], new: list[int]) -> Iterator[int]:
+    """Yield the entries in which two tables differ, ascending; those that only one of them has, too."""
     both = min(len(old), len(new))
     if old[:both] != new[:both]:
         for start in range(0, both, CHUNK):

@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jpaged.memory import map_drawing
-from jpaged.memory.block_records import ROW, Block, BlockState, GroupMap, Rows
-
-Indices = npt.NDArray[np.int64]
+from jpaged.memory.block_records import ROW, Block, BlockState, GroupMap, Indices, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +43,9 @@ class MemoryMap:
         groups: the blocks of each layer group.
         clock: the memory's logical clock, on which `Block.last_need` lies; it grows whenever blocks are given up.
         request_names: what clients call the requests of `Block.request`, where they gave them names.
+        identity: tells the map from others of its pool.
+        since: `identity` of the map that was taken before.
+        newest: what differs from that one; None = not known.
     """
 
     page_bytes: int
@@ -52,6 +53,9 @@ class MemoryMap:
     groups: tuple[GroupMap, ...]
     clock: int
     request_names: Mapping[int, str] = field(default_factory=dict)
+    identity: object = field(default=None, repr=False)
+    since: object = field(default=None, repr=False)
+    newest: MapChanges | None = field(default=None, repr=False)
 
     @property
     def num_pages(self) -> int:
@@ -95,6 +99,8 @@ class MemoryMap:
         Raises:
             ValueError: the other map is of another pool.
         """
+        if before is not None and self.newest is not None and before.identity is self.since is not None:
+            return self.newest
         if before is None:
             none = [np.flatnonzero(group.blocks["state"]) for group in self.groups]
             return MapChanges(np.flatnonzero(self.page_groups >= 0), tuple(none))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import xml.etree.ElementTree as ElementTree
 import zlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ class WatchedStates(Watched):
 class WatchedImages(Watched):
     groups = (FULL_3, IMAGES)
     pool_bytes = 6 * 24
-    image_tokens = {None: 3, "tenant": 7}
+    image_tokens: ClassVar[dict[str | None, int]] = {None: 3, "tenant": 7}
 
 
 class WatchedBudget(Watched):

@@ -150,6 +150,7 @@ function layout() {
   const scale = devicePixelRatio || 1;
   map.width = Math.round(width * scale);
   map.height = Math.round((rows * side + 2) * scale);
+  [map.dataset.side, map.dataset.columns] = [side, columns];
   map.style.height = `${rows * side + 2}px`;
   paint.setTransform(scale, 0, 0, scale, 0, 0);
   drawAll();
@@ -170,6 +171,12 @@ function colourOf(g, at) {
   return number < 0 || (by === "prefix" && number === 0) ? colour("--free") : hueOf(number);
 }
 
+/** How many of a page's blocks lie side by side: no hole where a division without one is not too long. */
+function acrossFor(n) {
+  for (let across = Math.ceil(Math.sqrt(n)); across <= 2 * Math.sqrt(n); across++) if (n % across === 0) return across;
+  return Math.ceil(Math.sqrt(n));
+}
+
 const placeOf = (page) => [1 + (page % grid.columns) * grid.side, 1 + Math.floor(page / grid.columns) * grid.side];
 
 function drawPage(page) {
@@ -183,7 +190,7 @@ function drawPage(page) {
     paint.fillRect(x, y, size, size);
   } else {
     const n = pool.groups[g].perPage;
-    const across = Math.ceil(Math.sqrt(n));
+    const across = acrossFor(n);
     const down = Math.ceil(n / across);
     const fits = size / across >= 2;
     const inner = fits && size / across >= 6 ? 1 : 0;
@@ -386,12 +393,16 @@ $("forth").addEventListener("click", () => turn(ROWS));
 $("first").addEventListener("input", showPages);
 $("table").addEventListener("toggle", showPages);
 
+function bytes(number) {
+  const power = Math.min(3, Math.floor(Math.log2(number) / 10));
+  return `${(number / 2 ** (10 * power)).toLocaleString("en", { maximumFractionDigits: 1 })} ${["B", "KiB", "MiB", "GiB"][power]}`;
+}
+
 function showSummary(stats) {
   const free = pool.pageGroup.length - pool.pages.reduce((a, b) => a + b, 0);
   const inUse = 100 * (1 - stats.availablePages / stats.pages);
-  const size = (pool.pageGroup.length * pool.pageBytes) / 2 ** 20;
   $("summary").textContent =
-    `${pool.pageGroup.length.toLocaleString("en")} large pages (${size.toLocaleString("en", { maximumFractionDigits: 1 })} MiB), ` +
+    `${pool.pageGroup.length.toLocaleString("en")} large pages of ${bytes(pool.pageBytes)}, ` +
     `${inUse.toFixed(0)} % in use, ${free.toLocaleString("en")} free; ${stats.running} running, ${stats.waiting} waiting`;
 }
 
@@ -411,7 +422,7 @@ const rate = (name) => (now, then) => (now[name] - then[name]) / (now.seconds - 
 const plots = [
   { title: "Requests", unit: "", lines: [["running", (s) => s.running, "--a"], ["waiting", (s) => s.waiting, "--b"], ["swapped", (s) => s.swapped, "--c"]] },
   { title: "Step time", unit: "ms", lines: [["mean", (s, t) => (1000 * (s.stepSeconds - t.stepSeconds)) / (s.steps - t.steps || NaN), "--a"]] },
-  { title: "Tokens a second", unit: "", lines: [["output", rate("outputTokens"), "--a"], ["prompt", rate("promptTokens"), "--b"]] },
+  { title: "Tokens/s", unit: "", lines: [["output", rate("outputTokens"), "--a"], ["prompt", rate("promptTokens"), "--b"]] },
   { title: "Prefix hit rate", unit: "%", top: 100, lines: [["hits", (s, t) => (100 * (s.hits - t.hits)) / (s.queries - t.queries || NaN), "--a"]] },
   { title: "Pool in use", unit: "%", top: 100, lines: [["used", (s) => 100 * (1 - s.availablePages / s.pages), "--a"]] },
 ];
@@ -472,9 +483,8 @@ function drawPlot(plot) {
     const last = series[i].length ? series[i][series[i].length - 1] : NaN;
     const text = `${short(last)}${plot.unit && !Number.isNaN(last) ? " " + plot.unit : ""}${lines.length > 1 ? " " + name : ""}`;
     const part = document.createElement("span");
-    part.textContent = (i ? "  " : "") + text;
+    part.textContent = text;
     part.style.color = colour(lines[i][2]);
-    part.style.whiteSpace = "pre";
     plot.value.append(part);
     return text;
   });
@@ -572,7 +582,7 @@ document.addEventListener("visibilitychange", () => {
   const item = document.createElement("li");
   const swatch = document.createElement("span");
   swatch.className = "swatch";
-  swatch.style.background = COLOURS[0];
+  swatch.style.background = "var(--a)";
   swatch.style.opacity = ALPHA[state];
   item.append(swatch, state === 4 ? "shared by several sequences" : STATES[state]);
   $("shades").append(item);

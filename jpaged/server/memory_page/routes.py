@@ -48,7 +48,9 @@ def memory_routes(
 
     @router.get("/memory", include_in_schema=False)
     async def page() -> Response:
-        return Response(_file("page.html"), media_type="text/html", headers=HEADERS | {"Content-Security-Policy": POLICY})
+        return Response(
+            _file("page.html"), media_type="text/html", headers=HEADERS | {"Content-Security-Policy": POLICY}
+        )
 
     @router.get("/memory/page.js", include_in_schema=False)
     async def script() -> Response:

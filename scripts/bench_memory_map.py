@@ -4,8 +4,8 @@
 
 The memory manager serves sequences as a scheduler does, one token each a step, so that blocks are taken, shared, cached
 and evicted all the time. Every quarter of a second, at `--step-ms` a step, a map is taken, compared with the one before
-and written as a message of the memory page. The CPU time of that is what an engine loses whose host is busy all the time;
-the goal is below 2 %.
+and written as a message of the memory page. The CPU time of that is what an engine loses whose host is busy all the
+time; the goal is below 2 %.
 """
 
 from __future__ import annotations

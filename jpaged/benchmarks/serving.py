@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import httpx
 
@@ -80,7 +81,7 @@ async def _run(target: Target, asks: Sequence[Ask], plan: Plan, limits: Limits, 
         reports = []
         for rate in plan.rates:
             start = time.perf_counter()
-            answers = await _run_rate(client, target, asks, plan, rate, lambda n, bad, r=rate: tell(r, n, bad))
+            answers = await _run_rate(client, target, asks, plan, rate, partial(tell, rate))
             reports.append(summarise(rate, len(asks), answers, start, limits))
         return reports
 

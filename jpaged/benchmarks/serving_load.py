@@ -16,11 +16,27 @@ from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand
 
 Arrivals = Literal["poisson", "bursty"]
 
-WORDS = tuple(
-    "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
-    "were when we there can an your which their said if do will each about how up out them then she many some so these".split(
-        " "
-    )
+WORDS = (
+    *("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at"),
+    *(
+        "be",
+        "this",
+        "from",
+        "have",
+        "or",
+        "by",
+        "one",
+        "had",
+        "not",
+        "but",
+        "what",
+        "all",
+        "were",
+        "when",
+        "we",
+        "there",
+    ),
+    *("can", "an", "your", "which", "their", "said", "if", "do", "will", "each", "about", "how", "up", "out", "them"),
 )
 """Words that are a token each for most tokenizers, so that a prompt of n of them has about n tokens."""
 

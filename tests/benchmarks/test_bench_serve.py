@@ -16,7 +16,7 @@ from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand
 from jpaged.benchmarks.serving import Plan, run
 from jpaged.benchmarks.serving_client import Answer, Target
 from jpaged.benchmarks.serving_load import Ask, arrival_times, asks_of, read_asks
-from jpaged.benchmarks.serving_report import Limits, Spread, summarise, table
+from jpaged.benchmarks.serving_report import Limits, summarise, table
 from jpaged.cli.main import app
 
 ASKS = [Ask(f"a prompt of {i}", 5) for i in range(12)]

@@ -4,15 +4,16 @@
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
 block_tables, copies, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership, relief,
-admission, swap, state, admission_questions, manager, pins; then report and invariants; then block_records, memory_map,
-map_drawing and map_tracker.
+admission, swap, state, admission_questions, manager, pins; then report and invariants; then block_records,
+live_records, group_map, map_drawing, memory_map, group_tracker and map_tracker.
 """
 
 from jpaged.memory.admission import Fit
 from jpaged.memory.block_counts import BlockCounts
-from jpaged.memory.block_records import Block, BlockState, GroupMap
+from jpaged.memory.block_records import Block, BlockState
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory.group_map import GroupMap
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.memory_map import MapChanges, MemoryMap

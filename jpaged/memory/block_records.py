@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -59,55 +58,6 @@ ROW = np.dtype(
 
 Rows = npt.NDArray[np.void]
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class GroupMap:
-    """The blocks of one layer group; block ``b`` lies in large page ``b // blocks_per_page``.
-
-    Attributes:
-        name: the group's name.
-        block_size: tokens a block has room for.
-        block_bytes: bytes of a block on one device, padding included.
-        blocks_per_page: blocks in a large page of this group.
-        blocks: one record of dtype `ROW` for each block that there would be if this group had the whole pool.
-    """
-
-    name: str
-    block_size: int
-    block_bytes: int
-    blocks_per_page: int
-    blocks: Rows
-
-    def count(self, *states: BlockState) -> int:
-        """Return how many blocks are in one of `states`."""
-        return int(np.isin(self.blocks["state"], states).sum())
-
-    @property
-    def used(self) -> int:
-        """Return how many blocks have an owner, shared ones among them."""
-        return self.count(BlockState.USED, BlockState.SHARED)
-
-    @property
-    def shared(self) -> int:
-        """Return how many blocks have several owners."""
-        return self.count(BlockState.SHARED)
-
-    @property
-    def cached(self) -> int:
-        """Return how many blocks nobody owns whose content is kept."""
-        return self.count(BlockState.CACHED)
-
-    @property
-    def empty(self) -> int:
-        """Return how many blocks of this group's large pages hold nothing."""
-        return self.count(BlockState.EMPTY)
-
-    @property
-    def used_tokens(self) -> int:
-        """Return how many tokens the used blocks hold, each shared one once."""
-        rows = self.blocks
-        return int(rows["tokens"][rows["state"] >= BlockState.USED].sum())
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from jpaged.memory.block_records import BlockState, GroupMap, Indices, frozen, zero_rows
+from jpaged.memory.block_records import ROW, BlockState, Indices, Rows, zero_rows
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.group_blocks import GroupBlocks
+from jpaged.memory.group_map import GroupMap
 from jpaged.memory.layout import GroupLayout
+from jpaged.memory.live_records import LiveRecords, Version
 from jpaged.memory.pages import PROTECTED
 
 NOBODY = -1
@@ -51,14 +53,14 @@ class GroupTracker:
         self._owner = [NOBODY] * plan.num_blocks
         self._tokens = [0] * plan.num_blocks
         self._shared: dict[int, dict[int, int]] = {}  # of blocks with several owners: sequence -> entry of its table
-        self._rows = zero_rows(plan.num_blocks)
+        self._live = LiveRecords(zero_rows(plan.num_blocks))
         self._map = self._new_map()
         blocks.changed = self.changed
 
     def _new_map(self) -> GroupMap:
         spec = self._plan.spec
-        rows = frozen(self._rows)
-        return GroupMap(spec.name, spec.block_size, self._plan.block_bytes, self._plan.blocks_per_page, rows)
+        plan = self._plan
+        return GroupMap(spec.name, spec.block_size, plan.block_bytes, plan.blocks_per_page, Version(self._live))
 
     # Owners.
 
@@ -130,28 +132,23 @@ class GroupTracker:
 
     # Records.
 
-    def take(self, page_groups: Sequence[int], number: int) -> tuple[GroupMap, Indices]:
-        """Return the group's map and, ascending, the blocks whose records differ from those of the last one.
+    def take(self, page_groups: Sequence[int], number: int) -> tuple[GroupMap, Indices, Rows]:
+        """Return the group's map and, ascending, the blocks whose records differ from those of the last one, with them.
 
         Args:
             page_groups: the group of each large page.
             number: this group's.
         """
-        if not self.changed:
-            return self._map, np.empty(0, np.int64)
         blocks = sorted(self.changed)
         self.changed.clear()
-        at = np.array(blocks, np.int64)
-        before = self._rows[at]
-        self._write(blocks, at, page_groups, number)
-        differs = at[self._rows[at] != before]
-        if len(differs):
+        at = self._live.write(np.array(blocks, np.int64), self._records(blocks, page_groups, number))
+        if len(at):
             self._map = self._new_map()
-        return self._map, differs
+        return self._map, at, self._live.rows[at]
 
-    def _write(self, blocks: list[int], at: Indices, page_groups: Sequence[int], number: int) -> None:
-        """Write the records of blocks; `at` holds the same numbers."""
-        rows, ref_count, size = self._rows, self._blocks.ref_count, self._plan.blocks_per_page
+    def _records(self, blocks: list[int], page_groups: Sequence[int], number: int) -> Rows:
+        """Return the records of blocks as they are now."""
+        ref_count, size = self._blocks.ref_count, self._plan.blocks_per_page
         counts = [ref_count[block] for block in blocks]
         owners = [self._owner[block] if count else NOBODY for block, count in zip(blocks, counts, strict=True)]
         states, tokens, prefixes, needs = [], [], [], []
@@ -168,10 +165,12 @@ class GroupTracker:
             tokens.append(filled)
             prefixes.append(prefix)
             needs.append(need)
-        rows["state"][at] = states
-        rows["owners"][at] = counts
-        rows["tokens"][at] = tokens
-        rows["prefix"][at] = prefixes
-        rows["request"][at] = [self.request_of[owner] for owner in owners]
-        rows["sequence"][at] = owners
-        rows["last_need"][at] = needs
+        rows = np.empty(len(blocks), ROW)
+        rows["state"] = states
+        rows["owners"] = counts
+        rows["tokens"] = tokens
+        rows["prefix"] = prefixes
+        rows["request"] = [self.request_of[owner] for owner in owners]
+        rows["sequence"] = owners
+        rows["last_need"] = needs
+        return rows

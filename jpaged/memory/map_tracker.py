@@ -60,14 +60,14 @@ class MapTracker:
         self._last: object = None
 
     def take(self, clock: int) -> MemoryMap:
-        """Return the map of this moment, `clock` on the memory's clock. O(what changed) beside copying the records."""
+        """Return the map of this moment, `clock` on the memory's clock. O(what changed)."""
         pages = self._read_pages()
         self._read_tables()
         now = self.allocator.pages.group
         taken = [group.take(now, g) for g, group in enumerate(self._groups)]
-        changes = MapChanges(pages, tuple(blocks for _, blocks in taken))
+        changes = MapChanges(pages, tuple(blocks for _, blocks, _ in taken), tuple(rows for _, _, rows in taken))
         self._last, before = object(), self._last
-        groups = tuple(group for group, _ in taken)
+        groups = tuple(group for group, _, _ in taken)
         return MemoryMap(
             self._layout.page_bytes, self._pages, groups, clock, identity=self._last, since=before, newest=changes
         )

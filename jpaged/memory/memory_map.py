@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jpaged.memory import map_drawing
-from jpaged.memory.block_records import ROW, Block, BlockState, GroupMap, Indices, Rows
+from jpaged.memory.block_records import ROW, Block, BlockState, Indices, Rows
+from jpaged.memory.group_map import GroupMap
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +23,12 @@ class MapChanges:
     Attributes:
         pages: ascending numbers of the large pages that belong to another group than before.
         blocks: for each group, ascending numbers of the blocks whose record is another.
+        records: their records in the later map.
     """
 
     pages: Indices
     blocks: tuple[Indices, ...]
+    records: tuple[Rows, ...]
 
     @property
     def count(self) -> int:
@@ -102,17 +105,19 @@ class MemoryMap:
         if before is not None and self.newest is not None and before.identity is self.since is not None:
             return self.newest
         if before is None:
-            none = [np.flatnonzero(group.blocks["state"]) for group in self.groups]
-            return MapChanges(np.flatnonzero(self.page_groups >= 0), tuple(none))
-        shapes = [[(group.name, len(group.blocks)) for group in one.groups] for one in (before, self)]
+            return self._changes(self.page_groups >= 0, [np.flatnonzero(g.blocks["state"]) for g in self.groups])
+        shapes = [[(group.name, group.num_blocks) for group in one.groups] for one in (before, self)]
         if before.num_pages != self.num_pages or shapes[0] != shapes[1]:
             raise ValueError(
                 f"before has {before.num_pages} large pages and the groups {shapes[0]}, not {self.num_pages} and "
                 f"{shapes[1]}"
             )
         pairs = zip(before.groups, self.groups, strict=True)
-        blocks = tuple(_different(old.blocks, new.blocks) for old, new in pairs)
-        return MapChanges(np.flatnonzero(before.page_groups != self.page_groups), blocks)
+        return self._changes(before.page_groups != self.page_groups, [_different(old, new) for old, new in pairs])
+
+    def _changes(self, pages: npt.NDArray[np.bool_], blocks: list[Indices]) -> MapChanges:
+        records = tuple(group.blocks[at] for group, at in zip(self.groups, blocks, strict=True))
+        return MapChanges(np.flatnonzero(pages), tuple(blocks), records)
 
     def named(self, names: Mapping[int, str]) -> MemoryMap:
         """Return the same map with the names of requests that clients know."""
@@ -152,10 +157,10 @@ class MemoryMap:
         return self.to_html()
 
 
-def _different(old: Rows, new: Rows) -> Indices:
-    """Return the numbers of the records that differ."""
-    if old is new:
+def _different(old: GroupMap, new: GroupMap) -> Indices:
+    """Return the numbers of the blocks that differ."""
+    if old.records is new.records:
         return np.empty(0, np.int64)
     words = ROW.itemsize // 8
-    differs = old.view(np.int64).reshape(-1, words) != new.view(np.int64).reshape(-1, words)
+    differs = old.blocks.view(np.int64).reshape(-1, words) != new.blocks.view(np.int64).reshape(-1, words)
     return np.flatnonzero(differs.any(axis=1))

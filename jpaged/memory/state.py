@@ -100,8 +100,7 @@ class MemoryState:
         )
 
     def map(self) -> MemoryMap:
-        """Return every large page and block. O(pool) the first time, and O(what changed) beside a copy of the records
-        from then on."""
+        """Return every large page and block. O(pool) the first time, and O(what changed since) from then on."""
         if self._tracker is None or self._tracker.allocator is not self._allocator:
             self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
         return self._tracker.take(self._ownership.clock)

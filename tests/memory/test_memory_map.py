@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import xml.etree.ElementTree as ElementTree
 import zlib
@@ -83,6 +84,7 @@ class Watched(Machine):
     pool_bytes = 6 * 20
     swap_bytes = 6 * 9
     last: MemoryMap | None = None
+    kept: ClassVar[list] = []
 
     @rule()
     def look(self) -> None:
@@ -91,9 +93,19 @@ class Watched(Machine):
         changes = now.changes(self.last)
         for g, group in enumerate(now.groups):
             rows = group.blocks.copy() if self.last is None else self.last.groups[g].blocks.copy()
-            rows[changes.blocks[g]] = group.blocks[changes.blocks[g]]
+            rows[changes.blocks[g]] = changes.records[g]
             assert rows.tolist() == group.blocks.tolist()
+        for kept, blocks in self.kept:
+            assert [group.blocks.tolist() for group in kept.groups] == blocks, "a map changed afterwards"
+        self.kept = []
         self.last = now
+
+    @rule()
+    def keep(self) -> None:
+        """A map is compared with itself of now when more has happened; its arrays are made as late as that, or now."""
+        now = self.manager.map()
+        blocks = [[tuple(row) for row in group.records._live.rows.tolist()] for group in now.groups]
+        self.kept = [*self.kept, (now, blocks)]
 
 
 class WatchedWindow(Watched):
@@ -146,6 +158,21 @@ def test_a_map_never_changes_and_the_next_one_says_what_did():
     assert after.changes(manager.map()).count == 0
     with pytest.raises(ValueError, match="read-only"):
         after.groups[0].blocks["owners"][0] = 3
+
+
+def test_a_map_that_nobody_has_read_stays_as_it_was_and_goes_to_another_process():
+    manager = full_manager(40, 4, prefix_caching=True)
+    serve(manager, 0, TOKENS[:40])
+    maps = [manager.map()]
+    wanted = [maps[0].groups[0].records._live.rows.tolist()]
+    for seq_id in range(1, 6):  # the first map is overwritten by more than a quarter
+        serve(manager, seq_id, [seq_id] * 20)
+        maps.append(manager.map())
+        wanted.append(maps[-1].groups[0].records._live.rows.tolist())
+    copies = [pickle.loads(pickle.dumps(seen)) for seen in maps]
+    for seen in (maps, copies):
+        assert [one.groups[0].blocks.tolist() for one in seen] == wanted
+    assert copies[3].groups[0].used == maps[3].groups[0].used == 25
 
 
 def test_blocks_of_prompts_that_begin_alike_have_one_prefix_cached_or_not():

@@ -15,6 +15,7 @@ class ScriptedEngine:
 
     Args:
         num_pages: large pages, each of two blocks of full attention or three of a window, 16 tokens a block.
+        unit: a sixth of the bytes of a large page.
 
     Attributes:
         asked: how many maps were taken.
@@ -22,12 +23,12 @@ class ScriptedEngine:
         stopped: whether the engine was shut down.
     """
 
-    def __init__(self, num_pages: int = 120) -> None:
+    def __init__(self, num_pages: int = 120, unit: int = 1) -> None:
         specs = [
-            GroupSpec("full", layer_bytes=3, num_layers=1, block_size=16, policy=FullAttention()),
-            GroupSpec("window", layer_bytes=2, num_layers=1, block_size=16, policy=SlidingWindow(64)),
+            GroupSpec("full", layer_bytes=3 * unit, num_layers=1, block_size=16, policy=FullAttention()),
+            GroupSpec("window", layer_bytes=2 * unit, num_layers=1, block_size=16, policy=SlidingWindow(64)),
         ]
-        self.manager = MemoryManager(PoolLayout.plan(specs, 6 * num_pages), prefix_caching=True)
+        self.manager = MemoryManager(PoolLayout.plan(specs, 6 * unit * num_pages), prefix_caching=True)
         self.names: dict[int, str] = {}
         self.tokens: dict[int, list[int]] = {}
         self.asked = self.steps = self.prompt_tokens = self.output_tokens = self.hits = self.waiting = 0

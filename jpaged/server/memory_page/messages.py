@@ -59,7 +59,7 @@ def map_body(now: MemoryMap, before: MemoryMap | None) -> dict[str, Any]:
     body: dict[str, Any] = {
         "clock": now.clock % 2**32,
         "pages": _packed(pages),
-        "blocks": [_packed(_rows(g.blocks, n)) for g, n in zip(now.groups, changes.blocks, strict=True)],
+        "blocks": [_packed(_rows(at, rows)) for at, rows in zip(changes.blocks, changes.records, strict=True)],
     }
     if before is None or before.request_names != now.request_names:
         body["names"] = now.request_names
@@ -75,11 +75,12 @@ def map_body(now: MemoryMap, before: MemoryMap | None) -> dict[str, Any]:
     return body
 
 
-def _rows(blocks: Any, changed: Any) -> Any:
-    rows = np.empty((len(changed), 1 + len(FIELDS)), np.int64)
-    rows[:, 0] = changed
+def _rows(at: Any, records: Any) -> Any:
+    """Return blocks' numbers and records as rows of numbers."""
+    rows = np.empty((len(at), 1 + len(FIELDS)), np.int64)
+    rows[:, 0] = at
     for column, name in enumerate(FIELDS, start=1):
-        rows[:, column] = blocks[name][changed]
+        rows[:, column] = records[name]
     return rows
 
 

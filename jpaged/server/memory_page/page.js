@@ -94,7 +94,7 @@ function lastNeed(g, at) {
   const age = (then) => (pool.clock - then) >>> 0;
   const need = pool.rows[g][at + NEED] >>> 0;
   const now = pool.clocks[pool.clocks.length - 1][1];
-  if (age(need) > age(pool.clocks[0][0])) return `over ${Math.round(now - pool.clocks[0][1])} s ago`;
+  if (age(need) > age(pool.clocks[0][0])) return `> ${Math.round(now - pool.clocks[0][1])} s ago`;
   const seen = pool.clocks.find(([clock]) => age(clock) <= age(need));
   return `${Math.round(now - seen[1])} s ago`;
 }
@@ -318,9 +318,10 @@ function showChosen() {
     const [row, all] = [body.insertRow(), pool.rows[g]];
     cell(row, at / FIELDS);
     const state = all[at + STATE];
-    cell(row, state === 2 ? `cached, needed ${lastNeed(g, at)}` : STATES[state], "text");
+    cell(row, STATES[state], "text");
     cell(row, all[at + TOKENS]);
     cell(row, all[at + OWNERS]);
+    cell(row, state === 2 ? lastNeed(g, at) : state > 2 ? "now" : "");
   }
   const owners = [...new Set(records.map((at) => ownerOf(g, at)).filter(Boolean))];
   const more = records.length > 64 ? ` ${records.length - 64} more blocks are not shown.` : "";

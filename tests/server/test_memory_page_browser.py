@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException
 from scripted_engine import ScriptedEngine, busy_engine
 
 from jpaged import MemoryMap
+from jpaged.memory import BlockState
 from jpaged.server.memory_page import memory_routes
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -151,8 +152,15 @@ def test_it_follows_the_engine_and_tells_owners_tokens_and_last_need(browser):
         assert page.inner_text("#page-title").startswith(f"Page {cached}:")
         assert "cached" in page.inner_text("#page") and "s ago" in page.inner_text("#page")
         assert page.inner_text("#page-owner") == "Nobody owns a block of it."
-        page.check("input[value=request]")
-        assert page.evaluate(PIXEL, 0)[:3] != [0, 114, 178]
+        for by, least in (("request", BlockState.USED), ("prefix", BlockState.CACHED)):
+            page.check(f"input[value={by}]")
+            colours: dict[int, set[tuple[int, ...]]] = {}
+            for number in range(seen.num_pages):
+                block = seen.page(number)[0] if seen.page(number) else None
+                if block is not None and block.state >= least:
+                    rgb = page.evaluate(PIXEL, number)[:3]
+                    colours.setdefault(getattr(block, by), set()).add(tuple(round(c / 32) for c in rgb))
+            assert len(colours) >= 2 and not set.intersection(*colours.values()), by
 
 
 def test_the_keyboard_reaches_every_page_and_a_screen_reader_hears_it(browser):
@@ -174,6 +182,7 @@ def test_the_keyboard_reaches_every_page_and_a_screen_reader_hears_it(browser):
         page.keyboard.press("Escape")
         assert page.locator("#tip").is_hidden()
         page.click("summary")
+        page.wait_for_selector("#pages tr")
         rows = table(page, "#table")
         assert len(rows) == 25 and rows[0][:3] == ["0", "full", "2"] and rows[0][-1] == "alice-1"
         page.click("#forth")

@@ -24,7 +24,7 @@ class GroupTracker:
 
     Args:
         blocks: the allocator's state of the group, which notes its changes from now on.
-        root: returns the prefix number of a cached block.
+        cached_prefix: returns the prefix number of a cached block.
         fill: returns how many tokens a sequence holds in the block at an entry of its table.
         entry: returns the entry at which a sequence's table has a block, given a likely one.
 
@@ -38,7 +38,7 @@ class GroupTracker:
         self,
         plan: GroupLayout,
         blocks: GroupBlocks,
-        root: Callable[[int], int],
+        cached_prefix: Callable[[int], int],
         fill: Callable[[int, int], int],
         entry: Callable[[int, int, int], int],
     ) -> None:
@@ -47,7 +47,7 @@ class GroupTracker:
         self.prefix_of = {NOBODY: 0}
         self._plan = plan
         self._blocks = blocks
-        self._root = root
+        self._cached_prefix = cached_prefix
         self._fill = fill
         self._entry = entry
         self._owner = [NOBODY] * plan.num_blocks
@@ -148,19 +148,20 @@ class GroupTracker:
 
     def _records(self, blocks: list[int], page_groups: Sequence[int], number: int) -> Rows:
         """Return the records of blocks as they are now."""
-        ref_count, size = self._blocks.ref_count, self._plan.blocks_per_page
+        ref_count, per_page, size = self._blocks.ref_count, self._plan.blocks_per_page, self._plan.spec.block_size
         counts = [ref_count[block] for block in blocks]
         owners = [self._owner[block] if count else NOBODY for block, count in zip(blocks, counts, strict=True)]
         states, tokens, prefixes, needs = [], [], [], []
         for block, count, owner in zip(blocks, counts, owners, strict=True):
             need = filled = prefix = 0
             if count:
-                state, filled, prefix = _SHARED if count > 1 else _USED, self._tokens[block], self.prefix_of[owner]
+                state, prefix = _SHARED if count > 1 else _USED, self.prefix_of[owner]
+                filled = size if owner == NOBODY else self._tokens[block]  # what no sequence has counts as full
             elif (time := self._blocks.evictable.get(block) or self._blocks.protected.get(block)) is not None:
-                state, filled, prefix = _CACHED, self._plan.spec.block_size, self._root(block)
+                state, filled, prefix = _CACHED, size, self._cached_prefix(block)
                 need = time.tick - PROTECTED if time.tick >= PROTECTED else time.tick
             else:
-                state = _EMPTY if page_groups[block // size] == number else _NONE
+                state = _EMPTY if page_groups[block // per_page] == number else _NONE
             states.append(state)
             tokens.append(filled)
             prefixes.append(prefix)

@@ -14,12 +14,12 @@ class Link(NamedTuple):
     Attributes:
         digest: 16 bytes that stand for the salt and all tokens up to the block's end.
         tokens: the block's own token ids, to be compared on a hit.
-        root: digest of the chain's first block, by which prompts that begin alike are shown together.
+        first: digest of the chain's first block, by which prompts that begin alike are shown together.
     """
 
     digest: bytes
     tokens: bytes
-    root: bytes = b""
+    first: bytes = b""
 
 
 class HashChain:
@@ -36,12 +36,12 @@ class HashChain:
         """Add links up to `num_blocks` blocks; `token_ids` are the sequence's tokens from position 0."""
         size = self.block_size
         digest = self.links[-1].digest if self.links else self._root
-        root = self.links[0].root if self.links else b""
+        first = self.links[0].first if self.links else b""
         for start in range(len(self.links) * size, num_blocks * size, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
             digest = blake2b(digest + tokens, digest_size=16).digest()
-            root = root or digest
-            self.links.append(Link(digest, tokens, root))
+            first = first or digest
+            self.links.append(Link(digest, tokens, first))
 
     def truncate(self, num_blocks: int) -> None:
         """Drop the links of blocks that are about to be rewritten."""

@@ -51,7 +51,7 @@ class MapTracker:
         self._sequences = sequences
         self._seen: dict[int, Seen] = {}
         self._groups = [
-            GroupTracker(plan, blocks, partial(self._root, g), partial(self._fill, g), partial(self._entry, g))
+            GroupTracker(plan, blocks, partial(self._cached_prefix, g), partial(self._fill, g), partial(self._entry, g))
             for g, (plan, blocks) in enumerate(zip(layout.groups, allocator.groups, strict=True))
         ]
         self._page_groups = np.full(layout.num_pages, NO_GROUP, np.int32)
@@ -148,11 +148,11 @@ class MapTracker:
 
     def _prefix_of(self, sequence: BlockTables, g: int) -> int:
         links = self._cache.chain(sequence, g).links
-        return _number(links[0].root) if links else 0
+        return _number(links[0].first) if links else 0
 
-    def _root(self, g: int, block: int) -> int:
+    def _cached_prefix(self, g: int, block: int) -> int:
         link = self._cache.link(g, block)
-        return 0 if link is None else _number(link.root)
+        return 0 if link is None else _number(link.first)
 
 
 def differences(old: list[int], new: list[int]) -> Iterator[int]:
@@ -166,6 +166,6 @@ def differences(old: list[int], new: list[int]) -> Iterator[int]:
     yield from range(both, max(len(old), len(new)))
 
 
-def _number(root: bytes) -> int:
+def _number(first: bytes) -> int:
     """Return a prefix's number, above 0; 0 for one that is not known."""
-    return (int.from_bytes(root[:4], "little") or 1) if root else 0
+    return (int.from_bytes(first[:4], "little") or 1) if first else 0

@@ -65,7 +65,7 @@ def check_map(manager: MemoryManager, seen: MemoryMap) -> None:
                 links = manager._cache.chain(sequence, g).links
                 assert (block.prefix != 0) == bool(links)
                 if links and link is not None:
-                    assert link.root == links[0].root
+                    assert link.first == links[0].first
             elif block.state is BlockState.CACHED:
                 assert block.prefix != 0 and (block.request, block.sequence) == (-1, -1)
                 assert 0 <= block.last_need <= seen.clock

@@ -15,14 +15,32 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from jpaged import AsyncLLM, SamplingParams
 from jpaged.benchmarks.random_model import gemma3_config, save_random_gemma3
-from jpaged.server.memory_page import MemoryFeed
+from jpaged.memory import MemoryManager
+from jpaged.server.memory_page import MemoryFeed, feed
 
 PROMPT, OUTPUT = 96, 128
+
+
+def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """Return the same function, which notes the CPU time of each call."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return function(*args, **options)
+        finally:
+            spent.append(time.thread_time() - start)
+
+    return call
 
 
 async def serve(engine: AsyncLLM, requests: int, name: str) -> tuple[float, float]:
@@ -42,10 +60,13 @@ async def serve(engine: AsyncLLM, requests: int, name: str) -> tuple[float, floa
 
 async def measure(engine: AsyncLLM, rounds: int, requests: int) -> list[tuple[float, float, int]]:
     """Return for each round tokens a second and a CPU-second, watched over not watched, and the messages read."""
-    feed = MemoryFeed(engine)
+    watched_engine, watched_seconds, busy = MemoryFeed(engine), 0.0, 0.0
+    spent: list[float] = []
+    MemoryManager.map = timed(MemoryManager.map, spent)  # type: ignore[method-assign]
+    feed.sample_message = timed(feed.sample_message, spent)
 
     async def watch(read: list[int]) -> None:
-        async for message in feed.messages():
+        async for message in watched_engine.messages():
             read.append(len(message))
 
     await serve(engine, requests, "first")
@@ -58,14 +79,18 @@ async def measure(engine: AsyncLLM, rounds: int, requests: int) -> list[tuple[fl
             if task is not None:
                 while not read:  # the whole pool is told once, and that is not what is measured
                     await asyncio.sleep(0.01)
+            spent.clear()
+            start = time.perf_counter()
             results[watched] = await serve(engine, requests, f"{number}-{watched}")
             if task is not None:
+                watched_seconds, busy = watched_seconds + time.perf_counter() - start, busy + sum(spent)
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
         (speed, cpu), (plain, plain_cpu) = results[True], results[False]
         ratios.append((speed / plain, cpu / plain_cpu, len(read)))
         print(f"round {number}: {plain:.0f} tokens/s, watched {speed:.0f}; {len(read)} messages", flush=True)
+    print(f"maps and messages took {busy / watched_seconds:.2%} of a core while watched")
     return ratios
 
 

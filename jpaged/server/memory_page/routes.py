@@ -17,6 +17,9 @@ POLICY = (
 )
 """Content security policy of the page: it loads its own script and nothing else."""
 
+OPEN_PATHS = ("/memory", "/memory/page.js")
+"""Paths that need no key, as a browser cannot bring one when it opens a page; they are the same for every engine."""
+
 HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
 

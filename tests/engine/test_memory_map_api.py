@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import aclosing
 
 import pytest
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, AsyncLLM, MemoryMap, SamplingParams
 from jpaged.memory import BlockState
+from jpaged.server.memory_page import MemoryFeed
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SHARED = list(range(3, 67))
@@ -73,3 +76,28 @@ def test_clients_of_an_async_engine_find_their_requests_by_name(llm):
     mine = [block for block in blocks if block.request == named]
     assert sum(block.tokens for block in mine) >= len(SHARED)
     assert {block.state for block in mine} == {BlockState.USED}
+
+
+def test_the_memory_page_follows_a_running_engine_until_it_is_shut_down(llm):
+    async def main() -> list[dict]:
+        engine = AsyncLLM.from_llm(llm)
+        told: list[dict] = []
+
+        async def watch() -> None:
+            async with aclosing(MemoryFeed(engine, interval=0.01).messages()) as messages:
+                async for message in messages:
+                    told.append(json.loads(message))
+
+        watching = asyncio.create_task(watch())
+        async for _ in engine.generate({"prompt_token_ids": SHARED}, PARAMS, "watched"):
+            pass
+        before = len(told)
+        while len(told) < before + 2:
+            await asyncio.sleep(0.001)
+        await engine.shutdown()
+        await watching
+        return told
+
+    told = asyncio.run(asyncio.wait_for(main(), 60))
+    assert told[0]["pool"]["groups"][0]["perPage"] == 1
+    assert told[-1]["stats"]["promptTokens"] > 0

@@ -155,9 +155,8 @@ def table(reports: Sequence[RateReport], title: str) -> Table:
 def _milliseconds(spread: Spread) -> str:
     if math.isnan(spread.p50):
         return "-"
-    return " / ".join(
-        f"{1e3 * value:.3g}" if value < 1 else f"{1e3 * value:.0f}" for value in (spread.p50, spread.p90, spread.p99)
-    )
+    values = [1e3 * value for value in (spread.p50, spread.p90, spread.p99)]
+    return " / ".join(f"{value:.0f}" if value >= 99.95 else f"{value:.3g}" for value in values)
 
 
 def plot(reports: Sequence[RateReport], path: Path, title: str) -> None:

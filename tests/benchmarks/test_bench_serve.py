@@ -16,7 +16,7 @@ from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand
 from jpaged.benchmarks.serving import Plan, run
 from jpaged.benchmarks.serving_client import Answer, Target
 from jpaged.benchmarks.serving_load import Ask, arrival_times, asks_of, read_asks
-from jpaged.benchmarks.serving_report import Limits, summarise, table
+from jpaged.benchmarks.serving_report import Limits, Spread, summarise, table
 from jpaged.cli.main import app
 
 ASKS = [Ask(f"a prompt of {i}", 5) for i in range(12)]
@@ -227,6 +227,13 @@ def test_percentiles_are_over_all_answers_and_gaps():
     gaps = report.inter_token
     assert (gaps.mean, gaps.p50, gaps.p99) == pytest.approx((0.02, 0.02, 0.02))
     assert (report.sent, report.completed, report.planned) == (102, 101, 200)
+
+
+def test_latencies_are_shown_in_milliseconds_of_three_figures_or_more():
+    report = summarise(1, 3, [answer(0, 0.0998, 0.00123, 2), answer(0, 0.9997, 1.5, 2)], 0, Limits())
+    shown = table([replace(report, ttft=Spread(1, 0.0998, 0.09996, 0.9997), latency=Spread(1, 0.00123, 1.5, 12))], "")
+    assert list(shown.columns[6].cells) == ["99.8 / 100 / 1000"]
+    assert list(shown.columns[8].cells) == ["1.23 / 1500 / 12000"]
 
 
 def test_a_table_has_a_row_a_rate_and_json_has_no_nan():

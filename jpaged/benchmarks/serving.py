@@ -16,7 +16,7 @@ from functools import partial
 import httpx
 
 from jpaged.benchmarks.serving_client import Answer, Target, ask_one, first_model
-from jpaged.benchmarks.serving_load import Arrivals, Ask, arrival_times
+from jpaged.benchmarks.serving_load import Ask, arrival_times
 from jpaged.benchmarks.serving_report import Limits, RateReport, summarise
 
 Tell = Callable[[float, int, int], None]
@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         rates: requests a second, one run each.
-        arrivals, burstiness: see `arrival_times`.
+        burstiness: see `arrival_times`; 1 = Poisson arrivals.
         max_seconds: after so many seconds a run ends: nothing more is sent, and what is open is cut off.
         max_concurrency: most requests that are open at once; the others wait, which their latencies show. 0 = no bound.
         warmup: requests sent one after another before the first run, and not counted.
@@ -37,8 +37,7 @@ class Plan:
     """
 
     rates: tuple[float, ...]
-    arrivals: Arrivals = "poisson"
-    burstiness: float = 0.25
+    burstiness: float = 1.0
     max_seconds: float = 300.0
     max_concurrency: int = 0
     warmup: int = 1
@@ -53,7 +52,7 @@ class Plan:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         for rate in self.rates:
-            arrival_times(self.arrivals, rate, 0, self.seed, self.burstiness)
+            arrival_times(rate, 0, self.seed, self.burstiness)
 
 
 def run(target: Target, asks: Sequence[Ask], plan: Plan, limits: Limits, tell: Tell) -> list[RateReport]:
@@ -95,7 +94,7 @@ async def _run_rate(
     tell: Callable[[int, int], None],
 ) -> list[Answer]:
     """Return the answers to what was sent; all have ended."""
-    times = arrival_times(plan.arrivals, rate, len(asks), plan.seed, plan.burstiness)
+    times = arrival_times(rate, len(asks), plan.seed, plan.burstiness)
     gate = asyncio.Semaphore(plan.max_concurrency or len(asks))
     start = time.perf_counter()
     answers: list[Answer] = []
@@ -121,7 +120,7 @@ async def _run_rate(
 
 async def _until(tasks: Iterable[asyncio.Task[None]], deadline: float) -> None:
     """Wait for tasks until the deadline, and cut off those that are left."""
-    _, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.perf_counter()))
+    done, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.perf_counter()))
     for task in late:
         task.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
+    await asyncio.gather(*done, *late)

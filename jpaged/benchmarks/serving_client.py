@@ -115,7 +115,7 @@ async def ask_one(client: httpx.AsyncClient, target: Target, ask: Ask, due: floa
                 answer.error = f"HTTP {response.status_code}: {_message(await response.aread())}"
             else:
                 await _read(response.aiter_lines(), answer)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         answer.error = f"{type(error).__name__}: {error}"
     except asyncio.CancelledError:
         answer.error = "cut off: the time was up"
@@ -139,19 +139,27 @@ async def _read(lines: AsyncIterator[str], answer: Answer) -> None:
         except ValueError:
             answer.error = f"an event that is not JSON: {data[:80]}"
             return
-        if "error" in event:
+        if not isinstance(event, dict):
+            answer.error = f"an event that is no object: {data[:80]}"
+            return
+        if event.get("error"):
             answer.error = f"in the stream: {_message(data.encode())}"
             return
-        if any(_has_text(choice) for choice in event.get("choices") or ()):
+        choices = event.get("choices")
+        if isinstance(choices, list) and any(_has_text(choice) for choice in choices):
             answer.token_times.append(time.perf_counter())
-        if usage := event.get("usage"):
+        if isinstance(usage := event.get("usage"), dict):
             answer.prompt_tokens = usage.get("prompt_tokens") or 0
             answer.output_tokens = usage.get("completion_tokens") or 0
     answer.error = "the stream ended before [DONE]"
 
 
-def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
+def _has_text(choice: Any) -> bool:
+    """Tell whether a choice of an event brings something of the answer."""
+    if not isinstance(choice, dict):
+        return False
+    delta = choice.get("delta")
+    delta = delta if isinstance(delta, dict) else {}
     texts = (choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("tool_calls"))
     return any(texts)
 
@@ -177,5 +185,5 @@ async def first_model(client: httpx.AsyncClient, target: Target) -> str:
         response = await client.get(f"{target.base}/models")
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"--url {target.url} names no model ({error}); give --model") from error

@@ -8,13 +8,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand
-
-Arrivals = Literal["poisson", "bursty"]
 
 WORDS = (
     *("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at"),
@@ -121,13 +119,13 @@ def asks_of(demands: Sequence[Demand], seed: int, max_prompt: int | None = None)
     return asks
 
 
-def arrival_times(kind: Arrivals, rate: float, number: int, seed: int, burstiness: float = 0.25) -> list[float]:
+def arrival_times(rate: float, number: int, seed: int, burstiness: float = 1.0) -> list[float]:
     """Return when each of `number` requests is sent, in seconds from the first; they ascend.
 
     Args:
-        kind: "poisson" has exponential gaps; "bursty" has gaps of a gamma distribution of the same mean.
         rate: requests a second on average; infinite = all at once.
-        burstiness: shape of that gamma distribution, in (0, 1]: the gaps' variance is 1 / burstiness that of Poisson's.
+        burstiness: shape of the gamma distribution of the gaps, in (0, 1]. 1 is the exponential one of Poisson
+            arrivals; below, the variance of the gaps is 1 / burstiness times as large, and requests come in bursts.
 
     Raises:
         ValueError: rate is not above 0, or burstiness not in (0, 1].
@@ -138,6 +136,5 @@ def arrival_times(kind: Arrivals, rate: float, number: int, seed: int, burstines
         raise ValueError(f"burstiness={burstiness} is not in (0, 1]")
     if math.isinf(rate):
         return [0.0] * number
-    shape = 1.0 if kind == "poisson" else burstiness
-    gaps = np.random.default_rng(seed).gamma(shape, 1 / (rate * shape), max(0, number - 1))
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), max(0, number - 1))
     return [0.0, *np.cumsum(gaps).tolist()][:number]

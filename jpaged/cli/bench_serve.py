@@ -21,7 +21,9 @@ def serve(
         list[float] | None, typer.Option(help="Requests a second; may be repeated. inf: all at once. [1, 2, 4, 8]")
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson or bursty.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Of bursty arrivals, in (0, 1]; 1 is Poisson.")] = 0.25,
+    burstiness: Annotated[
+        float | None, typer.Option(help="Of bursty arrivals, in (0, 1]; 1 is Poisson. [0.25]")
+    ] = None,
     num_requests: Annotated[int, typer.Option(min=1, max=100_000, help="Requests at each rate.")] = 100,
     prompts: Annotated[
         Path | None,
@@ -30,19 +32,29 @@ def serve(
     trace: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="CSV of prompt_len, output_len, perhaps hash_ids.")
     ] = None,
-    mean_input: Annotated[float, typer.Option(min=1, help="Mean prompt length where no file is given.")] = 160,
-    mean_output: Annotated[float, typer.Option(min=1, help="Mean answer length where no file is given.")] = 64,
-    max_input: Annotated[int | None, typer.Option(min=1, help="Longer prompts of a trace are cut to this.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of answers where the JSONL has none.")] = 128,
+    mean_input: Annotated[
+        float | None, typer.Option(min=1, help="Mean prompt length where no file is given. [160]")
+    ] = None,
+    mean_output: Annotated[
+        float | None, typer.Option(min=1, help="Mean answer length where no file is given. [64]")
+    ] = None,
+    max_input: Annotated[
+        int | None, typer.Option(min=1, help="Longer prompts are cut to this, but those of --prompts.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of answers where the JSONL has none. [128]")
+    ] = None,
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     ignore_eos: Annotated[bool, typer.Option(help="Ask for whole lengths (vLLM's and jpaged's ignore_eos).")] = False,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.")] = None,
     max_seconds: Annotated[float, typer.Option(help="A rate ends after so long; open requests are cut off.")] = 300.0,
     max_concurrency: Annotated[int, typer.Option(min=0, help="Most open requests; 0 = no bound.")] = 0,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = 1,
-    limit_ttft: Annotated[float | None, typer.Option(help="Goodput: most ms to the first token.")] = None,
-    limit_token: Annotated[float | None, typer.Option(help="Goodput: most ms a token, on an answer's average.")] = None,
-    limit_latency: Annotated[float | None, typer.Option(help="Goodput: most ms to the end.")] = None,
+    limit_ttft: Annotated[float | None, typer.Option(min=0, help="Goodput: most ms to the first token.")] = None,
+    limit_token: Annotated[
+        float | None, typer.Option(min=0, help="Goodput: most ms a token, on an answer's average.")
+    ] = None,
+    limit_latency: Annotated[float | None, typer.Option(min=0, help="Goodput: most ms to the end.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of lengths and words that are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for latency against rate, PNG or SVG (matplotlib).")] = None,
@@ -62,12 +74,23 @@ def serve(
         raise typer.BadParameter(f"--arrivals {arrivals} is none of poisson, bursty")
     if prompts is not None and trace is not None:
         raise typer.BadParameter("--prompts and --trace are both given: choose one")
+    for option, value, suits, where in (
+        ("--burstiness", burstiness, arrivals == "bursty", "--arrivals bursty"),
+        ("--max-tokens", max_tokens, prompts is not None, "--prompts"),
+        ("--max-input", max_input, prompts is None, "lengths, not for --prompts"),
+        ("--mean-input", mean_input, not (prompts or trace), "lengths that are drawn, where no file is given"),
+        ("--mean-output", mean_output, not (prompts or trace), "lengths that are drawn, where no file is given"),
+    ):
+        if value is not None and not suits:
+            raise typer.BadParameter(f"{option} is for {where}")
+    bursts = 1.0 if arrivals == "poisson" else 0.25 if burstiness is None else burstiness
     with bad_parameters():
-        asks = _asks(prompts, trace, num_requests, (mean_input, mean_output), max_tokens, max_input, seed)
+        asks = _asks(
+            prompts, trace, num_requests, (mean_input or 160, mean_output or 64), max_tokens or 128, max_input, seed
+        )
         plan = serving.Plan(
             tuple(rate or (1.0, 2.0, 4.0, 8.0)),
-            arrivals,  # type: ignore[arg-type]
-            burstiness,
+            bursts,
             max_seconds,
             max_concurrency,
             warmup,

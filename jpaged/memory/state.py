@@ -103,7 +103,10 @@ class MemoryState:
         """Return every large page and block. O(pool) the first time, and O(what changed since) from then on."""
         if self._tracker is None or self._tracker.allocator is not self._allocator:
             self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
-        return self._tracker.take(self._ownership.clock)
+        tracker, self._tracker = self._tracker, None  # an exception in between, as Ctrl-C, leaves none half changed
+        found = tracker.take(self._ownership.clock)
+        self._tracker = tracker
+        return found
 
     def check_invariants(self) -> None:
         """Recompute every count from the tables. O(pool); for tests.

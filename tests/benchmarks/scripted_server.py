@@ -26,6 +26,7 @@ class Script:
         refuse: of every so many requests, one gets 429; 0 = none.
         break_off: whether streams end without [DONE].
         fail: whether streams hold an error.
+        strange: whether they hold what no stream of OpenAI's has.
         bodies: what was asked, in order.
         keys: the Authorization headers that came.
         open, most_open: requests that are being answered, and the most there were at once.
@@ -37,6 +38,7 @@ class Script:
     refuse: int = 0
     break_off: bool = False
     fail: bool = False
+    strange: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     open: int = 0
@@ -52,6 +54,8 @@ class Script:
                     await asyncio.sleep(self.gap)
                 chat = {"delta": {"content": "a "}} if "messages" in body else {"text": "a "}
                 yield f"data: {json.dumps({'choices': [chat]})}\n\n"
+                if self.strange:
+                    yield f"data: {json.dumps({'choices': [None, {'delta': 4}], 'usage': 5})}\n\ndata: 3\n\n"
                 if self.fail:
                     yield f"data: {json.dumps({'error': {'message': 'the device is gone'}})}\n\n"
                     return

@@ -34,7 +34,7 @@ def measure(script: Script, asks=ASKS, plan=FAST, **target):
 
 
 def test_poisson_gaps_have_the_mean_of_the_rate_and_as_much_spread():
-    times = arrival_times("poisson", 8.0, 4001, seed=1)
+    times = arrival_times(8.0, 4001, seed=1)
     gaps = [b - a for a, b in pairwise(times)]
     assert times[0] == 0 and min(gaps) > 0
     assert statistics.mean(gaps) == pytest.approx(1 / 8, rel=0.05)
@@ -42,16 +42,16 @@ def test_poisson_gaps_have_the_mean_of_the_rate_and_as_much_spread():
 
 
 def test_bursty_gaps_have_the_same_mean_and_more_spread():
-    times = arrival_times("bursty", 8.0, 8001, seed=1, burstiness=0.25)
+    times = arrival_times(8.0, 8001, seed=1, burstiness=0.25)
     gaps = [b - a for a, b in pairwise(times)]
     assert statistics.mean(gaps) == pytest.approx(1 / 8, rel=0.08)
     assert statistics.stdev(gaps) == pytest.approx(2 / 8, rel=0.1), "the variance is four times as large"
 
 
 def test_an_infinite_rate_sends_all_at_once_and_a_seed_repeats():
-    assert arrival_times("poisson", math.inf, 3, seed=0) == [0, 0, 0]
-    assert arrival_times("bursty", 2, 9, seed=4) == arrival_times("bursty", 2, 9, seed=4)
-    assert arrival_times("bursty", 2, 9, seed=4) != arrival_times("bursty", 2, 9, seed=5)
+    assert arrival_times(math.inf, 3, seed=0) == [0, 0, 0]
+    assert arrival_times(2, 9, 4, 0.5) == arrival_times(2, 9, 4, 0.5)
+    assert arrival_times(2, 9, 4, 0.5) != arrival_times(2, 9, 5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,7 @@ def test_chat_takes_texts_and_conversations_and_completions_no_conversation():
         (Script(refuse=3, gap=0), "HTTP 429: too many requests", 4),
         (Script(break_off=True, gap=0), "the stream ended before [DONE]", 12),
         (Script(fail=True, gap=0), "in the stream: the device is gone", 12),
+        (Script(strange=True, gap=0), "an event that is no object: 3", 12),
     ],
 )
 def test_an_answer_that_is_not_whole_is_an_error_and_no_latency(script, error, failed):
@@ -289,6 +290,8 @@ def test_the_command_draws_latency_against_rate(tmp_path):
         (["--endpoint", "embeddings"], "none of chat, completions"),
         (["--arrivals", "uniform"], "none of poisson, bursty"),
         (["--rate", "0"], "must be above 0"),
+        (["--burstiness", "0.5"], "--burstiness is for --arrivals bursty"),
+        (["--max-tokens", "5"], "--max-tokens is for --prompts"),
         (["--url", "http://127.0.0.1:9", "--model", "m"], "did not answer the first request"),
     ],
 )

@@ -497,6 +497,7 @@ function drawPlot(plot) {
 let connections = 0;
 let wait = 250;
 let stream = null;
+let watching = false;
 
 function status(state, text) {
   if ($("status").dataset.state === state && $("status").textContent === text) return;
@@ -530,6 +531,9 @@ function take(message) {
 }
 
 async function watch() {
+  if (watching) return;
+  if (document.hidden) return status("wait", "paused");
+  watching = true;
   stream = new AbortController();
   let silence = setTimeout(() => stream.abort(), 2 * SILENCE);
   try {
@@ -561,6 +565,7 @@ async function watch() {
     console.info(`memory page: ${error}`);
   } finally {
     clearTimeout(silence);
+    watching = false;
   }
   if (document.hidden) return status("wait", "paused");
   status("lost", "connection lost; trying again");

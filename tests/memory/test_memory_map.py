@@ -17,6 +17,7 @@ from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_
 from thorough import examples
 
 from jpaged.memory import NO_BLOCK, Block, BlockState, MemoryManager, MemoryMap
+from jpaged.memory.pages import PROTECTED
 
 TOKENS = list(range(100))
 
@@ -68,7 +69,9 @@ def check_map(manager: MemoryManager, seen: MemoryMap) -> None:
                     assert link.first == links[0].first
             elif block.state is BlockState.CACHED:
                 assert block.prefix != 0 and (block.request, block.sequence) == (-1, -1)
-                assert 0 <= block.last_need <= seen.clock
+                group = manager._allocator.groups[g]
+                tick = (group.evictable.get(number) or group.protected.get(number)).tick % PROTECTED
+                assert block.last_need == tick <= seen.clock
             else:
                 assert block == wanted
         assert (shown.used, shown.cached, shown.empty) == (counted.used, counted.evictable, counted.empty)

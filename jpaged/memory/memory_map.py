@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jpaged.memory import map_drawing
 from jpaged.memory.block_records import ROW, Block, BlockState, Indices, Rows
 from jpaged.memory.group_map import GroupMap
+from jpaged.validation import integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +139,7 @@ class MemoryMap:
         Args:
             columns: cells in a row; 0 = three times as many as rows.
         """
+        columns = integer("columns", columns, low=0)
         return map_drawing.svg(self.page_groups, self.groups, columns)
 
     def to_png(self, *, columns: int = 0, cell: int = 0) -> bytes:
@@ -145,8 +147,9 @@ class MemoryMap:
 
         Args:
             columns: cells in a row; 0 = three times as many as rows.
-            cell: pixels of a cell's side; 0 = so many that all are about 900 pixels wide.
+            cell: pixels of a cell's side, at most 256; 0 = so many that all are about 900 pixels wide.
         """
+        columns, cell = integer("columns", columns, low=0), integer("cell", cell, low=0, high=256)
         return map_drawing.png(self.page_groups, self.groups, columns, cell)
 
     def to_html(self) -> str:

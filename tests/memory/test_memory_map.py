@@ -228,6 +228,10 @@ def test_maps_of_other_pools_and_blocks_that_are_not_there_are_refused():
     with pytest.raises(IndexError, match=r"page=-1 is outside \[0, 10\)"):
         small.page(-1)
     assert small.page(3) == [], "a free page has no blocks"
+    with pytest.raises(ValueError, match="columns"):
+        small.to_svg(columns=-1)
+    with pytest.raises(ValueError, match="cell"):
+        small.to_png(cell=1000)
 
 
 def test_the_table_of_entries_tells_released_ones_apart():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jpaged.images.settings import ImageSources
     from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
-    from jpaged.memory import MemoryReport
+    from jpaged.memory import MemoryMap, MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, SavedState, StreamDelta
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -45,6 +45,7 @@ _HOMES = {
     "StreamDelta": "jpaged.outputs",
     "TextPrompt": "jpaged.inputs",
     "TokensPrompt": "jpaged.inputs",
+    "MemoryMap": "jpaged.memory",
     "MemoryReport": "jpaged.memory",
 }
 
@@ -59,6 +60,7 @@ __all__ = [
     "EngineStopped",
     "ImageSources",
     "Layers",
+    "MemoryMap",
     "MemoryReport",
     "NGram",
     "ProcessLost",

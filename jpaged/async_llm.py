@@ -12,12 +12,13 @@ from typing import Any, NoReturn, TypeVar, Unpack, cast
 from jpaged.config import EngineConfig
 from jpaged.engine.metrics import metrics_of
 from jpaged.engine.process import refuse_pickling
+from jpaged.engine.replica import chosen_replica
 from jpaged.engine.saved_state.handle import make_keeper, name_of
 from jpaged.engine.saved_state.periodic import PeriodicSaver
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread, Ticket
 from jpaged.llm import LLM
-from jpaged.memory import MemoryReport
+from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
 from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -236,6 +237,14 @@ class AsyncLLM:
     async def memory_report(self) -> MemoryReport:
         """Who holds the pool's blocks, between two steps."""
         return await asyncio.wrap_future(self._thread.call(self._engine.memory.report))
+
+    async def memory_map(self, *, replica: int = 0) -> MemoryMap:
+        """Return what lies in every large page and block of the pool, between two steps; requests have their names.
+
+        Args and raises: see `LLM.memory_map`.
+        """
+        found = await self._ask(lambda: chosen_replica(self._engine.replicas, replica).memory.map())
+        return found.named(self._thread.request_names())
 
     async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
         """Do what `LLM.pin_prefix` does, best before clients come: while requests run it is refused.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jpaged.cli.bench_serve import serve
 from jpaged.cli.options import (
     BlockSize,
     Dtype,
@@ -29,6 +30,7 @@ from jpaged.cli.options import (
 )
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
+app.command()(serve)
 
 
 @app.command()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from jpaged.config import EngineConfig
 from jpaged.engine.handle import EngineHandle
 from jpaged.engine.progress import warmup_progress
-from jpaged.memory import MemoryReport
+from jpaged.engine.replica import chosen_replica
+from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.outputs import PinnedPrefix
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import PREFILL_ONLY
@@ -184,10 +185,23 @@ class ModelHandle(EngineHandle):
             ValueError: there is no such replica.
         """
         with self._engine.turn:
-            if not 0 <= replica < len(self._engine.replicas):
-                raise ValueError(f"replica={replica} is not one of the {len(self._engine.replicas)} replicas")
-            one = self._engine.replicas[replica]
+            one = chosen_replica(self._engine.replicas, replica)
             return (one.peak_report if peak else None) or one.memory.report()
+
+    def memory_map(self, *, replica: int = 0) -> MemoryMap:
+        """Return what lies in every large page and block of the pool now: which group, which state, whose, how many
+        tokens. A notebook draws it; `MemoryMap.changes` compares two.
+
+        The first map walks the pool; later ones cost what changed in between.
+
+        Args:
+            replica: number of the replica whose pool is shown, below data_parallel_size.
+
+        Raises:
+            ValueError: there is no such replica.
+        """
+        with self._engine.turn:
+            return chosen_replica(self._engine.replicas, replica).memory.map()
 
     def reset_peak(self) -> None:
         """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from jpaged.execution import InFlight
 from jpaged.memory import MemoryManager, MemoryReport, Pins
@@ -74,3 +75,14 @@ class Replica:
     def reset_peak(self) -> None:
         """Forget the busiest step."""
         self.peak_blocks, self.peak_report = 0, None
+
+
+def chosen_replica(replicas: Sequence[Replica], number: int) -> Replica:
+    """Return one replica.
+
+    Raises:
+        ValueError: there is none of this number.
+    """
+    if not 0 <= number < len(replicas):
+        raise ValueError(f"replica={number} is not one of the {len(replicas)} replicas")
+    return replicas[number]

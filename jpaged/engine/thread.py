@@ -119,6 +119,12 @@ class EngineThread:
             ticket = self._live[request_id] = Ticket(request_id)
         return ticket
 
+    def request_names(self) -> dict[int, str]:
+        """Return what clients call the requests that run, by the engine's ids; each output of one is named."""
+        with self._lock:
+            live = [ticket for ticket in self._live.values() if ticket.request is not None and not ticket.ended]
+        return {part.request_id: t.request_id for t in live if t.request is not None for part in t.request.parts}
+
     def submit(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
         """Queue a request; what `reader` tells of it comes into the ticket's mailbox.
 

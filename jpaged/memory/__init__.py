@@ -4,16 +4,20 @@
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
 block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership,
-images, relief, admission, swap, state, admission_questions, manager, pins; then report and invariants.
+images, relief, admission, swap, state, admission_questions, manager, pins; then report and invariants; then
+block_records, live_records, group_map, map_drawing, memory_map, group_tracker and map_tracker.
 """
 
 from jpaged.memory.admission import Fit
 from jpaged.memory.block_counts import BlockCounts
+from jpaged.memory.block_records import Block, BlockState
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory.group_map import GroupMap
 from jpaged.memory.images import HeldImage, StoredImage
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
+from jpaged.memory.memory_map import MapChanges, MemoryMap
 from jpaged.memory.pins import Pins
 from jpaged.memory.policies import (
     ChunkedLocalAttention,
@@ -32,19 +36,24 @@ from jpaged.memory.spans import TokenSpan
 
 __all__ = [
     "NO_BLOCK",
+    "Block",
     "BlockCopy",
     "BlockCounts",
+    "BlockState",
     "ChunkedLocalAttention",
     "CrossAttention",
     "Fit",
     "FullAttention",
     "GroupLayout",
+    "GroupMap",
     "GroupReport",
     "GroupSpec",
     "HeldImage",
     "HostBlock",
     "ImageFeatures",
+    "MapChanges",
     "MemoryManager",
+    "MemoryMap",
     "MemoryReport",
     "Pins",
     "Policy",

@@ -87,6 +87,8 @@ class BlockAllocator(BlockStates):
         """Count one more owner of a used or evictable block."""
         group = self.groups[g]
         self._check(g, block)
+        if group.changed is not None:
+            group.changed.add(block)
         if group.ref_count[block] == 0:
             page = block // group.blocks_per_page
             if group.evictable.pop(block, None) is None:
@@ -114,6 +116,8 @@ class BlockAllocator(BlockStates):
         if count < 0:
             raise RuntimeError(f"block {block} of group {g} is released but nobody owns it")
         group.ref_count[block] = count
+        if group.changed is not None:
+            group.changed.add(block)
         if count:
             return
         pages = self.pages
@@ -137,6 +141,8 @@ class BlockAllocator(BlockStates):
         """Make a protected block an evictable one that was needed at `time`, which is not before any other's."""
         group, page = self.groups[g], block // self.groups[g].blocks_per_page
         idle = self.pages.is_idle[page]
+        if group.changed is not None:
+            group.changed.add(block)
         if idle:
             self._leave_idle(g, page)
         del group.protected[block]
@@ -209,6 +215,8 @@ class BlockAllocator(BlockStates):
         self._mark_used(g, page)
         self._check(g, block)
         group.ref_count[block] = 1
+        if group.changed is not None:
+            group.changed.add(block)
         return block
 
     def _oldest_block(self, g: int, page: int) -> int:

@@ -30,6 +30,8 @@ class BlockStates:
         group, pages = self.groups[g], self.pages
         page = pages.free.popleft()
         pages.touched.add(page)
+        if pages.changed is not None:
+            pages.changed.add(page)
         first = page * group.blocks_per_page
         pages.group[page] = g
         pages.owner[page] = request
@@ -97,6 +99,8 @@ class BlockStates:
     def _evict(self, g: int, block: int) -> None:
         """Take the content from an evictable block."""
         group, page = self.groups[g], block // self.groups[g].blocks_per_page
+        if group.changed is not None:
+            group.changed.add(block)
         if group.evictable.pop(block, None) is None:
             del group.protected[block]
             self.pages.num_protected[page] -= 1
@@ -126,6 +130,8 @@ class BlockStates:
         owner.open_pages[g].pop(page, None)
         self.groups[g].num_empty -= len(pages.empty[page])
         pages.empty[page] = []
+        if pages.changed is not None:
+            pages.changed.add(page)
         pages.group[page] = NO_GROUP
         pages.owner[page] = None
         pages.free.appendleft(page)

@@ -19,10 +19,12 @@ class GroupBlocks:
         num_empty: empty blocks in pages of this group.
         num_idle: pages of this group that are idle.
         num_protected_idle: protected blocks in those.
+        changed: blocks whose state or count changed since somebody emptied it; None = nobody asks.
     """
 
     __slots__ = (
         "blocks_per_page",
+        "changed",
         "evictable",
         "num_blocks",
         "num_empty",
@@ -47,6 +49,7 @@ class GroupBlocks:
         self.num_empty = 0
         self.num_idle = 0
         self.num_protected_idle = 0
+        self.changed: set[int] | None = None
 
     @property
     def spare(self) -> int:

@@ -16,10 +16,12 @@ class Link(NamedTuple):
     Attributes:
         digest: 16 bytes that stand for the salt and all tokens up to the block's end.
         tokens: the block's own token ids, and the images that they stand for, to be compared on a hit.
+        first: digest of the chain's first block, by which prompts that begin alike are shown together.
     """
 
     digest: bytes
     tokens: bytes
+    first: bytes = b""
 
 
 class HashChain:
@@ -46,12 +48,14 @@ class HashChain:
         """Add links up to `num_blocks` blocks; `token_ids` are the sequence's tokens from position 0."""
         size = self.block_size
         digest = self.links[-1].digest if self.links else self.root
+        first = self.links[0].first if self.links else b""
         for start in range(len(self.links) * size, num_blocks * size, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
             if self._spans:
                 tokens += marks(self._spans, start, start + size)
             digest = blake2b(digest + tokens, digest_size=16).digest()
-            self.links.append(Link(digest, tokens))
+            first = first or digest
+            self.links.append(Link(digest, tokens, first))
 
     def truncate(self, num_blocks: int) -> None:
         """Drop the links of blocks that are about to be rewritten."""

@@ -44,6 +44,11 @@ class Ownership:
         self.clock = 0
         self.version = 0
 
+    @property
+    def clock(self) -> int:
+        """Return the tick of the latest release: cached blocks were needed at it or before."""
+        return self._clock
+
     def next_version(self) -> int:
         """Return a table version that no sequence had before."""
         self.version += 1

@@ -58,6 +58,7 @@ class LargePages:
         self.num_pages = num_pages
         self.free: deque[int] = deque(range(num_pages))  # those used last come first: their memory is there already
         self.touched: set[int] = set()  # carved since they were last `take_vacated`
+        self.changed: set[int] | None = None  # carved or freed since somebody emptied it; None = nobody asks
         self.group = [NO_GROUP] * num_pages
         self.owner: list[Association | None] = [None] * num_pages
         self.empty: list[list[int]] = [[] for _ in range(num_pages)]  # stacks of block ids

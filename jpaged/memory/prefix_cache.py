@@ -35,7 +35,7 @@ class PrefixCache:
         """Return the block of group `g` with this content, or None; the tokens are compared too, not only the
         digest."""
         block = self._block_of[g].get(link.digest)
-        return block if block is not None and self._link_of[g][block] == link else None
+        return block if block is not None and self._link_of[g][block].tokens == link.tokens else None
 
     def twin(self, g: int, link: Link) -> int | None:
         """Return the block that has this content's digest, or None; no other can be inserted before it is forgotten."""
@@ -45,6 +45,14 @@ class PrefixCache:
         """Remember the content of a full block, which has no twin."""
         self._block_of[g][link.digest] = block
         self._link_of[g][block] = link
+
+    def link(self, g: int, block: int) -> Link | None:
+        """Return the content of `block`, or None where it cannot be found."""
+        return self._link_of[g].get(block)
+
+    def chain(self, tables: BlockTables, g: int) -> HashChain:
+        """Return the hash chain by which a sequence's blocks of a group are named, as far as it has grown."""
+        return tables.chains[self._chain_keys[g]]
 
     def holds(self, g: int, block: int) -> bool:
         """Tell whether the content of `block` can be found."""

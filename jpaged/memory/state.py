@@ -10,6 +10,9 @@ from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
 from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
+from jpaged.memory.map_tracker import MapTracker
+from jpaged.memory.memory_map import MemoryMap
+from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
@@ -32,6 +35,8 @@ class MemoryState:
     _cache: PrefixCache
     _sequences: Sequences
     _pinned: PinnedBlocks
+    _ownership: Ownership
+    _tracker: MapTracker | None = None
 
     def free_blocks(self, group: int) -> int:
         """Return how many blocks `group` could get if no other group took any."""
@@ -102,6 +107,15 @@ class MemoryState:
             self._pinned.seq_ids,
             self.images,
         )
+
+    def map(self) -> MemoryMap:
+        """Return every large page and block. O(pool) the first time, and O(what changed since) from then on."""
+        if self._tracker is None or self._tracker.allocator is not self._allocator:
+            self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
+        tracker, self._tracker = self._tracker, None  # an exception in between, as Ctrl-C, leaves none half changed
+        found = tracker.take(self._ownership.clock)
+        self._tracker = tracker
+        return found
 
     def check_invariants(self) -> None:
         """Recompute every count from the tables. O(pool); for tests.

@@ -1,0 +1,97 @@
+"""Records of blocks that go on changing, of which versions stay as they were.
+
+A version is no copy: it holds what was overwritten since. Its array is made when somebody asks for it, in their thread.
+"""
+
+from __future__ import annotations
+
+from threading import RLock
+from weakref import WeakSet
+
+from jpaged.memory.block_records import Indices, Rows
+
+
+class LiveRecords:
+    """An array of records that one thread changes.
+
+    Attributes:
+        rows: the records as they are now; only `write` may change them.
+        lock: held while they are changed, and while a version is made an array.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.lock = RLock()
+        self.versions: WeakSet[Version] = WeakSet()
+
+    def write(self, at: Indices, rows: Rows) -> Indices:
+        """Replace the records at `at`, ascending; return the places of those that are other ones than before."""
+        before = self.rows[at]
+        differs = before != rows
+        at, before = at[differs], before[differs]
+        if len(at):
+            with self.lock:
+                for version in list(self.versions):
+                    version.keep(at, before)
+                self.rows[at] = rows[differs]
+        return at
+
+
+class Version:
+    """The records of one moment.
+
+    Args:
+        live: the records, which are as they shall stay here.
+    """
+
+    def __init__(self, live: LiveRecords) -> None:
+        self._live = live
+        self._overwritten: list[tuple[Indices, Rows]] = []
+        self._num_overwritten = 0
+        self._rows: Rows | None = None
+        live.versions.add(self)
+
+    def __len__(self) -> int:
+        return len(self._live.rows)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def keep(self, at: Indices, before: Rows) -> None:
+        """Remember records that are about to be overwritten."""
+        self._overwritten.append((at, before))
+        self._num_overwritten += len(at)
+        if self._num_overwritten > len(self) // 4:  # then an array takes no more memory
+            self._settle()
+
+    @property
+    def rows(self) -> Rows:
+        """Return the records as an array that nobody can write."""
+        if self._rows is None:
+            with self._live.lock:
+                self._settle()
+        assert self._rows is not None
+        return self._rows
+
+    def _settle(self) -> None:
+        if self._rows is not None:
+            return
+        rows = self._live.rows.copy()
+        for at, before in reversed(self._overwritten):
+            rows[at] = before
+        rows.flags.writeable = False
+        self._rows = rows
+        self._overwritten.clear()
+        self._live.versions.discard(self)
+
+    def __reduce__(self) -> tuple[type[FixedVersion], tuple[Rows]]:
+        return FixedVersion, (self.rows,)
+
+
+class FixedVersion(Version):
+    """The same in another process, where nothing goes on changing."""
+
+    def __init__(self, rows: Rows) -> None:
+        rows.flags.writeable = False
+        super().__init__(LiveRecords(rows))
+        self._rows = rows

@@ -149,13 +149,14 @@ def _make_gather(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
 
 
 def _make_scatter(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
-    """Return ``scatter(pool, launch, ids) -> pool``; the pool is donated. Of several ids those out of range are
-    dropped."""
+    """Return ``scatter(pool, launch, ids) -> pool``; the pool is donated. Ids out of range are dropped."""
 
     def on_shard(pool: Pool, launch: Launch, ids: Int[Array, "1 blocks"]) -> Pool:
         blocks = pool.reshape(spec.views[group])
         if launch.shape[1] == 1:  # XLA:CPU would turn a scatter of one block into a select over the pool
-            written = jax.lax.dynamic_update_slice_in_dim(blocks, launch[0], ids[0, 0], axis=0)
+            here = jax.lax.dynamic_slice_in_dim(blocks, ids[0, 0], 1, axis=0)  # out of range it is the last block
+            block = jax.numpy.where(ids[0, 0] < blocks.shape[0], launch[0], here)
+            written = jax.lax.dynamic_update_slice_in_dim(blocks, block, ids[0, 0], axis=0)
         else:
             written = blocks.at[ids[0]].set(launch[0], mode="drop")
         return written.reshape(pool.shape)

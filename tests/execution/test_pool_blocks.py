@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
+from jpaged.execution.pool_blocks import _make_scatter
 from jpaged.memory import SwapCopy
 from jpaged.scheduling import ScheduledStep
 
@@ -38,6 +39,16 @@ def test_blocks_come_back_to_other_places_and_nothing_else_changes(runner, numbe
     assert contents[0][0].shape == (1, number, first[0].nbytes)
     worker.pool = worker.blocks.write(worker.pool, [[target]], contents)
     want[target] = first[source]
+    assert (blocks(runner) == want).all()
+
+
+@pytest.mark.parametrize("target", [7, 90])
+def test_a_launch_of_one_block_writes_it_or_drops_it(runner, target):
+    want = fill(runner, 3)
+    launch = np.full((1, 1, *want.shape[1:]), 2.5, np.float32)
+    scatter = _make_scatter(runner.spec, runner.mesh, 0)
+    runner.worker.pool = scatter(runner.worker.pool, launch, np.array([[target]], np.int32))
+    want[target : target + 1] = 2.5
     assert (blocks(runner) == want).all()
 
 

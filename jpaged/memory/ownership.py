@@ -44,11 +44,6 @@ class Ownership:
         self.clock = 0
         self.version = 0
 
-    @property
-    def clock(self) -> int:
-        """Return the tick of the latest release: cached blocks were needed at it or before."""
-        return self._clock
-
     def next_version(self) -> int:
         """Return a table version that no sequence had before."""
         self.version += 1
@@ -56,8 +51,8 @@ class Ownership:
 
     def next_tick(self) -> int:
         """Return a time on the clock of evictions that is after all before."""
-        self._clock += 1
-        return self._clock
+        self.clock += 1
+        return self.clock
 
     def attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
         """Give a sequence without blocks the cached ones of a prefix of `length` tokens."""

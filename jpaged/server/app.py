@@ -11,6 +11,7 @@ from jpaged.server.body_limit import BodyLimit
 from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import add_handlers
 from jpaged.server.gate import Gate
+from jpaged.server.memory_page import memory_routes
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 
@@ -25,7 +26,7 @@ def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
-    # The page /memory comes here: app.include_router(memory_page.router(engine))
+    app.include_router(memory_routes(engine, stopping=lambda: serving.draining))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.cors_origins:
         app.add_middleware(

@@ -15,13 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.errors import CLIENT_GONE, ApiError, described
 from jpaged.server.keys import find_key
+from jpaged.server.memory_page import OPEN_PATHS
 from jpaged.server.rates import Rates
 from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("jpaged.access")
-OPEN = frozenset({"/health"})
-"""Paths that need no key: what a load balancer asks."""
+OPEN = frozenset({"/health", *OPEN_PATHS})
+"""Paths that need no key: what a load balancer asks, and files that are the same for every engine."""
 ADMIN = ("/metrics", "/memory")
 """Paths that concern all callers, for the keys of admins; `/memory/...` too."""
 

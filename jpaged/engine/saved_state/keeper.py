@@ -23,6 +23,7 @@ from jpaged.engine.saved_state.loading import check_fresh, load
 from jpaged.engine.saved_state.written import Written
 from jpaged.errors import StateRefused
 from jpaged.execution.mesh import is_local
+from jpaged.images.settings import ImageSources
 from jpaged.outputs import SavedState
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.scheduling import Request
@@ -32,7 +33,7 @@ from jpaged.text.input_processor import InputProcessor
 logger = logging.getLogger("jpaged.engine")
 
 T = TypeVar("T")
-_SETTINGS = {kind.__name__: kind for kind in (PyramidKV, NGram, Layers, DraftModel)}
+_SETTINGS = {kind.__name__: kind for kind in (PyramidKV, NGram, Layers, DraftModel, ImageSources)}
 """Settings that are dataclasses, by the name they are saved under."""
 
 
@@ -183,8 +184,10 @@ def settings_data(config: EngineConfig) -> dict[str, Any]:
     """Return an engine's settings as plain data; one that is a dataclass as its name and fields."""
     data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in data.items():
-        if isinstance(value, PyramidKV | NGram | Layers | DraftModel):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             data[name] = [type(value).__name__, dataclasses.asdict(value)]
+        if isinstance(value, ImageSources):
+            data[name][1]["folders"] = [str(folder) for folder in value.folders]
     return data
 
 

@@ -1,6 +1,6 @@
 """Answers a file of requests with an engine that saves its state every moment, until somebody kills the process.
 
-    python served_until_killed.py MODEL STATE ANSWERS REQUESTS [SECONDS]
+    python served_until_killed.py MODEL STATE ANSWERS REQUESTS POOL_BYTES
 
 A restarted process goes on from the state. Answers are appended to a file, one a line, as clients get them; a request
 that is neither answered nor in the state is sent again, as a client would whose request was lost.
@@ -24,7 +24,6 @@ SETTINGS = {
     "max_num_batched_tokens": 16,
     "preemption_mode": "swap",
 }
-PAGES = 24
 
 
 def parameters(number: int) -> SamplingParams:
@@ -32,12 +31,11 @@ def parameters(number: int) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=number, max_tokens=20, ignore_eos=True, n=1 + number % 2)
 
 
-async def serve(model: str, state: Path, answers: Path, requests: Path, seconds: float) -> None:
+async def serve(model: str, state: Path, answers: Path, requests: Path, pool_bytes: int) -> None:
     prompts = json.loads(requests.read_text())
     lines = answers.read_text().splitlines() if answers.exists() else []
     done = {json.loads(line)[0] for line in lines if line.endswith("]")}
-    page = LLM(model, **SETTINGS).memory_report().page_bytes
-    llm = LLM(model, kv_cache_memory_bytes=PAGES * page, **SETTINGS)
+    llm = LLM(model, kv_cache_memory_bytes=pool_bytes, **SETTINGS)
     dispatch = llm._engine.runner.dispatch_all
 
     def late(steps):  # so that there is something to kill
@@ -52,7 +50,7 @@ async def serve(model: str, state: Path, answers: Path, requests: Path, seconds:
             assert "has no saved state" in str(error), error
             names = []
         print("ready", len(names), len(done), flush=True)
-        engine.save_every(state, seconds)
+        engine.save_every(state, 0.05)
 
         async def finish(name, outputs):
             async for output in outputs:
@@ -75,5 +73,5 @@ async def serve(model: str, state: Path, answers: Path, requests: Path, seconds:
 
 
 if __name__ == "__main__":
-    model, state, answers, requests, *seconds = sys.argv[1:]
-    asyncio.run(serve(model, Path(state), Path(answers), Path(requests), float(seconds[0]) if seconds else 0.05))
+    model, state, answers, requests, pool_bytes = sys.argv[1:]
+    asyncio.run(serve(model, Path(state), Path(answers), Path(requests), int(pool_bytes)))

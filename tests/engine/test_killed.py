@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from greedy_reference import random_prompts
-from served_until_killed import PAGES, SETTINGS, parameters
+from served_until_killed import SETTINGS, parameters
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM
@@ -24,8 +24,8 @@ def test_every_answer_is_that_of_an_undisturbed_run(tmp_path, kills):
     model = tmp_path / "model"
     model.mkdir()
     make_chat_model(model)
-    page = LLM(str(model), **SETTINGS).memory_report().page_bytes
-    llm = LLM(str(model), kv_cache_memory_bytes=PAGES * page, **SETTINGS)
+    pool_bytes = 24 * LLM(str(model), **SETTINGS).memory_report().page_bytes
+    llm = LLM(str(model), kv_cache_memory_bytes=pool_bytes, **SETTINGS)
     expected = llm.generate(
         [{"prompt_token_ids": prompt} for prompt in PROMPTS],
         [parameters(number) for number in range(len(PROMPTS))],
@@ -34,7 +34,7 @@ def test_every_answer_is_that_of_an_undisturbed_run(tmp_path, kills):
     requests, answers = tmp_path / "requests.json", tmp_path / "answers.jsonl"
     requests.write_text(json.dumps(PROMPTS))
     command = [sys.executable, str(Path(__file__).parent / "served_until_killed.py")]
-    command += [str(model), str(tmp_path / "state"), str(answers), str(requests)]
+    command += [str(model), str(tmp_path / "state"), str(answers), str(requests), str(pool_bytes)]
     rng, restored, rounds = random.Random(kills), 0, 0
     while True:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
     def state(self) -> object:
         """A copy of all of the manager's state, to be compared."""
         m = self.manager
-        left_out = ("owner", "_idle_heap", "newest")
+        left_out = ("owner", "_idle_heap", "newest", "changed")
         pages = {name: value for name, value in vars(m._allocator.pages).items() if name not in left_out}
         owned = zip(m._allocator.pages.newest, m._allocator.pages.group, strict=True)
         pages["newest"] = [time if group != NO_GROUP else None for time, group in owned]

@@ -87,10 +87,13 @@ class Watched(Machine):
     pool_bytes = 6 * 20
     swap_bytes = 6 * 9
     last: MemoryMap | None = None
+    watched: MemoryManager | None = None
     kept: ClassVar[list] = []
 
     @rule()
     def look(self) -> None:
+        if self.watched is not self.manager:  # a saved state went on in another pool
+            self.last, self.watched = None, self.manager
         now = self.manager.map()
         check_map(self.manager, now)
         changes = now.changes(self.last)

@@ -170,6 +170,8 @@ def _images_found(requests: Sequence[Request], system: System) -> float:
     seen: set[object] = set()
     found = []
     for request in requests:
+        if request.cache_salt is None:
+            continue
         if request.cache_salt in seen:
             cached = request.num_cached_tokens
             found.append(min(1.0, cached / system.shift) if system.shift else float(cached > 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 
@@ -24,7 +25,8 @@ class SplitMemory:
         ]
         self._groups = groups
         tail = max(part.layout.prompt_tail for part in self.parts)
-        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=tail)
+        step = math.lcm(*(part.layout.prefix_step for part in self.parts))
+        self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=tail, prefix_step=step)
         self.prefix_caching = False
         self.swap_space = self.parts[0].swap_space
         self.prefix_caching = self.parts[0].prefix_caching
@@ -119,6 +121,13 @@ class SplitMemory:
             request_id, encoder_tokens, prompt_tokens = self._added[seq_id]
             self.free(seq_id)
             self.add(seq_id, request_id, encoder_tokens=encoder_tokens, prompt_tokens=prompt_tokens)
+
+    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None) -> int:
+        """Return a bound on what `match_prefix` would attach: the least of the parts' own prefixes."""
+        return min(part.cached_prefix(token_ids, salt=salt) for part in self.parts)
+
+    def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
+        return min(part.prefix_to_come(seq_id, num_tokens) for part in self.parts)
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         made = [part.allocate(seq_id, num_tokens, first_write=first_write) for part in self.parts]

@@ -144,6 +144,8 @@ def test_articles_asked_about_again_are_found_as_far_as_the_pool_holds_them():
     assert known_before(few)[:1] == [0] and sum(known_before(few)) > 35 * 1000
     options = {"prefix_caching": True, "prefix_eviction": "predicted"}
     found = [simulate("jpaged", shape, demands, **options).reuse for demands in (few, many)]
+    split = simulate("static split", shape, few, **options)
+    assert split.reuse > 0 and split.image_reuse == 0
     assert found[0] > 0.8 > 0.5 > found[1]
 
 

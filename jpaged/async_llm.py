@@ -171,6 +171,11 @@ class AsyncLLM:
         self._thread.check()
         self._saver = PeriodicSaver(partial(self._state.save, folder), self._moment, seconds)
 
+    async def stop_saving(self) -> None:
+        """End what `save_every` began, once the save that is being written is there; no error where nothing began."""
+        if self._saver is not None:
+            await asyncio.to_thread(self._saver.stop)
+
     @property
     def last_save(self) -> SavedState | None:
         """Return what the last of `save_every`'s saves took; None before the first."""
@@ -342,8 +347,7 @@ class AsyncLLM:
 
         The devices' memory is free when this returns, unless the engine is that of an LLM (`from_llm`).
         """
-        if self._saver is not None:
-            await asyncio.to_thread(self._saver.stop)
+        await self.stop_saving()
         await asyncio.to_thread(self._thread.stop)
         lender, self._lender = self._lender, None
         if lender is not None and (self._owns or not self._thread.failed):

@@ -63,6 +63,10 @@ def serve(
     reasoning_parser: Annotated[
         str | None, typer.Option(help="think: <think>...</think> is told apart from the answer.")
     ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the engine's state: a server that was killed goes on from it.")
+    ] = None,
+    save_every: Annotated[float, typer.Option(help="Seconds from one save to the next, with --state-dir.")] = 30.0,
     warmup: Annotated[bool, typer.Option(help="Compile every shape before requests are taken.")] = True,
     tokenizer: Annotated[str | None, typer.Option(help="Source of another tokenizer.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
@@ -125,6 +129,8 @@ def serve(
             max_waiting=max_waiting_requests,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
+            state_dir=state_dir,
+            save_every=save_every,
         )
         check_address(settings)
     llm = build_llm(

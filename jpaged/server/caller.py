@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
 
-from jpaged import RequestOutput
+from jpaged import BeamSearchParams, RequestOutput, SamplingParams
 from jpaged.server.keys import Key
 
 STATE = "jpaged_caller"
 """Place in an ASGI scope's state."""
+AGAIN = "again-"
+"""Begins the names of those requests of the engine that a client may ask for again."""
 
 
 @dataclass(eq=False)
@@ -22,6 +27,7 @@ class Caller:
     Attributes:
         request_id: the client's X-Request-Id, or one of the server's.
         key: the key that it brought; None where the server has none.
+        idempotency_key: the client's Idempotency-Key, by which it may ask again after the server was killed.
         deadline: time of the event loop's clock when it has to have ended; None = whenever it does.
         log: what the request's line in the log says beside status and time; never a prompt.
         num_prompt_tokens, num_output_tokens: tokens of the requests that it made of the engine.
@@ -29,10 +35,23 @@ class Caller:
 
     request_id: str
     key: Key | None = None
+    idempotency_key: str | None = None
     deadline: float | None = None
     log: dict[str, Any] = field(default_factory=dict)
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    _asked: Counter[str] = field(default_factory=Counter)
+
+    def engine_name(self, prompt: Mapping[str, Any], params: SamplingParams | BeamSearchParams) -> str:
+        """Return the engine's name for a request. The same prompt and parameters under the same Idempotency-Key, asked
+        with the same key of the server, have the same one."""
+        if self.idempotency_key is None:
+            return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
+        whose = "" if self.key is None else self.key.name
+        asked = repr((whose, self.idempotency_key, sorted(prompt.items()), params))
+        digest = hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
+        self._asked[digest] += 1  # the same prompt may stand in one body twice
+        return f"{AGAIN}{digest}-{self._asked[digest]}"
 
     def salted(self, salt: str | None) -> str | None:
         """Return the salt of a prompt's cached prefixes: the request's own within its key's."""

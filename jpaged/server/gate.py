@@ -47,7 +47,8 @@ class Gate:
                 return
             await self._app(scope, receive, send)
             return
-        caller = Caller(_request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        caller = Caller(_request_id(headers), idempotency_key=headers.get("idempotency-key") or None)
         scope.setdefault("state", {})[STATE] = caller
         start, status, begun = time.monotonic(), CLIENT_GONE, False
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from jpaged import AsyncLLM, EngineStopped
 from jpaged.server.app import create_app
+from jpaged.server.kept_state import KeptState
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 
@@ -38,6 +39,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, serving: Serving, on_ready: Callable[[str], None] | None = None) -> None:
         super().__init__(config)
         self.failed = False
+        settings = serving.settings
+        self.kept = KeptState(serving.engine, settings.state_dir, settings.save_every)
         self._serving = serving
         self._on_ready = on_ready
         self._drained: asyncio.Task[None] | None = None
@@ -45,8 +48,9 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        """Open the port, and begin to watch the engine."""
+        """Go on from the state that is kept, open the port, and begin to watch the engine."""
         self._loop = asyncio.get_running_loop()
+        await self.kept.take_up()
         await super().startup(sockets)
         self._watched = asyncio.create_task(self._watch_engine())
         if self._on_ready is not None and self.servers:
@@ -73,6 +77,7 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         if not await self._ended_within(self._drain_seconds):
             logger.warning("%d requests are cut off", self._serving.num_active)
+            await self.kept.save_last()
             with contextlib.suppress(EngineStopped):
                 await self._serving.cut_off()
             await self._ended_within(_LAST_WORDS)
@@ -144,6 +149,8 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         try:
             await server.serve()
         finally:
+            if not server.failed:
+                await server.kept.save_last()
             await engine.shutdown()
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -78,8 +77,11 @@ class Serving:
         add_special_tokens: bool | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run one prompt and count what it takes; closing the generator frees the request's memory."""
-        name = f"{caller.request_id}-{uuid.uuid4().hex[:12]}"
         prompt = {**prompt, "cache_salt": caller.salted(prompt.get("cache_salt"))}
+        name = caller.engine_name(prompt, params)
+        if name in self._names:
+            message = "the request with this Idempotency-Key is running: its answer goes to who asked first"
+            raise ApiError(message, status=409, code="idempotency_conflict")
         self._names.add(name)
         try:
             async with (
@@ -105,15 +107,22 @@ class Serving:
         if self._closed:
             raise _shutting_down()
         times = RequestTimes()
+        restored = name in self.engine.restored_requests
         if isinstance(params, BeamSearchParams):
-            output = await self.engine.beam_search(prompt, params, name, priority=priority)
+            if restored:
+                output = await anext(self.engine.resume(name))
+            else:
+                output = await self.engine.beam_search(prompt, params, name, priority=priority)
             times.count(output)
             self.metrics.finished(output, times)
             caller.count(output, times.num_tokens.total())
             yield output
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        outputs = self.engine.generate(prompt, params, name, priority=priority, tokenization_kwargs=tokenization)
+        if restored:
+            outputs = self.engine.resume(name, params.output_kind)
+        else:
+            outputs = self.engine.generate(prompt, params, name, priority=priority, tokenization_kwargs=tokenization)
         async with aclosing(outputs):
             async for output in outputs:
                 times.count(output)

@@ -32,6 +32,9 @@ class ServerSettings:
         drain_seconds: seconds that running requests get to end after SIGTERM.
         max_waiting: most requests that wait for a place; those beyond get 429.
         tool_parser: family whose form of tool calls is read: "hermes", "llama3" or "mistral"; None = tools are refused.
+        state_dir: folder in which the engine's state is kept, and from which a server that was killed goes on; None =
+            none is kept.
+        save_every: seconds from one save to the next.
         reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
 
     Raises:
@@ -55,13 +58,15 @@ class ServerSettings:
     max_waiting: int = 256
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    state_dir: Path | None = None
+    save_every: float = 30.0
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
         integer("max_body_bytes", self.max_body_bytes, low=1)
         integer("max_waiting", self.max_waiting, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
-        for name in ("stall_timeout", "health_timeout", "request_timeout"):
+        for name in ("stall_timeout", "health_timeout", "request_timeout", "save_every"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)

@@ -69,11 +69,17 @@ def test_fields_are_refused_by_name(refuse):
 def test_a_message_is_refused_by_its_place(refuse):
     for message, param in (
         ({"role": "wizard", "content": "a"}, "messages.1.role"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages.1.content.0"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "messages.1.content.0"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": None}]}, "messages.1.content.0"),
         ({"role": "user", "content": "a", "colour": 1}, "messages.1.colour"),
         ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call"),
     ):
         assert refuse(CHAT, messages=[*MESSAGES, message])["param"] == param
+
+
+def test_images_for_a_model_without_eyes_are_refused_with_its_name(refuse):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    assert "takes no images" in refuse(CHAT, messages=[{"role": "user", "content": [image]}])["message"]
 
 
 def test_null_counts_as_not_given(server):

@@ -171,6 +171,14 @@ def test_what_concerns_all_is_for_admins(keyed):
     assert keyed.http.get("/metrics", headers=bearer("root")).status_code == 200
 
 
+def test_whoever_opens_the_memory_page_sees_the_pool_with_an_admins_key_only(keyed):
+    assert keyed.http.get("/memory").status_code == keyed.http.get("/memory/page.js").status_code == 200
+    assert keyed.http.get("/memory/events").status_code == 401
+    assert keyed.http.get("/memory/events", headers=bearer("one")).status_code == 403
+    with keyed.http.stream("GET", "/memory/events", headers=bearer("root")) as events:
+        assert next(events.iter_lines()).startswith("data: {")
+
+
 def test_a_key_asks_no_oftener_than_its_rate(keyed):
     body = {"prompt": "a", "max_tokens": 1}
     codes = [keyed.http.post(PATH, json=body, headers=bearer("three")).status_code for _ in range(3)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from live_server import until
 
 HERE = Path(__file__).parent
 BODY = {"prompt": "the cab", "max_tokens": 100, "ignore_eos": True}
@@ -53,6 +54,55 @@ def test_an_engine_that_fails_ends_the_process_and_every_client_is_told(start, t
     assert "the device fell off the bus" in process.stderr.read()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
+
+
+@pytest.mark.nightly
+def test_a_killed_server_is_started_again_and_asked_again_and_gives_the_answer_of_one_that_was_not(
+    start, tiny_folder, tmp_path
+):
+    options = ["--port", "0", "--no-warmup", "--dtype", "float32", "--block-size", "8", "--max-num-seqs", "8"]
+    options += ["--max-num-batched-tokens", "64", "--max-model-len", "512", "--kv-cache-memory-bytes", str(2**24)]
+    options += ["--state-dir", str(tmp_path), "--save-every", "0.2"]
+
+    def served():
+        process = start("-m", "jpaged.cli.main", "serve", tiny_folder, *options)
+        lines = map(json.loads, process.stderr)
+        url = next(line["message"] for line in lines if "is served at" in line.get("message", "")).split()[-1]
+        return process, url
+
+    def ask(url, number, answers):
+        body = {"prompt": f"the cab {number}", "max_tokens": 480, "ignore_eos": True, "seed": number}
+        try:
+            answer = httpx.post(f"{url}/completions", json=body, headers={"Idempotency-Key": str(number)}, timeout=120)
+        except httpx.HTTPError:
+            return
+        assert answer.status_code == 200, answer.text
+        answers[number] = answer.json()["choices"][0]["text"]
+
+    def ask_all(url, answers):
+        threads = [threading.Thread(target=ask, args=(url, number, answers)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    process, url = served()
+    answers = {}
+    threads = ask_all(url, answers)
+    until(lambda: any(tmp_path.iterdir()))
+    time.sleep(0.3)
+    process.kill()
+    for thread in threads:
+        thread.join()
+    assert len(answers) < 6, "the server should be killed in the midst of it"
+    process, url = served()
+    for thread in ask_all(url, answers):
+        thread.join()
+    process.kill()
+    options[-4:] = []
+    undisturbed = {}
+    for thread in ask_all(served()[1], undisturbed):
+        thread.join()
+    assert answers == undisturbed and len(answers) == 6
 
 
 def test_the_command_serves_drains_on_sigterm_and_exits_with_zero(start, tiny_folder):

@@ -12,15 +12,39 @@ from jpaged.server.protocol.body import Body
 from jpaged.server.protocol.sampling import SamplingFields
 
 
-class TextPart(Body):
-    """A part of a message's content; pictures and sound are refused, as the engine takes text."""
+class ImageUrl(Body):
+    """Where an image is: a ``data:`` URL, or what the engine's `ImageSources` allow.
+
+    Attributes:
+        detail: how closely the model looks is up to the model.
+    """
+
+    url: str
+    detail: Literal["auto"] | None = None
+
+
+class ContentPart(Body):
+    """A part of a message's content, text or an image; sound and files are refused, as no model here takes them."""
 
     type: str
     text: str | None = None
-    image_url: Any = None
+    image_url: ImageUrl | None = None
     input_audio: Any = None
     file: Any = None
     refusal: str | None = None
+
+    def as_template_takes_it(self, where: str) -> dict[str, Any]:
+        """Return the part for the chat template.
+
+        Raises:
+            ApiError: it is neither text nor an image, or has not what its type says.
+        """
+        if self.type == "text" and self.text is not None:
+            return {"type": "text", "text": self.text}
+        if self.type == "image_url" and self.image_url is not None:
+            return {"type": "image_url", "image_url": {"url": self.image_url.url}}
+        message = f"{where} has the type {self.type!r}; 'text' and 'image_url' are taken, each with a field of its name"
+        raise ApiError(message, param=where, code="invalid_value")
 
 
 class CalledFunction(Body):
@@ -48,7 +72,7 @@ class Message(Body):
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -61,7 +85,7 @@ class Message(Body):
         """Return the message for the chat template.
 
         Raises:
-            ApiError: it has a part that is no text.
+            ApiError: it has a part that is neither text nor an image.
         """
         if self.annotations or self.refusal:
             name = "annotations" if self.annotations else "refusal"
@@ -70,13 +94,9 @@ class Message(Body):
         if self.role == "developer":
             message["role"] = "system"  # what templates call it
         if isinstance(self.content, list):
-            for i, part in enumerate(self.content):
-                if part.type != "text" or part.text is None:
-                    at = f"{where}.content.{i}"
-                    raise ApiError(
-                        f"{at} has the type {part.type!r}; only 'text' is taken", param=at, code="invalid_value"
-                    )
-            message["content"] = [{"type": "text", "text": part.text} for part in self.content]
+            message["content"] = [
+                part.as_template_takes_it(f"{where}.content.{i}") for i, part in enumerate(self.content)
+            ]
         else:
             message["content"] = self.content
         return message

@@ -1,0 +1,127 @@
+"""A server whose state is kept: killed, started again, asked again, it gives the rest and loses nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import httpx
+import pytest
+from live_server import until
+
+from jpaged.engine.engine import Engine
+
+PATH = "/v1/completions"
+BODY = {"prompt": "the far cab", "max_tokens": 100, "ignore_eos": True, "seed": 3, "temperature": 0.8}
+MINE = {"Idempotency-Key": "mine"}
+
+
+class Client(threading.Thread):
+    """Asks once; what comes back is in `answer`, where it comes at all."""
+
+    def __init__(self, server, headers, **changes):
+        super().__init__()
+        self.answer = None
+        self._ask = server.url + PATH, headers, BODY | changes
+        self.start()
+
+    def run(self):
+        url, headers, body = self._ask
+        try:
+            self.answer = httpx.post(url, json=body, headers=headers, timeout=60)
+        except httpx.HTTPError:
+            return
+
+
+def ask(server, headers=MINE, **changes):
+    answer = server.http.post(PATH, json=BODY | changes, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def running(server):
+    return server.engine.stats().num_running
+
+
+@pytest.fixture(autouse=True)
+def steps_last(monkeypatch):
+    """A step takes as long as a larger model's, so that requests are still running when a save is written."""
+    step = Engine.step
+
+    def slow(engine):
+        time.sleep(0.01)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slow)
+
+
+@pytest.fixture
+def undisturbed(serve):
+    server = serve()
+    text = ask(server, {})
+    server.stop()
+    return text
+
+
+@pytest.fixture
+def killed(serve, undisturbed, tmp_path):
+    """The folder of a server that ended in the midst of three requests, of which one had no Idempotency-Key."""
+    server = serve(state_dir=tmp_path, save_every=1e6)
+    clients = [Client(server, MINE), Client(server, {}), Client(server, {"Idempotency-Key": "other"}, seed=4)]
+    until(lambda: running(server) == 3)
+    time.sleep(0.2)  # in which they get some tokens
+    assert server.call(server.engine.save_state(tmp_path)).num_requests == 3
+    server.stop()
+    for client in clients:
+        client.join()
+    return tmp_path
+
+
+def test_who_asks_again_gets_the_answer_that_nothing_would_have_disturbed(serve, killed, undisturbed):
+    server = serve(state_dir=killed)
+    assert len(server.engine.restored_requests) == 2, "nobody can ask again without an Idempotency-Key"
+    assert ask(server) == undisturbed
+    assert len(server.engine.restored_requests) == 1
+    with server.http.stream("POST", PATH, json=BODY | {"seed": 4}, headers={"Idempotency-Key": "other"}) as response:
+        assert response.status_code == 200
+        response.read()
+    assert server.engine.restored_requests == []
+
+
+def test_another_body_under_the_same_key_is_another_request(serve, killed, undisturbed):
+    server = serve(state_dir=killed)
+    assert len(ask(server, max_tokens=5)) < len(undisturbed)
+    assert len(server.engine.restored_requests) == 2
+
+
+def test_a_damaged_state_is_told_and_the_server_starts_cold(serve, killed, undisturbed, caplog):
+    largest = max((file for file in killed.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    server = serve(state_dir=killed)
+    assert "the server starts cold" in caplog.text
+    assert server.engine.restored_requests == [] and ask(server) == undisturbed
+
+
+def test_a_server_that_is_told_to_end_saves_what_it_has_to_cut_off(serve, undisturbed, tmp_path):
+    server = serve(state_dir=tmp_path, drain_seconds=0.0, save_every=1e6)
+    client = Client(server, MINE)
+    until(lambda: running(server) == 1)
+    server.terminate()
+    server.join()
+    client.join()
+    again = serve(state_dir=tmp_path)
+    assert len(again.engine.restored_requests) == 1
+    assert ask(again) == undisturbed
+
+
+def test_a_key_whose_request_is_running_runs_it_once(serve):
+    server = serve()
+    client = Client(server, MINE, max_tokens=110)
+    until(lambda: running(server) == 1)
+    refused = server.http.post(PATH, json=BODY | {"max_tokens": 110}, headers=MINE)
+    assert refused.status_code == 409 and refused.json()["error"]["code"] == "idempotency_conflict"
+    client.join()
+    assert client.answer.status_code == 200
+    assert ask(server, max_tokens=110) == client.answer.json()["choices"][0]["text"]

@@ -1,0 +1,68 @@
+"""Images over HTTP: what the engine says of them, whole and streamed, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from live_server import LiveServer, make_llm
+from vision_checkpoints import make_gemma3, picture
+
+from jpaged import AsyncLLM, SamplingParams
+from jpaged.server.settings import ServerSettings
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served-gemma3")
+    make_gemma3(folder)
+    return make_llm(str(folder))
+
+
+@pytest.fixture
+def server_of(llm):
+    server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="tiny", port=0))
+    yield server
+    server.stop()
+    assert llm._engine.memory.num_used_blocks == 0
+
+
+def url_of(image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def messages(*urls: str):
+    images = [{"type": "image_url", "image_url": {"url": url, "detail": "auto"}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": "what is it "}, *images]}]
+
+
+def test_an_image_in_a_message_is_seen_as_the_engine_sees_it(llm, request):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    wanted = [llm.chat(messages(url_of(picture(i))), params, use_tqdm=False)[0].outputs[0] for i in range(2)]
+    assert abs(wanted[0].cumulative_logprob - wanted[1].cumulative_logprob) > 0.01, "the images should matter"
+    server = request.getfixturevalue("server_of")
+    body = {"model": "tiny", "temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True}
+    for i, one in enumerate(wanted):
+        asked = body | {"messages": messages(url_of(picture(i)))}
+        whole = server.answer(CHAT, asked)["choices"][0]["logprobs"]["content"]
+        streamed = [choice for chunk in server.chunks(CHAT, asked) for choice in chunk["choices"] if choice["logprobs"]]
+        for told in (whole, [token for choice in streamed for token in choice["logprobs"]["content"]]):
+            assert len(told) == 8
+            assert sum(token["logprob"] for token in told) == pytest.approx(one.cumulative_logprob, abs=1e-4)
+
+
+def test_images_that_cannot_be_read_or_lie_elsewhere_are_refused_and_nothing_is_lost(server_of):
+    for url, why in (
+        ("data:image/png;base64,AAAA", "image 1 of 1"),
+        ("file:///etc/passwd", "folders"),
+        ("http://127.0.0.1:9/a.png", "hosts"),
+    ):
+        assert why in server_of.refusal(CHAT, {"model": "tiny", "messages": messages(url)})["message"], url
+    error = server_of.refusal(CHAT, {"model": "tiny", "messages": messages(*[url_of(picture(0))] * 17)})
+    assert "16" in error["message"]
+    assert server_of.used_blocks() == 0

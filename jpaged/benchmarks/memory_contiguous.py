@@ -5,7 +5,7 @@ They hold every token in every layer. `ContiguousMemory` answers what the schedu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from jpaged.memory import BlockCopy, Fit, HostBlock
@@ -134,9 +134,7 @@ class ContiguousMemory:
     ) -> None:
         pass
 
-    def match_prefix(
-        self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
-    ) -> int:
+    def match_prefix(self, seq_id: int, token_ids: Sequence[int], **prompt: object) -> int:
         return 0
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:

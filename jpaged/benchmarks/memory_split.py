@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 
-from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, PoolLayout, Relief
+from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, PoolLayout, Relief, TokenSpan
 
 
 class SplitMemory:
@@ -72,7 +72,7 @@ class SplitMemory:
         """Return False: a part has one group, whose pages nobody else could take."""
         return False
 
-    def pinned_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, encoder_tokens: int = 0) -> int:
+    def pinned_prefix(self, token_ids: Sequence[int], **prompt: object) -> int:
         """Return 0: nothing is pinned."""
         return 0
 
@@ -109,12 +109,20 @@ class SplitMemory:
             part.add(seq_id, request_id, encoder_tokens=encoder, prompt_tokens=prompt_tokens)
 
     def match_prefix(
-        self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, max_tokens: int | None = None
+        self,
+        seq_id: int,
+        token_ids: Sequence[int],
+        *,
+        salt: Hashable = None,
+        spans: Sequence[TokenSpan] = (),
+        max_tokens: int | None = None,
     ) -> int:
         """Return the longest prefix that every part has; they are asked again for less until they agree."""
         length = max_tokens
         while True:
-            hits = [part.match_prefix(seq_id, token_ids, salt=salt, max_tokens=length) for part in self.parts]
+            hits = [
+                part.match_prefix(seq_id, token_ids, salt=salt, spans=spans, max_tokens=length) for part in self.parts
+            ]
             if len(set(hits)) == 1:
                 return hits[0]
             length = min(hits)
@@ -122,9 +130,9 @@ class SplitMemory:
             self.free(seq_id)
             self.add(seq_id, request_id, encoder_tokens=encoder_tokens, prompt_tokens=prompt_tokens)
 
-    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None) -> int:
+    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
         """Return a bound on what `match_prefix` would attach: the least of the parts' own prefixes."""
-        return min(part.cached_prefix(token_ids, salt=salt) for part in self.parts)
+        return min(part.cached_prefix(token_ids, salt=salt, spans=spans) for part in self.parts)
 
     def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
         return min(part.prefix_to_come(seq_id, num_tokens) for part in self.parts)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from queue import SimpleQueue
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 
+from jpaged.distributed.abort import AbortHold
 from jpaged.errors import ProcessLost
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Watch:
         self._loss: Future[None] = Future()
         self._lock = threading.Lock()
         self._wanted: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._hold = AbortHold(self._tell_before_the_end)
         atexit.register(self._leave)  # runs before jax's own, which would wait for the dead
         threading.Thread(target=self._wait_for_devices, name="jpaged-fetch", daemon=True).start()
 
@@ -78,6 +81,12 @@ class Watch:
         """Raise `ProcessLost` if the loss of a process explains what has just failed."""
         wait((self._loss,), timeout=NEWS_SECONDS)
         self.check()
+
+    def _tell_before_the_end(self) -> None:
+        """Give this process, which a library aborts, the time to end with the loss that explains it."""
+        wait((self._loss,), timeout=NEWS_SECONDS)
+        if self.lost:
+            time.sleep(2 * GRACE_SECONDS)  # it is ended in the meantime
 
     def _wait_for_devices(self) -> None:
         while True:

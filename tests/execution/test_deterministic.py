@@ -43,7 +43,7 @@ def test_every_token_is_a_decode_of_its_own_sequence():
     assert first.tokens.tolist() == [7, *range(1000, 1000 + ROWS - 1)]
     assert first.kv_lens.tolist() == [8, *range(1, ROWS)]
     assert first.query_starts.tolist() == list(range(ROWS + 1))
-    (table, _), (_, slots) = first.caches[0], second.caches[0]
+    (table, *_), (_, slots, *_) = first.caches[0], second.caches[0]
     assert table[0, :2].tolist() == [0, 1] and (table[1:, :2] == [100, 101]).all()
     rest = 101 - ROWS
     assert second.tokens[:rest].tolist() == list(range(1000 + ROWS - 1, 1100))

@@ -165,13 +165,13 @@ def serve(
 
 
 def _run(llm: Any, settings: Any, run_server: Any) -> int:
-    from jpaged import AsyncLLM
+    from jpaged import AsyncLLM, StateRefused
 
     engine = AsyncLLM.from_llm(llm, max_waiting_requests=settings.max_waiting)
     say = logging.getLogger("jpaged.server").info
     try:
         return run_server(engine, settings, lambda url: say("%s is served at %s/v1", settings.model, url))
-    except OSError as error:
+    except (OSError, StateRefused) as error:
         typer.echo(f"the server cannot start: {error}", err=True)
         return 1
     finally:

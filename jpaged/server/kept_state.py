@@ -32,11 +32,21 @@ class KeptState:
         """Go on from the folder's state and begin to save. A state that is refused is left aside, and the log says why.
 
         Requests that nobody can ask for again, as they came without an Idempotency-Key, end.
+
+        Raises:
+            StateRefused: this engine has no state that could be saved.
+            OSError: the folder cannot be written.
         """
         if self._folder is None:
             return
-        if self._folder.is_dir() and any(self._folder.iterdir()):
-            await self._go_on(self._folder)
+        try:
+            if self._folder.is_dir() and any(self._folder.iterdir()):
+                await self._go_on(self._folder)
+            else:
+                await self._engine.save_state(self._folder)
+        except RuntimeError as error:
+            folder, self._folder = self._folder, None
+            raise StateRefused(f"state_dir={str(folder)!r}: {error}") from error
         self._engine.save_every(self._folder, self._save_every)
 
     async def _go_on(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 
@@ -9,7 +10,8 @@ import pytest
 from live_server import LiveServer, make_llm
 from vision_checkpoints import make_gemma3, picture
 
-from jpaged import AsyncLLM, SamplingParams
+from jpaged import AsyncLLM, SamplingParams, StateRefused
+from jpaged.server.kept_state import KeptState
 from jpaged.server.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
@@ -54,6 +56,21 @@ def test_an_image_in_a_message_is_seen_as_the_engine_sees_it(llm, request):
         for told in (whole, [token for choice in streamed for token in choice["logprobs"]["content"]]):
             assert len(told) == 8
             assert sum(token["logprob"] for token in told) == pytest.approx(one.cumulative_logprob, abs=1e-4)
+
+
+def test_a_server_of_a_model_with_eyes_that_is_to_keep_its_state_does_not_start(llm, tmp_path):
+    engine = AsyncLLM.from_llm(llm)
+    kept = KeptState(engine, tmp_path, 30.0)
+
+    async def start():
+        try:
+            await kept.take_up()
+        finally:
+            await engine.shutdown()
+
+    with pytest.raises(StateRefused, match=r"state_dir=.*takes images"):
+        asyncio.run(start())
+    assert not list(tmp_path.iterdir())
 
 
 def test_images_that_cannot_be_read_or_lie_elsewhere_are_refused_and_nothing_is_lost(server_of):

@@ -37,7 +37,7 @@ def all_drafts(monkeypatch):
     monkeypatch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
 
 
-SMALL_POOL = {"mamba2": 40, "jamba": 70, "bamba": 70, "qwen3_next": 70, "qwen3_5": 70, "lfm2": 70}
+SMALL_POOL = {"mamba2": 40, "jamba": 70, "bamba": 30, "qwen3_next": 70, "qwen3_5": 70, "lfm2": 26}
 """Checkpoint -> large pages with which sequences run out of memory, though each request fits on its own."""
 
 

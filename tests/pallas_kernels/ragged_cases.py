@@ -143,7 +143,7 @@ def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int
 
 
 def last_keys(case: Case, batch: Batch, length: int) -> np.ndarray:
-    """Of each query, the last key it sees where `length` neighbouring positions of a chunk see each other."""
+    """Return the last key that each query sees where `length` neighbouring positions of a chunk see each other."""
     last = np.zeros(case.tokens, np.int32)
     for s, kv_len in enumerate(batch.kv_lens):
         mine = slice(batch.query_starts[s], batch.query_starts[s + 1])

@@ -201,7 +201,9 @@ def test_cached_prefixes_are_not_shared_between_keys(keyed):
 def test_every_answer_has_an_id_and_every_request_a_line_without_its_prompt(server, caplog):
     with caplog.at_level("INFO", "jpaged.access"):
         named = server.http.post(
-            PATH, json={"prompt": "secret cab", "max_tokens": 2, "user": "u1"}, headers={"X-Request-Id": "mine-1"}
+            PATH,
+            json={"prompt": "secret cab", "max_tokens": 2, "ignore_eos": True, "user": "u1"},
+            headers={"X-Request-Id": "mine-1"},
         )
         odd = server.http.get("/nowhere", headers={"X-Request-Id": "two words"})
         until(lambda: len(caplog.records) == 2)

@@ -59,13 +59,16 @@ class Attention(nnx.Module):
     """Computes grouped-query attention with optional biases, query/key norms, gates and soft cap.
 
     Parameters: qkv [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V (the
-    queries only in a layer that shares another's KV), with gates the gates of a slot after its queries;
+    queries only in a layer that shares another's KV), with gates the gates of a slot after its queries, without the V
+    where keys are values;
     out [kv_heads * q_per_kv * head_dim, embed]; norms over head_dim, before rotation; sinks [kv_heads * q_per_kv].
 
     Args:
         qk_norm: makes a norm of each head's queries and one of its keys.
         norm_of_heads: epsilon of norms of a token's queries and keys over all heads together (OLMo), in their place.
         gated: each query head's result is multiplied by the sigmoid of a gate as wide (Qwen3-Next).
+        v_norm: norms each head's values (Gemma 4).
+        values_are_keys: the values are the keys before norm and rotation (Gemma 4).
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class Attention(nnx.Module):
         shares_kv: bool = False,
         sinks: bool = False,
         gated: bool = False,
+        v_norm: RMSNorm | None = None,
+        values_are_keys: bool = False,
     ):
         slots, share, width = heads.layout.kv_heads, heads.layout.q_per_kv, heads.head_dim
-        columns = slots * (share * (2 if gated else 1) + (0 if shares_kv else 2)) * width
+        columns = slots * (share * (2 if gated else 1) + (0 if shares_kv else 1 if values_are_keys else 2)) * width
         self.qkv = Linear(embed, columns, build, partition=P(None, TENSOR_AXIS), bias=qkv_bias)
         self.out = Linear(slots * share * width, embed, build, partition=P(TENSOR_AXIS, None), bias=out_bias)
 
@@ -96,7 +101,9 @@ class Attention(nnx.Module):
 
         self.q_norm = norm(heads.layout.q_of_slot)
         self.k_norm = None if shares_kv else norm(heads.layout.kv_of_slot)
+        self.v_norm = None if shares_kv else v_norm
         self.sinks = constant_param(build, (slots * share,)) if sinks else None
+        self.values_are_keys = values_are_keys
         self.shares_kv = shares_kv
         self.gated = gated
         self.heads = heads
@@ -117,8 +124,10 @@ class Attention(nnx.Module):
         # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
         fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
         q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
-        k = None if self.shares_kv else self._placed(fused[:, :, -2], self.k_norm, tables)
-        v = None if self.shares_kv else fused[:, :, -1]
+        k = v = None
+        if not self.shares_kv:
+            k, v = fused[:, :, -1 if self.values_are_keys else -2], fused[:, :, -1]
+            k, v = self._placed(k, self.k_norm, tables), v if self.v_norm is None else self.v_norm(v)
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
         sinks = None if self.sinks is None else self.sinks[...].reshape(layout.kv_heads, layout.q_per_kv)
@@ -152,7 +161,7 @@ class Attention(nnx.Module):
             gated=self.gated,
         )
         split = convert.split_out(heads.layout, heads.num_heads, heads.head_dim)
-        qkv = [f"{name}.{part}_proj" for part in ("q" if self.shares_kv else "qkv")]
+        qkv = [f"{name}.{part}_proj" for part in ("q" if self.shares_kv else "qk" if self.values_are_keys else "qkv")]
         yield from self.qkv.weights((*path, "qkv"), qkv, layer, fuse, fuse)
         yield from self.out.weights((*path, "out"), (f"{name}.{out_name}",), layer, split, unit=heads.head_dim)
         if self.sinks is not None:

@@ -65,16 +65,25 @@ class ExpertMLPs(nnx.Module):
         return rows.combine(out if self.weighs_inputs else out * shares, into=x)
 
     def weights(
-        self, path: tuple[str, ...], name: str, layer: int, separate: tuple[str, str, str] | None = None
+        self,
+        path: tuple[str, ...],
+        name: str,
+        layer: int,
+        separate: tuple[str, str, str] | None = None,
+        *,
+        outputs_first: bool = False,
     ) -> Iterator[WeightSource]:
         """Yield the sources of ``{name}.gate_up_proj`` and ``{name}.down_proj``, which hold all experts.
 
         Args:
             separate: what an expert's tensors are called where each has its own, ``{name}.0.{separate[0]}.weight``.
+            outputs_first: whether the tensors of all experts are [experts, out, in], not [experts, in, out].
         """
         mlp, shards = self.down.weight.shape[-2], self.layout.column_shards
         if separate is None:
             fuse, pad = convert.split_gate_up(mlp, shards), convert.pad_axis(1, mlp)
+            if outputs_first:
+                fuse, pad = convert.inputs_first(fuse), convert.inputs_first(pad)
             yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.gate_up_proj",), layer, fuse)
             yield from self.down.weights((*path, "down"), (f"{name}.down_proj",), layer, pad)
             return

@@ -1,8 +1,8 @@
 """Computes rotary position embedding (Su et al., 2021), with frequencies stretched for longer contexts.
 
 The scalings give the numbers Hugging Face's ``modeling_rope_utils`` gives, which the checkpoints were trained
-with: ``linear`` (position interpolation, Chen et al., 2023), ``llama3`` (Llama 3.1) and ``yarn`` (Peng et
-al., 2023).
+with: ``linear`` (position interpolation, Chen et al., 2023), ``llama3`` (Llama 3.1), ``yarn`` (Peng et
+al., 2023) and ``proportional`` (Gemma 4).
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def rotate(x: Float[Array, "tokens *heads head_dim"], tables: RotaryTables) -> F
 def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None, *, partial: bool = False) -> Rotary:
     """Return the frequencies that ``config.rope_parameters`` describes, or its entry for `layer_type`.
 
+    Type ``proportional`` has all pairs of a head, of which those beyond its ``partial_rotary_factor`` stand still.
+
     Args:
         partial: whether the family may rotate only the first ``partial_rotary_factor`` of a head.
 
@@ -63,6 +65,8 @@ def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join(_SCALINGS)}")
     factor = parameters.get("partial_rotary_factor", 1.0)
+    if kind == "proportional":
+        factor = 1.0
     if factor != 1.0 and not partial:
         raise ValueError(f"partial_rotary_factor={factor} is not supported; only 1.0")
     width = int(head_dim * factor)
@@ -134,4 +138,11 @@ def yarn_scale(config: Any) -> float:
     return _temperature(parameters["factor"], weight)
 
 
-_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _proportional(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    """Keep the first pairs, as many as are rotated, and let the others stand still (Gemma 4's global layers)."""
+    turning = int(parameters.get("partial_rotary_factor", 1.0) * 2 * len(frequencies) // 2)
+    turns = np.arange(len(frequencies)) < turning
+    return np.where(turns, frequencies, 0.0) / parameters.get("factor", 1.0), 1.0
+
+
+_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "proportional": _proportional}

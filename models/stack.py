@@ -48,11 +48,19 @@ class Shared:
         tables: each group's `Rotary.tables`, by its name; None where nothing is rotated.
         live_rows: see `jpaged.model_api.CausalLM.__call__`.
         growth: what multiplies each token's queries, by a group's name; groups whose queries do not grow are left out.
+        per_layer: vectors of each token for every layer; a layer is given its own. None where there are none.
     """
 
     tables: Mapping[str, RotaryTables | None]
     live_rows: LiveRows = None
     growth: Mapping[str, Float[Array, " tokens"]] = field(default_factory=dict)
+    per_layer: Float[Array, "layers tokens width"] | Float[Array, "tokens width"] | None = None
+
+    def of_layer(self, number: int | Array) -> Shared:
+        """Return what layer `number` of the model is given."""
+        if self.per_layer is None:
+            return self
+        return replace(self, per_layer=jax.lax.dynamic_index_in_dim(self.per_layer, number, keepdims=False))
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,8 @@ class LayerStack(nnx.Module):
             for place, (kind, layer) in enumerate(zip(pattern, layers, strict=True)):
                 kept = before[kind.group] + number * a_repeat[kind.group] + _keepers(pattern[:place])[kind.group]
                 ref = None if kind.group is None else LayerRef(kind.group, kept - kind.shares_kv)
-                hidden, cache = layer(hidden, shared, cache, ref, attend)
+                own = shared.of_layer(segment.start + number * segment.period + place)
+                hidden, cache = layer(hidden, own, cache, ref, attend)
             return hidden, cache
 
         held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1

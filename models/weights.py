@@ -100,6 +100,11 @@ def split_gate_up(width: int, shards: int) -> Converter:
     return convert
 
 
+def inputs_first(convert: Converter) -> Converter:
+    """Return a converter of [experts, out, in] that does what `convert` does with [experts, in, out]."""
+    return lambda array: convert(array.swapaxes(1, 2))
+
+
 def split_in_turn(parts: int, width: int, shards: int) -> Converter:
     """Return a converter of `parts` matrices in one, [parts * size, embed], -> [embed, parts * width], padded; each
     shard's columns of the first, then of the second and so on.

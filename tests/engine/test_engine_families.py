@@ -43,6 +43,8 @@ SMALL_POOL = {
     "mixtral": 40,
     "qwen3_moe": 40,
     "olmo3": 20,
+    "gemma4": 20,
+    "gemma4-experts": 20,
     "deepseek_v2": 40,
     "deepseek_v3": 40,
     "llama-shared-kv": 40,
@@ -55,7 +57,7 @@ SMALL_POOL = {
     "lfm2": 16,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
-NIGHTLY = ("mixtral", "qwen3_moe", "deepseek_v3", "bamba", "qwen3_5")
+NIGHTLY = ("mixtral", "qwen3_moe", "deepseek_v3", "bamba", "qwen3_5", "gemma4-experts")
 """Checkpoints whose layers, as the engine sees them, are those of others."""
 
 

@@ -41,6 +41,8 @@ def on_eight_devices(program, *arguments):
         pytest.param("bamba", [2], marks=pytest.mark.nightly),
         pytest.param("qwen3_5", [4], marks=pytest.mark.nightly),
         pytest.param("olmo3", [4], marks=pytest.mark.nightly),
+        pytest.param("gemma4", [2], marks=pytest.mark.nightly),
+        pytest.param("gemma4-experts", [2], marks=pytest.mark.nightly),
         pytest.param("opt", [1, 2], marks=pytest.mark.nightly),
     ],
 )

@@ -16,6 +16,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GptOssConfig,
     JambaConfig,
     Lfm2Config,
@@ -272,6 +273,30 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
             },
         },
     ),
+    "gemma4": Gemma4TextConfig(
+        **{**_SIZES, "num_hidden_layers": 6, "num_key_value_heads": 3},
+        global_head_dim=64,
+        sliding_window=7,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        vocab_size_per_layer_input=211,
+        hidden_size_per_layer_input=10,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma4-experts": Gemma4TextConfig(
+        **{**_SIZES, "num_hidden_layers": 4},
+        global_head_dim=64,
+        num_global_key_value_heads=1,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=37,
+    ),
     "deepseek_v2": DeepseekV2Config(
         **_DEEPSEEK,
         q_lora_rank=None,
@@ -319,12 +344,16 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) 
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
+            elif key.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
     model.save_pretrained(path)
     return model.eval()
 
 
 def _centre(name: str, key: str) -> float:
     """What the entries of a vector are drawn around: one where they scale, unless they say how far they are from it."""
+    if name.startswith("gemma4"):  # nothing but the norms of queries and keys keeps its scores small
+        return 0.4 if key.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
     if name.startswith(("gemma", "qwen3_next", "qwen3_5")) and not key.endswith("linear_attn.norm.weight"):
         return 0.0
     return 1.0 if key.endswith(("norm.weight", "norm_f.weight", ".D")) else 0.0

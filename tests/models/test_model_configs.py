@@ -210,6 +210,10 @@ def test_layer_groups_follow_the_layer_types():
         AttentionGroup("window", (0, 1, 2, 4), 2, 48, 7),
         AttentionGroup("full", (3,), 2, 48),
     )
+    assert abstract(CHECKPOINTS["gemma4"]).layer_groups == (
+        AttentionGroup("window", (0, 1, 3), 3, 48, 7, readers=1),
+        AttentionGroup("full", (2,), 3, 64, readers=1),
+    )
     assert abstract(CHECKPOINTS["deepseek_v3"], tensor_parallel=4).layer_groups == (
         LatentGroup("full", (0, 1, 2), 46, 14),
     )
@@ -255,6 +259,10 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("mixtral", "hidden_act", "mish"),
         ("mixtral", "num_experts_per_tok", 6),
         ("olmo3", "layer_types", ["chunked_attention"] * 5),
+        ("gemma4", "use_bidirectional_attention", "all"),
+        ("gemma4", "num_kv_shared_layers", 6),
+        ("gemma4", "hidden_activation", "mish"),
+        ("gemma4-experts", "top_k_experts", 6),
         ("deepseek_v2", "topk_method", "noaux_tc"),
         ("deepseek_v2", "norm_topk_prob", True),
         ("deepseek_v3", "n_group", 4),
@@ -266,7 +274,7 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
 def test_an_unsupported_field_is_named(name, field, value):
     config = copy.deepcopy(CHECKPOINTS[name])
     object.__setattr__(config, field, value)
-    named = {"num_key_value_heads": "num_kv_heads", "qk_rope_head_dim": "head_dim"}.get(field, field)
+    named = {"num_key_value_heads": "num_kv_heads", "qk_rope_head_dim": "head_dim", "top_k_experts": "num_experts_per_tok"}.get(field, field)
     if field == "rope_parameters":
         named = "rope_type='longrope'" if "rope_type" in value else "partial_rotary_factor=0.5"
     with pytest.raises(ValueError, match=named):

@@ -17,6 +17,9 @@ TOKENS = np.random.default_rng(6).integers(3, 211, 45)
 
 NIGHTLY = ("mixtral-window",)
 RECURRENT = ("jamba", "mamba2", "bamba", "qwen3_next", "qwen3_5", "lfm2")
+MULTIPLIES_ROUNDING = (*RECURRENT, "gemma4")
+"""Checkpoints that make more of a rounding from token to token, or from layer to layer: Gemma 4 does not scale scores.
+"""
 
 
 class Rounding(NamedTuple):
@@ -37,13 +40,13 @@ def at_night(name):
 def checkpoint(request, tmp_path_factory):
     """(path, transformers' logits of every position of `TOKENS`, what rounding may do to them).
 
-    A recurrence multiplies rounding token by token, transformers' too: its logits are those of float64 there.
+    Where rounding is multiplied, in transformers too, its logits are those of float64.
     """
     path = tmp_path_factory.mktemp(request.param)
     model = make_checkpoint(request.param, path)
     with torch.no_grad():
         logits = logits_in(torch.float32, model)
-        if request.param not in RECURRENT:
+        if request.param not in MULTIPLIES_ROUNDING:
             return path, logits, Rounding(1e-5, 0.05)
         exact, coarse = logits_in(torch.float64, model), logits_in(torch.bfloat16, model)
         float32, bfloat16 = np.abs(logits - exact).max(), np.abs(coarse - exact).mean()

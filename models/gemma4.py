@@ -114,7 +114,7 @@ class Gemma4Layer(nnx.Module):
         if self.experts is not None:
             out = self.experts(out, hidden, shared.live_rows)
         hidden = hidden + self.post_mlp_norm(out)
-        if self.own_input is not None:
+        if self.own_input is not None and shared.per_layer is not None:
             hidden = self.own_input(hidden, shared.per_layer, shared.live_rows)
         return hidden * self.scalar[...], cache
 
@@ -215,7 +215,7 @@ class Gemma4(Decoder):
         if self.own_inputs is not None:
             shared = replace(shared, per_layer=self.own_inputs(tokens, hidden, live_rows))
         hidden, cache = self.layers(hidden, shared, cache, attend)
-        return self.norm(hidden), cache
+        return (hidden if self.norm is None else self.norm(hidden)), cache
 
     def weights(self) -> Iterator[WeightSource]:
         yield from super().weights()

@@ -274,7 +274,11 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
 def test_an_unsupported_field_is_named(name, field, value):
     config = copy.deepcopy(CHECKPOINTS[name])
     object.__setattr__(config, field, value)
-    named = {"num_key_value_heads": "num_kv_heads", "qk_rope_head_dim": "head_dim", "top_k_experts": "num_experts_per_tok"}.get(field, field)
+    named = {
+        "num_key_value_heads": "num_kv_heads",
+        "qk_rope_head_dim": "head_dim",
+        "top_k_experts": "num_experts_per_tok",
+    }.get(field, field)
     if field == "rope_parameters":
         named = "rope_type='longrope'" if "rope_type" in value else "partial_rotary_factor=0.5"
     with pytest.raises(ValueError, match=named):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jpaged.llm import LLM
     from jpaged.memory import MemoryMap, MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, SavedState, StreamDelta
+    from jpaged.pooling_params import PoolingParams
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
     from jpaged.speculative import DraftModel, Layers, NGram
@@ -37,6 +38,7 @@ _HOMES = {
     "DraftModel": "jpaged.speculative",
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.sampling_params",
+    "PoolingParams": "jpaged.pooling_params",
     "RequestOutput": "jpaged.outputs",
     "SavedState": "jpaged.outputs",
     "StateRefused": "jpaged.errors",
@@ -63,6 +65,7 @@ __all__ = [
     "MemoryMap",
     "MemoryReport",
     "NGram",
+    "PoolingParams",
     "ProcessLost",
     "PyramidKV",
     "RequestOutput",

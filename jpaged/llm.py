@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Self, Unpack
 
 from jpaged.config import EngineConfig
 from jpaged.engine import offline
+from jpaged.engine.pooling_handle import PoolingHandle
 from jpaged.engine.process import refuse_pickling
-from jpaged.engine.saved_state.handle import StateHandle
 from jpaged.outputs import RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.text.batch import conversations, one_each, priorities, several
@@ -19,7 +19,7 @@ from jpaged.vllm_names import engine_settings, missing_attribute
 from jpaged.vllm_requests import check_no_lora
 
 
-class LLM(StateHandle):
+class LLM(PoolingHandle):
     """A language model with paged KV memory.
 
     >>> llm = LLM("smollm2-135m")                                            # doctest: +SKIP
@@ -170,6 +170,7 @@ class LLM(StateHandle):
             ValueError: as `generate`, or prompt_logprobs are asked for; a prompt that could never fit the pool is
                 refused at the first delta.
         """
+        self._check_generates()
         batch = several(prompts)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
         ranks = priorities(priority, len(batch))
@@ -250,6 +251,7 @@ class LLM(StateHandle):
         on_error: offline.OnError,
         tokenization: Tokenization = DEFAULT,
     ) -> list[RequestOutput]:
+        self._check_generates()
         processors = self.input_processor, self.output_processor
         return offline.answer(self._engine, *processors, batch, params, ranks, use_tqdm, on_error, tokenization)
 

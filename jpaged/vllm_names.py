@@ -44,7 +44,7 @@ _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoin
 _SPECULATION = "give speculative=jpaged.NGram(...), Layers(...) or DraftModel(...), or speculative_config"
 _TRANSFER = "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory"
 _GRAMMARS = "structured outputs run on llguidance: give SamplingParams(structured_outputs=...)"
-_POOLING = "only text generation is supported"
+_POOLING = "every model generates, and LLM.embed(), classify() and score() say how by PoolingParams"
 _TOKENIZER = "give tokenizer= a folder with that tokenizer"
 _STATE = "recurrent layers keep a state in the model's own dtype, a block each state_checkpoint_interval tokens"
 _METRICS = "read LLM.stats() or LLM.get_metrics(), and the log 'jpaged'"
@@ -198,27 +198,24 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
     "logprobs_mode": ("raw_logprobs",),
     "model_impl": ("auto",),
     "pipeline_parallel_size": (1,),
-    "runner": ("auto", "generate"),
+    "runner": ("auto", "generate", "pooling"),
     "skip_tokenizer_init": (False,),
-    "task": ("auto", "generate"),
+    "task": ("auto", "generate", "embed", "classify", "score"),
     "tokenizer_mode": ("auto",),
 }
 """Values of such settings, beside None, that ask for what is done anyway."""
 
 _ATTRIBUTES: Mapping[str, str] = {
     "apply_model": "the weights are LLM.params, the model's description LLM.model_config",
-    "classify": _POOLING,
     "collective_rpc": "one process drives all its devices: there is nobody to call",
-    "embed": _POOLING,
-    "encode": _POOLING,
+    "encode": "use LLM.embed() or LLM.classify()",
     "engine_core": "LLM.stats(), LLM.memory_report() and LLM.config tell what it does",
-    "get_default_pooling_params": _POOLING,
+    "get_default_pooling_params": "PoolingParams() takes what the model's folder says",
     "llm_engine": "use LLM.config and LLM.model_config for settings, LLM.get_tokenizer(), LLM.stats() and "
     "LLM.get_metrics() for its state, and AsyncLLM to add and abort requests while others run",
     "enqueue": "AsyncLLM adds requests while others run",
     "preprocess_chat": "use LLM.chat_prompt()",
-    "reward": _POOLING,
-    "score": _POOLING,
+    "reward": "use LLM.classify(), whose outputs have the logits",
     "set_tokenizer": "give tokenizer= when you make the LLM",
     "sleep": "LLM.close() frees the devices' memory; make a new LLM to go on",
     "start_profile": "call jax.profiler.start_trace(folder)",

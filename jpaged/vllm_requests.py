@@ -38,7 +38,6 @@ _IMPORTS: Mapping[str, str] = {
     "GuidedDecodingParams": "use StructuredOutputsParams, with the same arguments, as "
     "SamplingParams(structured_outputs=...)",
     "LLMEngine": "use LLM, or AsyncLLM to add and abort requests while others run",
-    "PoolingParams": "only text generation is supported",
 }
 
 _PROMPT_KEYS: Mapping[str, str] = {

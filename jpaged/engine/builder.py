@@ -18,6 +18,7 @@ from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_me
 from jpaged.execution.gpu_share import claim_gpu_share
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.loading import LoadedModel, load_model
+from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import MemoryManager
 from jpaged.model_api import CausalLM, SeesImages
 from jpaged.scheduling import Scheduler
@@ -42,6 +43,7 @@ class Built:
     dtype: Any
     model: CausalLM
     sampling: Mapping[str, Any]
+    pooling: PoolingHead
 
 
 class _Shapes(TypedDict):
@@ -154,6 +156,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         dtype=loaded.dtype,
         model=loaded.model,
         sampling=loaded.sampling,
+        pooling=loaded.pooling,
     )
 
 

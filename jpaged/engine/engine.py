@@ -206,6 +206,7 @@ class Engine:
         in_flight = replica.in_flight[0]
         try:
             scores = [] if in_flight.scores is None else in_flight.scores.wait()
+            pooled = [] if in_flight.pooled is None else in_flight.pooled.wait()
             results = in_flight.wait()
         except Exception:  # the device failed, and what was dispatched since goes on from this step
             with signals_held:
@@ -217,6 +218,8 @@ class Engine:
             replica.in_flight.popleft()
             for (request, position), logprob, ranking in scores:
                 request.prompt_logprobs[position] = logprob, ranking
+            for request, start, end, vector in pooled:
+                request.pooled[start] = end, vector
             self.stats.read(in_flight.step)
             speculation = replica.scheduler.speculation
             accepted = 0 if speculation is None else speculation.num_accepted

@@ -41,6 +41,7 @@ class ModelHandle(EngineHandle):
         self._dtype = built.dtype
         self._model = built.model
         self._sampling = built.sampling
+        self._pooling = built.pooling
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:

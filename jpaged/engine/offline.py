@@ -56,7 +56,7 @@ def answer(
                         engine.add(entry)
                     except ValueError as error:
                         entries[i] = refuse(i, error)
-            _run(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
+            run(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
         finally:
             engine.abort(*requests)  # leaves nothing behind when a prompt was refused or the user interrupted
     return [outputs.whole(entry) if isinstance(entry, Request) else entry for entry in entries]
@@ -67,7 +67,7 @@ def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[Req
     boolean("use_tqdm", use_tqdm)
     with engine.turn:
         requests = list(engine.restored.values())
-        _run(engine, requests, use_tqdm)
+        run(engine, requests, use_tqdm)
         engine.abort(*requests)  # nobody else asks for them
     return [outputs.whole(request, request.name or str(request.request_id)) for request in requests]
 
@@ -125,7 +125,12 @@ def _stream_delta(prompt_index: int, output: CompletionOutput) -> StreamDelta:
     )
 
 
-def _run(engine: Engine, requests: list[Request], show: bool) -> None:
+def run(engine: Engine, requests: list[Request], show: bool) -> None:
+    """Run requests to their ends.
+
+    Args:
+        show: whether a bar shows the progress.
+    """
     unfinished = {
         part.request_id: request for request in requests for part in request.parts if part.status is not Status.FINISHED
     }

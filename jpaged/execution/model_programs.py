@@ -17,6 +17,7 @@ from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.encode import make_encode
 from jpaged.execution.mesh import is_local
 from jpaged.execution.params import check_like, plain_dict
+from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.program import Program
 from jpaged.execution.replicas import own_sharding
 from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
@@ -61,6 +62,7 @@ class ModelPrograms:
             make_encode(graphdef, spec, mesh, prefix=prefix), *told, ("encode", graphdef, spec, mesh, prefix)
         )
         self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
+        self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
         self.num_updates = 0
         self._set_params(params)
 
@@ -93,7 +95,7 @@ class ModelPrograms:
     def close(self) -> None:
         """Let go of the weights and of all that was compiled."""
         self._params, self._weights = None, {}
-        for program in (self._step, self._sample, self._score, self._encode):
+        for program in (self._step, self._sample, self._score, self._encode, self._pool_hidden):
             program.forget()
 
     # ------------------------------------------------------------------ running
@@ -127,6 +129,12 @@ class ModelPrograms:
     ) -> ScoreOutput:
         """Return the log-probabilities of `targets` after a step's tokens `rows`; see `make_score`."""
         return self._score(("score", hidden.shape[0], top), self._weights, hidden, rows, targets, top=top)
+
+    def pool_hidden(
+        self, hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], size: int
+    ) -> Float[Array, "size embed"]:
+        """Return sums of a step's hidden states; see `make_pool_hidden`."""
+        return self._pool_hidden(("pool hidden", hidden.shape[0], size), hidden, owners, size=size)
 
     # ------------------------------------------------------------------ compiling ahead
 

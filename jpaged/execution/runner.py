@@ -20,6 +20,7 @@ from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import feature_rows, no_rows
+from jpaged.execution.pooling import PooledStates, owners_of_rows
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
 from jpaged.execution.sampling.sample_step import StepOutput
@@ -67,12 +68,14 @@ class InFlight:
     Attributes:
         replica: whose step it is; None where there is one.
         scores: scores of prompt tokens, where a request asked for them.
+        pooled: sums of hidden states, where a request asked for a vector of its prompt.
     """
 
     step: ScheduledStep
     draw: Draw
     replica: int | None = None
     scores: PromptScores | None = None
+    pooled: PooledStates | None = None
 
     def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
         """Return the sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled
@@ -183,9 +186,10 @@ class Runner:
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
+        pooled = self._pool_prompts(first, batches[0]) if first.pooled else None  # nor do they embed them
         draw = self._draw(steps)
         if len(steps) == 1:
-            return [InFlight(first, draw, scores=scores)]
+            return [InFlight(first, draw, scores=scores, pooled=pooled)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
 
     def _encode(self, encode: Encode) -> None:
@@ -208,6 +212,11 @@ class Runner:
         rows = score_rows(step, np.asarray(batch.query_starts))
         outputs = [self.worker.score(part, targets, top) for part, targets in slices(rows)]
         return PromptScores(rows.scores, outputs, self.worker.fetch)
+
+    def _pool_prompts(self, step: ScheduledStep, batch: StepBatch) -> PooledStates:
+        most = self.max_num_seqs
+        owners = owners_of_rows(step, np.asarray(batch.query_starts), most, len(batch.tokens))
+        return PooledStates(step.pooled, self.worker.pool_hidden(owners, most), self.worker.fetch)
 
     def _draw(self, steps: Sequence[ScheduledStep]) -> Draw:
         rows = self.buckets.smallest_sample(max(len(step.samples) for step in steps))

@@ -214,10 +214,17 @@ class Worker:
     @device_call
     def score(self, rows: Int[np.ndarray, " rows"], targets: Int[np.ndarray, " rows"], top: int) -> ScoreOutput:
         """Return the log-probabilities of `targets` after tokens `rows` of the last `compute`."""
+        return self.model.score(self._whole_hidden(), rows, targets, top)
+
+    @device_call
+    def pool_hidden(self, owners: Int[np.ndarray, " tokens"], size: int) -> jax.Array:
+        """Return sums of the last `compute`'s hidden states, [size, embed]; `owners` says which sum a token is in."""
+        return self.model.pool_hidden(self._whole_hidden(), owners, size)
+
+    def _whole_hidden(self) -> jax.Array:
         if len(self._hidden) > 1:
             self._hidden = [jnp.concatenate(self._hidden)]
-        (hidden,) = self._hidden
-        return self.model.score(hidden, rows, targets, top)
+        return self._hidden[0]
 
     @device_call
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:

@@ -18,6 +18,7 @@ from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_checkpoint
 from jpaged.loading.parameters.forms import check_device, check_quantization
 from jpaged.loading.parameters.weights import load_params
+from jpaged.loading.pooling_head import read_pooling_head
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
 from jpaged.model_api import TENSOR_AXIS
@@ -129,6 +130,7 @@ def _load(
         stacked=build.stacked,
         expert_parallel=expert_parallel,
         location=str(opened.source.path),
+        pooling=read_pooling_head(opened.source, reader, config),
         tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from jpaged.loading.pooling_head import PoolingHead
 from jpaged.model_api import TENSOR_AXIS, CausalLM
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class LoadedModel:
         mesh: the devices; a mesh with the axis `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan.
         expert_parallel: whether each device holds whole experts.
+        pooling: how hidden states become vectors and classes.
         tensor_shapes: shapes of the checkpoint's tensors that the parameters were made from, by Hugging Face name.
     """
 
@@ -48,6 +50,7 @@ class LoadedModel:
     expert_parallel: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     location: str = ""
+    pooling: PoolingHead = field(default_factory=PoolingHead)
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -14,6 +14,7 @@ from jpaged.loading.hugging_face import transformers
 from jpaged.loading.language_model_only import LanguageModelReader
 from jpaged.loading.mxfp4 import MXFP4Weights
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
+from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import Source, resolve_source
@@ -62,7 +63,7 @@ def open_model(
     if is_quantised(config):
         return OpenedModel(source, config, family, MXFP4Weights(weights))
     if "text_config" not in _fields(source.path, source.path / "config.json"):
-        return OpenedModel(source, config, family, weights)
+        return OpenedModel(source, config, family, without_head(weights, config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
     config.get_text_config().tie_word_embeddings = not text.has_head
     return OpenedModel(source, config, family, text)

@@ -53,7 +53,7 @@ class Allocation:
         )
         if request.packed:
             self.memory.pack(seq.seq_id)
-        most = most_cached if request.params.prompt_logprobs is None else 0
+        most = 0 if request.computes_whole_prompt else most_cached
         seq.num_computed = self.memory.match_prefix(
             seq.seq_id, seq.token_ids, salt=request.cache_salt, spans=request.spans, max_tokens=most
         )

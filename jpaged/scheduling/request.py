@@ -10,6 +10,7 @@ import numpy as np
 
 from jpaged.memory import HeldImage, TokenSpan
 from jpaged.outputs import FinishReason, RequestMetrics
+from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
@@ -119,6 +120,9 @@ class Request:
         alone: whether it could not go on although nobody else ran, as its blocks lay scattered: it returns, packed, to
             a batch of its own.
         arrival_number: place in the order of arrival, given by the scheduler.
+        pooling: how the hidden states of its prompt become one vector; None = nobody asks for one.
+        pooled: what chunks of its prompt add to that vector, by their first position: the position after their last,
+            and a vector. A chunk that is computed again takes the place of the one before.
         later: requests for the outputs that have no place beside its own, as they are more than may run at once. They
             are queued right behind it; those who read or abort it read and abort them too.
     """
@@ -143,6 +147,8 @@ class Request:
     kept_tokens: int = 0
     images: tuple[PromptImage, ...] = ()
     held: dict[int, HeldImage] = field(default_factory=dict)
+    pooling: Pooling | None = None
+    pooled: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     packed: bool = False
     alone: bool = False
     arrival_number: int = -1
@@ -160,6 +166,11 @@ class Request:
     def parts(self) -> list[Request]:
         """Return the request and those for its later outputs."""
         return [self, *self.later]
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Tell whether every token of the prompt has to be computed, whatever the prefix cache holds."""
+        return self.params.prompt_logprobs is not None or self.pooling == "mean"
 
     @property
     def spans(self) -> tuple[TokenSpan, ...]:

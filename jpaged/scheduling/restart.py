@@ -56,4 +56,4 @@ def renewed(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]
-    return replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, held={})
+    return replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={})

@@ -45,7 +45,7 @@ class Room:
 
     def pinned_tokens(self, request: Request) -> int:
         """Return how many leading tokens of its prompt the request is sure to find in pinned blocks."""
-        if request.params.prompt_logprobs is not None:
+        if request.computes_whole_prompt:
             return 0
         return self._memory.pinned_prefix(
             request.prompt_token_ids,

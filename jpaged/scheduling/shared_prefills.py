@@ -31,7 +31,7 @@ class SharedPrefills:
         The wait ends with that prefill. It is for requests before it in the order of service only, of which none can
         be added while it waits; so no request waits for ever.
         """
-        if not plan.prefills or not self._memory.prefix_caching or request.params.prompt_logprobs is not None:
+        if not plan.prefills or not self._memory.prefix_caching or request.computes_whole_prompt:
             return False
         tokens = request.live[0].token_ids
         shared, computed = self._longest_shared(request, tokens, plan)

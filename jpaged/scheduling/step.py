@@ -101,6 +101,7 @@ class ScheduledStep:
         swap_out: blocks the device copies to host memory before anything else of the step.
         swap_in: blocks it copies back after that and before `copies`.
         scored: chunks of requests that ask for prompt_logprobs.
+        pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
         encodes: images that the device encodes before the chunks run.
         reads: the chunks' tokens that stand for images.
     """
@@ -113,6 +114,7 @@ class ScheduledStep:
     swap_out: list[SwapCopy] = field(default_factory=list)
     swap_in: list[SwapCopy] = field(default_factory=list)
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
+    pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
     encodes: list[Encode] = field(default_factory=list)
     reads: list[ImageRead] = field(default_factory=list)
 

@@ -43,6 +43,7 @@ class StepPlan:
         self._copies: list[BlockCopy] = []
         self._dropped = dropped
         self._scored: list[tuple[Request, Chunk]] = []
+        self._pooled: list[tuple[Request, Chunk]] = []
 
     def add(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy]) -> None:
         """Plan a request's chunks; a chunk that ends with the sequence's last token is sampled."""
@@ -61,6 +62,8 @@ class StepPlan:
                 self.sample(request, seq, chunk)
             if request.params.prompt_logprobs is not None and start + 1 < seq.num_prompt:
                 self._scored.append((request, chunk))
+            if request.pooling == "mean" or (request.pooling == "last" and end == seq.num_prompt):
+                self._pooled.append((request, chunk))
         self._copies += copies
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
@@ -79,6 +82,7 @@ class StepPlan:
             swap_out=self.swap_out,
             swap_in=self.swap_in,
             scored=self._scored,
+            pooled=self._pooled,
             encodes=self.encodes,
             reads=self.reads,
         )

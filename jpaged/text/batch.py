@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import TypeVar, cast
 
+from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.text.chat_template import ChatOptions, Messages
 from jpaged.text.prompt import Conversation, Prompt
 
-Params = TypeVar("Params", SamplingParams, BeamSearchParams)
+Params = TypeVar("Params", SamplingParams, BeamSearchParams, PoolingParams)
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -54,12 +54,15 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
 
     Raises:
         FileExistsError: when the path exists.
+        ValueError: the model has a head for classes, for which the format has no place.
     """
     import orbax.checkpoint as ocp
 
     path = Path(path).absolute()
     if path.exists():
         raise FileExistsError(f"path={str(path)!r} exists; a checkpoint is written to a new folder")
+    if loaded.pooling.classes is not None:
+        raise ValueError(f"{loaded.name} is a model for classification, whose head a saved checkpoint has no place for")
     values = flat_values(loaded.params)
     params: dict[str, Any] = {}
     forms = {}

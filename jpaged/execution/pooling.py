@@ -1,0 +1,63 @@
+"""Sums the hidden states of prompts for which somebody asked for one vector each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.arrays import HostOrDevice
+from jpaged.scheduling.request import Request
+from jpaged.scheduling.step import Chunk, ScheduledStep
+
+
+def make_pool_hidden(mesh: Mesh) -> jax.stages.Wrapped:
+    """Return ``pool(hidden, owners, size=...) -> [size, embed]``: float32 sums of the rows of each owner; rows whose
+    owner is `size` are in none."""
+
+    def pool(
+        hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], *, size: int
+    ) -> Float[Array, "size embed"]:
+        return jax.ops.segment_sum(hidden.astype(jnp.float32), jnp.asarray(owners), num_segments=size + 1)[:size]
+
+    return jax.jit(pool, static_argnames=("size",), out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def owners_of_rows(
+    step: ScheduledStep, query_starts: Int[np.ndarray, " seqs+1"], size: int, width: int
+) -> Int[np.ndarray, " width"]:
+    """Return which of `step.pooled` each of the step's `width` rows belongs to; `size` where it belongs to none.
+
+    Of a request that asks for its last token there is one row.
+    """
+    first_row = {id(chunk): int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
+    owners = np.full(width, size, np.int32)
+    for number, (request, chunk) in enumerate(step.pooled):
+        start = first_row[id(chunk)]
+        stop = start + chunk.length
+        owners[stop - 1 if request.pooling == "last" else start : stop] = number
+    return owners
+
+
+@dataclass(frozen=True)
+class PooledStates:
+    """Holds sums of hidden states on their way from the device, `fetch`ed as `Worker` says."""
+
+    chunks: Sequence[tuple[Request, Chunk]]
+    sums: jax.Array
+    fetch: Callable[[Any], Any]
+
+    def wait(self) -> list[tuple[Request, int, int, np.ndarray]]:
+        """Return each chunk's request, first position, the position after its last, and sum; blocks until the device is
+        done."""
+        sums = self.fetch(self.sums)
+        return [
+            (request, chunk.start, chunk.start + chunk.length, np.array(row))
+            for (request, chunk), row in zip(self.chunks, sums, strict=False)
+        ]

@@ -1,0 +1,165 @@
+"""Vectors, classes and scores of prompts equal those of transformers, in chunks, preempted and from the cache."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import CHECKPOINTS, make_checkpoint
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3ForSequenceClassification
+
+from jpaged import LLM, PoolingParams, SamplingParams
+
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(3, 211, length).tolist() for length in (1, 5, 24, 40, 57, 33, 48)]
+SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 80, "block_size": 8}
+
+
+def prompts(ids=PROMPTS):
+    return [{"prompt_token_ids": one} for one in ids]
+
+
+def vectors(outputs):
+    return np.array([output.outputs.embedding for output in outputs])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("qwen3")
+
+
+@pytest.fixture(scope="module")
+def hidden(folder):
+    """transformers' last hidden states of each prompt."""
+    model = make_checkpoint("qwen3", folder)
+    with torch.no_grad():
+        return [model.model(torch.tensor([ids])).last_hidden_state[0].numpy() for ids in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def llm(folder, hidden):
+    return LLM(str(folder), **SETTINGS)
+
+
+def unit(rows):
+    rows = np.array(rows)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_the_last_token_or_the_mean_of_all_is_what_transformers_gives(llm, hidden):
+    last = vectors(llm.embed(prompts(), use_tqdm=False))
+    np.testing.assert_allclose(last, unit([states[-1] for states in hidden]), atol=2e-5)
+    plain = PoolingParams(pooling="mean", normalize=False)
+    for _ in range(2):  # the second time the cache holds the prompts, of which a mean reads nothing
+        outputs = llm.embed(prompts(), False, plain)
+        np.testing.assert_allclose(vectors(outputs), [states.mean(0) for states in hidden], atol=2e-4)
+        assert [output.num_cached_tokens for output in outputs] == [0] * len(PROMPTS)
+    again = llm.embed(prompts(), use_tqdm=False)
+    assert sum(output.num_cached_tokens for output in again) > 100
+    np.testing.assert_allclose(vectors(again), last, atol=1e-6)
+
+
+def test_leading_numbers_are_normalised_after_the_cut(llm, hidden):
+    each = [PoolingParams(dimensions=n) for n in (1, 7, 96)]
+    outputs = llm.embed(prompts(PROMPTS[:3]), False, each)
+    for output, states, params in zip(outputs, hidden, each, strict=False):
+        want = unit([states[-1][: params.dimensions]])[0]
+        assert output.outputs.hidden_size == params.dimensions
+        np.testing.assert_allclose(output.outputs.embedding, want, atol=2e-5)
+
+
+def test_preempted_prompts_are_pooled_over_what_was_computed_last(llm, folder, hidden):
+    page = llm.memory_report().page_bytes
+    slow = {"long_prefill_token_threshold": 2, "preemption_mode": "recompute", "enable_prefix_caching": False}
+    tight = LLM(str(folder), **SETTINGS, kv_cache_memory_bytes=12 * page, **slow)
+    stream = tight.stream(prompts(PROMPTS[3:4]), SamplingParams(max_tokens=30, ignore_eos=True))
+    next(stream)  # grows while the other prompt is computed, and takes its memory
+    (output,) = tight.embed(prompts(PROMPTS[5:6]), False, PoolingParams(pooling="mean", normalize=False))
+    stream.close()
+    np.testing.assert_allclose(output.outputs.embedding, hidden[5].mean(0), atol=2e-4)
+    assert tight.stats().num_preemptions > 0
+    assert tight._engine.memory.num_used_blocks == 0
+
+
+def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    modules = [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    config = tmp_path / "1_Pooling" / "config.json"
+    config.write_text(json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}))
+    found = vectors(LLM(str(tmp_path), **SETTINGS).embed(prompts(), use_tqdm=False))
+    np.testing.assert_allclose(found, [states.mean(0) for states in hidden], atol=2e-4)
+    config.write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    llm = LLM(str(tmp_path), **SETTINGS)
+    with pytest.raises(ValueError, match=r"asks for pooling max_tokens; known are last and mean"):
+        llm.embed(prompts(), use_tqdm=False)
+    assert len(llm.embed(prompts(), False, PoolingParams(pooling="last"))) == len(PROMPTS)
+
+
+def test_a_base_model_has_vectors_and_is_refused_to_generate(folder, hidden, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(bare, tmp_path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    llm = LLM(str(tmp_path), **SETTINGS)
+    found = vectors(llm.embed(prompts(), use_tqdm=False))
+    np.testing.assert_allclose(found, unit([states[-1] for states in hidden]), atol=2e-5)
+    for refused in (llm.generate, llm.score, llm.stream):
+        with pytest.raises(ValueError, match=r"has no vocabulary's head \(lm_head.weight\)"):
+            refused(prompts())
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"), [(3, None), (1, None), (3, "multi_label_classification")], ids=["one of", "one", "several"]
+)
+def test_classes_have_the_probabilities_of_transformers(labels, problem, tmp_path):
+    torch.manual_seed(1)
+    config = CHECKPOINTS["qwen3"].__class__(**CHECKPOINTS["qwen3"].to_dict() | {"num_labels": labels})
+    config.problem_type, config.pad_token_id = problem, 0
+    model = Qwen3ForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        want = np.stack([model(torch.tensor([ids])).logits[0].numpy() for ids in PROMPTS])
+    llm = LLM(str(tmp_path), **SETTINGS)
+    outputs = llm.classify(prompts(), use_tqdm=False)
+    np.testing.assert_allclose([output.outputs.logits for output in outputs], want, atol=1e-4)
+    several = torch.tensor(want).sigmoid() if labels == 1 or problem else torch.tensor(want).softmax(1)
+    np.testing.assert_allclose([output.outputs.probs for output in outputs], several, atol=1e-4)
+    assert outputs[0].outputs.num_classes == labels
+    with pytest.raises(ValueError, match="only embed"):
+        llm.generate(prompts())
+
+
+def test_a_prompts_score_is_its_log_probability_and_a_pairs_its_cosine(llm, folder, hidden):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    scores = [output.outputs.score for output in llm.score(prompts(), use_tqdm=False)]
+    for ids, score in zip(PROMPTS, scores, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        want = logprobs[torch.arange(len(ids) - 1), torch.tensor(ids[1:], dtype=torch.long)].sum().item()
+        assert score == pytest.approx(want, abs=1e-3)
+    last = unit([states[-1] for states in hidden])
+    one_to_many = llm.score(prompts(PROMPTS[:1]), prompts(PROMPTS[1:]), use_tqdm=False)
+    np.testing.assert_allclose([output.outputs.score for output in one_to_many], last[1:] @ last[0], atol=1e-4)
+    with pytest.raises(ValueError, match="data_1 has 2 prompts, data_2 3"):
+        llm.score(prompts(PROMPTS[:2]), prompts(PROMPTS[2:5]))
+
+
+def test_what_cannot_be_is_refused_by_name_and_nothing_is_left(llm):
+    with pytest.raises(ValueError, match=r"prompt 1: dimensions=97 is above the model's 96"):
+        llm.embed(prompts(PROMPTS[:2]), False, [PoolingParams(), PoolingParams(dimensions=97)])
+    with pytest.raises(ValueError, match=r"prompt 0: the prompt has 0 tokens"):
+        llm.embed([{"prompt_token_ids": []}], use_tqdm=False)
+    with pytest.raises(ValueError, match=r"has no head for classes"):
+        llm.classify(prompts())
+    with pytest.raises(ValueError, match=r"pooling='max' is not one of last, mean"):
+        PoolingParams(pooling="max")
+    with pytest.raises(ValueError, match=r"dimensions=0"):
+        PoolingParams(dimensions=0)
+    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0

@@ -1,0 +1,73 @@
+"""Puts the front and the replicas together to one application of Ray Serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from jpaged.server.body_limit import BodyLimit
+from jpaged.server.ray.arguments import RayArguments
+from jpaged.server.ray.front import Front
+from jpaged.server.ray.replica import Replica
+
+_MANY = 100_000
+"""More requests than a front ever has: the replicas bound them, and say so in OpenAI's words."""
+
+
+@serve.ingress()
+class FrontDeployment:
+    """Serves `Front` on Serve's own HTTP port."""
+
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+        self._replicas = replicas.options(method_name="answer", stream=True)
+        self._max_body_bytes = max_body_bytes
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        """Return the app; Serve calls this in the replica."""
+        limit = Middleware(BodyLimit, max_bytes=self._max_body_bytes)
+        return Starlette(routes=[Route("/{path:path}", endpoint=Front(self._replicas))], middleware=[limit])
+
+
+def build(arguments: RayArguments) -> serve.Application:
+    """Return the application, to be given to `serve.run`."""
+    settings = arguments.settings()
+    places = arguments.max_num_seqs
+    options: dict[str, Any] = {"num_replicas": arguments.min_replicas}
+    if arguments.max_replicas > arguments.min_replicas:
+        target = arguments.target_ongoing_requests or max(1.0, 0.75 * places)
+        scaling = AutoscalingConfig(
+            min_replicas=arguments.min_replicas,
+            max_replicas=arguments.max_replicas,
+            target_ongoing_requests=target,
+        )
+        options = {"autoscaling_config": scaling}
+    if arguments.routing == "prefix":
+        overload = max(2, places // 2) if arguments.overload is None else arguments.overload
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class="jpaged.server.ray.router:PrefixRouter",
+            request_router_kwargs={"overload": overload, "max_chunks": arguments.prefix_chunks},
+        )
+    replicas = serve.deployment(
+        Replica,
+        name="replica",
+        ray_actor_options=arguments.resources,
+        max_ongoing_requests=places + settings.max_waiting,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        health_check_timeout_s=settings.health_timeout + 5.0,
+        **options,
+    )
+    front = serve.deployment(
+        FrontDeployment,
+        name="front",
+        num_replicas=arguments.fronts,
+        max_ongoing_requests=_MANY,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return front.bind(replicas.bind(arguments), settings.max_body_bytes)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from jpaged import EngineBusy, EngineStopped
@@ -92,7 +93,7 @@ def described(error: Exception) -> ApiError:
     return engine_error(error) or ApiError("the server failed on this request", status=500, code="internal_error")
 
 
-def add_handlers(app: FastAPI) -> None:
+def add_handlers(app: Starlette) -> None:
     """Let every error of an app have OpenAI's shape."""
 
     async def told(request: Request, error: Exception) -> Response:

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from jpaged.server.body_limit import BodyLimit
+from jpaged.server.errors import add_handlers
 from jpaged.server.ray.arguments import RayArguments
 from jpaged.server.ray.front import Front
 from jpaged.server.ray.replica import Replica
@@ -31,7 +32,9 @@ class FrontDeployment:
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the app; Serve calls this in the replica."""
         limit = Middleware(BodyLimit, max_bytes=self._max_body_bytes)
-        return Starlette(routes=[Route("/{path:path}", endpoint=Front(self._replicas))], middleware=[limit])
+        app = Starlette(routes=[Route("/{path:path}", endpoint=Front(self._replicas))], middleware=[limit])
+        add_handlers(app)
+        return app
 
 
 def build(arguments: RayArguments) -> serve.Application:

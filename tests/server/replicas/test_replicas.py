@@ -1,0 +1,149 @@
+"""Two replicas of a tiny model on a cluster of this machine: what they answer, and what is lost with one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+from live_server import SETTINGS
+from local_cluster import SECONDS, Cluster, until
+
+from jpaged import LLM, SamplingParams
+from jpaged.server.ray import RayArguments
+from jpaged.server.ray.front import NAMED
+
+PATH = "/v1/completions"
+ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**25, "max_model_len": 8192}
+PLACES = ENGINE["max_num_seqs"]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder, tmp_path_factory):
+    """The tiny model, with room for answers that take long."""
+    folder = Path(shutil.copytree(tiny_folder, tmp_path_factory.mktemp("long") / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    """One engine by itself, with the replicas' settings."""
+    return LLM(folder, **ENGINE)
+
+
+@pytest.fixture(scope="module")
+def cluster(folder):
+    cluster = Cluster()
+    try:
+        cluster.deploy(
+            RayArguments(
+                model=folder,
+                engine=ENGINE,
+                server={"model": "tiny"},
+                warmup=False,
+                min_replicas=2,
+                max_replicas=2,
+                resources={"num_cpus": 1},
+            )
+        )
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def body(i, **more):
+    asked = {"model": "tiny", "prompt": f"the cab {i}", "max_tokens": 12, "seed": i, "temperature": 0.8 * (i % 2)}
+    return asked | {"ignore_eos": True, "return_token_ids": True} | more
+
+
+def tokens_of_one_engine(llm, bodies):
+    params = [
+        SamplingParams(max_tokens=one["max_tokens"], seed=one["seed"], temperature=one["temperature"], ignore_eos=True)
+        for one in bodies
+    ]
+    return [output.outputs[0].token_ids for output in llm.generate([one["prompt"] for one in bodies], params)]
+
+
+class Stream:
+    """A streamed answer, read as far as it has come."""
+
+    def __init__(self, response):
+        self.response = response
+        self.replica = response.headers[NAMED]
+        self._events = (line.removeprefix("data: ") async for line in response.aiter_lines() if line)
+
+    async def event(self):
+        """The next event's data; None at the stream's end."""
+        text = await anext(self._events, "[DONE]")
+        return None if text == "[DONE]" else json.loads(text)
+
+    async def rest(self):
+        events = []
+        while (event := await self.event()) is not None:
+            events.append(event)
+        return events
+
+
+async def begin(http, one):
+    request = http.build_request("POST", PATH, json=one | {"stream": True})
+    stream = Stream(await http.send(request, stream=True))
+    await stream.event()
+    return stream
+
+
+def test_two_replicas_give_the_tokens_of_one_engine(cluster, llm):
+    bodies = [body(i) for i in range(6)]
+
+    async def ask():
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=SECONDS) as http:
+            answers = await asyncio.gather(*(http.post(PATH, json=one) for one in bodies))
+            streams = [await begin(http, one | {"stream_options": {"include_usage": True}}) for one in bodies[:2]]
+            return answers, [await stream.rest() for stream in streams]
+
+    answers, streams = asyncio.run(ask())
+    expected = tokens_of_one_engine(llm, bodies)
+    assert [answer.json()["choices"][0]["token_ids"] for answer in answers] == expected
+    assert len({answer.headers[NAMED] for answer in answers}) == 2
+    assert [events[-1]["usage"]["completion_tokens"] for events in streams] == [12, 12]
+    assert cluster.post({"prompt": "a", "colour": 1}).json()["error"]["code"] == "unknown_parameter"
+    assert cluster.post({"prompt": "a" * 2**23}).json()["error"]["message"].endswith("bytes that the server takes")
+
+
+def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_streams_say_what_happened(cluster, llm):
+    endless = [body(i, max_tokens=8000) for i in range(2 * PLACES)]
+    waiting = [body(i) for i in range(100, 100 + 2 * PLACES)]
+
+    async def ask():
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=SECONDS) as http:
+            streams = [await begin(http, one) for one in endless]
+            lost = streams[0].replica
+            asked = [asyncio.create_task(http.post(PATH, json=one)) for one in waiting[1:]]
+            asked.append(asyncio.create_task(begin(http, waiting[0])))  # a stream that has not begun
+            held = {stream.replica for stream in streams}
+            assert len(held) == 2
+            await asyncio.to_thread(until, lambda: sum(map(cluster.ongoing, held)) == len(endless) + len(waiting))
+            assert cluster.ongoing(lost) > PLACES  # some wait there, as all of its places are taken
+            assert not any(one.done() for one in asked)
+            cluster.kill(lost)
+            ends = [(await stream.rest())[-1] for stream in streams if stream.replica == lost]
+            for stream in streams:  # those of the other go on; their clients go away, and make room
+                if stream.replica != lost:
+                    assert "error" not in await stream.event()
+                    await stream.response.aclose()
+            *answers, late = await asyncio.gather(*asked)
+            return lost, ends, answers, late, await late.rest()
+
+    lost, ends, answers, late, events = asyncio.run(ask())
+    assert len(ends) == PLACES
+    assert {end["error"]["code"] for end in ends} == {"replica_lost"}
+    assert all(answer.status_code == 200 and answer.headers[NAMED] != lost for answer in answers)
+    expected = tokens_of_one_engine(llm, waiting)
+    assert [answer.json()["choices"][0]["token_ids"] for answer in answers] == expected[1:]
+    assert late.replica != lost and not any("error" in event for event in events)
+    streamed = [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
+    assert streamed == expected[0][-len(streamed) :] and len(streamed) >= 11

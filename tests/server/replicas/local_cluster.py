@@ -12,7 +12,7 @@ SECONDS = 120
 """For what takes moments; a busy machine may take long."""
 
 
-def start_ray(num_cpus=8):
+def start_ray(num_cpus=2):
     """Start a cluster without a dashboard, which tells nobody of it and writes nothing into the user's home."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_AUTH_MODE"] = "disabled"

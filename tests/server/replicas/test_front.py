@@ -1,0 +1,177 @@
+"""The front between clients and replicas: who answers where a replica ends or refuses, and what a client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
+
+from jpaged.server.errors import ApiError
+from jpaged.server.ray.call import REPLICA
+from jpaged.server.ray.front import ATTEMPTS, NAMED, Front
+from jpaged.server.streaming import event
+
+PATH = "/v1/completions"
+BODY = {"prompt": "x" * 1000}
+
+
+class Replicas:
+    """Replicas whose answers are scripts: a list of ASGI messages or errors for each call, in order of the calls."""
+
+    def __init__(self, *scripts):
+        self.scripts = list(scripts)
+        self.asked = []
+        self.num_cancelled = 0
+
+    def remote(self, hint, scope, body):
+        self.asked.append((hint, scope, body))
+        return Call(self, self.scripts.pop(0), f"r{len(self.asked)}")
+
+
+class Call:
+    def __init__(self, replicas, script, name):
+        self._replicas = replicas
+        self._steps = iter([{"type": REPLICA, "name": name}, *script] if script != [DIED_AT_ONCE] else script)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await asyncio.sleep(0)
+        step = next(self._steps, None)
+        if step is None:
+            raise StopAsyncIteration
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, asyncio.Event):
+            await step.wait()
+            return []
+        return [step]
+
+    def cancel(self):
+        self._replicas.num_cancelled += 1
+
+
+DIED = ActorDiedError()
+DIED_AT_ONCE = ActorDiedError()
+
+
+def start(status=200, kind=b"application/json"):
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]}
+
+
+def piece(data, more=False):
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def whole(text=b'{"ok": 1}', status=200):
+    return [start(status), piece(text)]
+
+
+def refusal(status, code):
+    return whole(json.dumps(ApiError("no", status=status, code=code).body).encode(), status)
+
+
+STREAM = start(kind=b"text/event-stream; charset=utf-8")
+
+
+def ask(replicas, path=PATH, body=BODY, **options):
+    async def post():
+        transport = httpx.ASGITransport(Front(replicas), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+            return await http.post(path, json=body, **options)
+
+    return asyncio.run(post())
+
+
+def test_an_answer_comes_through_as_it_is_with_the_name_of_who_gave_it():
+    replicas = Replicas(whole())
+    answer = ask(replicas, headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.json(), answer.headers[NAMED]) == (200, {"ok": 1}, "r1")
+    hint, scope, body = replicas.asked[0]
+    assert (scope["path"], scope["method"], json.loads(body)) == (PATH, "POST", BODY)
+    assert (b"x-request-id", b"mine") in scope["headers"] and len(hint.chain) == 3
+
+
+@pytest.mark.parametrize(
+    "script", [[DIED_AT_ONCE], [DIED], [STREAM, DIED], refusal(503, "engine_stopped"), refusal(429, "engine_busy")]
+)
+def test_what_had_not_begun_is_answered_by_another_replica(script):
+    replicas = Replicas(script, whole())
+    assert ask(replicas).json() == {"ok": 1}
+    assert replicas.asked[1][0].avoid == (set() if script == [DIED_AT_ONCE] else {"r1"})
+    assert replicas.num_cancelled == 2
+
+
+def test_a_stream_that_had_begun_ends_with_an_error_that_says_so():
+    replicas = Replicas([STREAM, piece(event({"n": 1}), more=True), DIED])
+    first, last = [line for line in ask(replicas).text.split("\n\n") if line]
+    assert json.loads(first.removeprefix("data: ")) == {"n": 1}
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["code"], error["type"]) == ("replica_lost", "server_error")
+    assert len(replicas.asked) == 1
+
+
+def test_where_all_refuse_the_client_is_told_what_the_last_one_said():
+    replicas = Replicas(*([refusal(429, "engine_busy")] * ATTEMPTS))
+    answer = ask(replicas)
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "engine_busy"
+    assert replicas.asked[-1][0].avoid == {"r1", "r2", "r3"}
+
+
+def test_where_all_end_the_client_is_told():
+    answer = ask(Replicas(*([[DIED]] * ATTEMPTS)))
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "replica_lost"
+    assert answer.headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize(
+    "script", [refusal(429, "rate_limited"), refusal(400, "engine_busy"), whole(b"no JSON", 503), whole(b"[]", 429)]
+)
+def test_other_refusals_are_the_answer(script):
+    replicas = Replicas(script)
+    answer = ask(replicas)
+    assert answer.status_code == script[0]["status"] and answer.content == script[1]["body"]
+    assert len(replicas.asked) == 1
+
+
+def test_where_serve_itself_takes_no_more_the_status_is_429():
+    answer = ask(Replicas([BackPressureError(num_queued_requests=1, max_queued_requests=1)]))
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "engine_busy"
+
+
+def test_keys_of_two_callers_share_no_prefix():
+    replicas = Replicas(whole(), whole(), whole())
+    for key in ("a", "a", "b"):
+        ask(replicas, headers={"Authorization": f"Bearer {key}"})
+    one, same, other = [hint.chain for hint, _, _ in replicas.asked]
+    assert one == same and not set(one) & set(other)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_client_that_goes_away_cancels_the_replicas_call(begun):
+    async def go_away():
+        script = [STREAM, piece(b"data: 1\n\n", more=True)] if begun else []
+        replicas = Replicas([*script, asyncio.Event()])
+        parts = iter([{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}])
+        sent = []
+
+        async def receive():
+            part = next(parts)
+            if part["type"] == "http.disconnect":
+                while len(sent) < 2 * begun or not replicas.asked:
+                    await asyncio.sleep(0)
+            return part
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+        await asyncio.wait_for(Front(replicas)(scope, receive, send), 10)
+        return replicas.num_cancelled
+
+    assert asyncio.run(go_away()) == 1

@@ -1,0 +1,68 @@
+"""What an application of replicas is told: unknown and contradictory arguments are refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from jpaged.server.ray import RayArguments, app
+
+
+def test_each_argument_reaches_its_deployment():
+    arguments = RayArguments(
+        model="m",
+        engine={"max_num_seqs": 8},
+        server={"max_waiting": 10, "drain_seconds": 7, "health_timeout": 3},
+        min_replicas=1,
+        max_replicas=4,
+        fronts=2,
+        resources={"num_cpus": 2},
+    )
+    front = app(arguments)._bound_deployment
+    replica = front.init_args[0]._bound_deployment
+    config = replica._deployment_config
+    assert front.num_replicas == 2
+    assert (config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas) == (1, 4)
+    assert config.autoscaling_config.target_ongoing_requests == 6
+    assert config.max_ongoing_requests == 18
+    assert (config.graceful_shutdown_timeout_s, config.health_check_timeout_s) == (7, 8)
+    assert replica.ray_actor_options == {"num_cpus": 2}
+    router = config.request_router_config
+    assert router.request_router_class == "jpaged.server.ray.router:PrefixRouter"
+    assert router.request_router_kwargs == {"overload": 4, "max_chunks": 65536}
+
+
+def test_without_prefix_routing_and_autoscaling_serve_does_what_it_does():
+    replica = app(RayArguments(model="m", min_replicas=3, max_replicas=3, routing="load"))._bound_deployment.init_args[
+        0
+    ]
+    config = replica._bound_deployment._deployment_config
+    assert replica._bound_deployment.num_replicas == 3 and config.autoscaling_config is None
+    assert "PowerOfTwo" in config.request_router_config.request_router_class
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"replicas": 2}, "replicas"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas=2"),
+        ({"min_replicas": 0}, "min_replicas"),
+        ({"server": {"state_dir": "here"}}, "state_dir"),
+        ({"server": {"ports": 1}}, "ports"),
+        ({"server": {"host": "0.0.0.0"}}, "there is no key"),
+        ({"overload": -1}, "overload"),
+        ({"routing": "random"}, "routing"),
+    ],
+)
+def test_a_wrong_argument_is_named(wrong, named):
+    with pytest.raises(ValidationError, match=named):
+        RayArguments(model="m", **wrong)
+
+
+def test_keys_come_from_a_file(tmp_path):
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps([{"name": "team", "key": "k"}]))
+    settings = RayArguments(model="m", api_keys_file=file, server={"host": "0.0.0.0"}).settings()
+    assert [key.name for key in settings.keys] == ["team"]

@@ -25,6 +25,7 @@ class RayArguments(BaseModel):
         min_replicas, max_replicas: bounds of the number of replicas; equal ones switch autoscaling off.
         target_ongoing_requests: requests a replica should have; more start another replica, fewer end one. By default
             three quarters of the engine's `max_num_seqs`.
+        upscale_delay_s, downscale_delay_s: seconds that it has to be so before a replica starts, or ends.
         fronts: processes that take requests and send them to replicas. Each remembers prefixes by itself.
         routing: "prefix" sends a prompt to the replica that holds its prefix unless that one is overloaded; "load"
             chooses by load alone (Ray's power of two choices).
@@ -45,6 +46,8 @@ class RayArguments(BaseModel):
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
     target_ongoing_requests: float | None = Field(default=None, gt=0)
+    upscale_delay_s: float = Field(default=30.0, ge=0)
+    downscale_delay_s: float = Field(default=600.0, ge=0)
     fronts: int = Field(default=1, ge=1)
     routing: Literal["prefix", "load"] = "prefix"
     overload: int | None = Field(default=None, ge=0)

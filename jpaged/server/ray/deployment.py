@@ -48,6 +48,8 @@ def build(arguments: RayArguments) -> serve.Application:
             min_replicas=arguments.min_replicas,
             max_replicas=arguments.max_replicas,
             target_ongoing_requests=target,
+            upscale_delay_s=arguments.upscale_delay_s,
+            downscale_delay_s=arguments.downscale_delay_s,
         )
         options = {"autoscaling_config": scaling}
     if arguments.routing == "prefix":

@@ -104,7 +104,8 @@ class Front:
             except _NotBegun as error:
                 logger.info("replica %s did not begin to answer; another one is asked", error.replica)
                 refusal = error.refusal
-                avoid |= {error.replica} - {None}
+                if error.replica is not None:
+                    avoid.add(error.replica)
             except BackPressureError as error:
                 busy = ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
                 return await busy.response()(scope, _nothing, send)
@@ -115,8 +116,8 @@ class Front:
             for message in refusal:
                 await send(message)
             return None
-        message = f"{ATTEMPTS} replicas ended before they began to answer"
-        lost = ApiError(message, status=503, code="replica_lost", headers={"Retry-After": "5"})
+        told = f"{ATTEMPTS} replicas ended before they began to answer"
+        lost = ApiError(told, status=503, code="replica_lost", headers={"Retry-After": "5"})
         return await lost.response()(scope, _nothing, send)
 
     async def _once(self, hint: Hint, scope: dict[str, Any], body: bytes, send: Send) -> None:

@@ -40,10 +40,9 @@ class Cluster:
 
         self._serve.run(app(arguments))
 
-    def status(self):
-        """How many replicas run."""
+    def num_running(self):
         deployment = self._serve.status().applications["default"].deployments["replica"]
-        return sum(count for state, count in deployment.replica_states.items() if state.value == "RUNNING")
+        return deployment.replica_states.get("RUNNING", 0)
 
     def _actor(self, replica):
         return self._ray.get_actor(f"SERVE_REPLICA::default#replica#{replica}", namespace="serve")

@@ -17,6 +17,8 @@ def test_each_argument_reaches_its_deployment():
         server={"max_waiting": 10, "drain_seconds": 7, "health_timeout": 3},
         min_replicas=1,
         max_replicas=4,
+        upscale_delay_s=5,
+        downscale_delay_s=50,
         fronts=2,
         resources={"num_cpus": 2},
     )
@@ -24,8 +26,9 @@ def test_each_argument_reaches_its_deployment():
     replica = front.init_args[0]._bound_deployment
     config = replica._deployment_config
     assert front.num_replicas == 2
-    assert (config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas) == (1, 4)
-    assert config.autoscaling_config.target_ongoing_requests == 6
+    scaling = config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 4, 6)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (5, 50)
     assert config.max_ongoing_requests == 18
     assert (config.graceful_shutdown_timeout_s, config.health_check_timeout_s) == (7, 8)
     assert replica.ray_actor_options == {"num_cpus": 2}

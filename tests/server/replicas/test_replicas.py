@@ -40,20 +40,16 @@ def llm(folder):
 def cluster(folder):
     cluster = Cluster()
     try:
-        cluster.deploy(
-            RayArguments(
-                model=folder,
-                engine=ENGINE,
-                server={"model": "tiny"},
-                warmup=False,
-                min_replicas=2,
-                max_replicas=2,
-                resources={"num_cpus": 1},
-            )
-        )
+        cluster.deploy(arguments(folder, min_replicas=2))
         yield cluster
     finally:
         cluster.stop()
+
+
+def arguments(folder, **more):
+    return RayArguments(
+        model=folder, engine=ENGINE, server={"model": "tiny"}, warmup=False, **({"max_replicas": 2} | more)
+    )
 
 
 def body(i, **more):
@@ -110,8 +106,20 @@ def test_two_replicas_give_the_tokens_of_one_engine(cluster, llm):
     assert [answer.json()["choices"][0]["token_ids"] for answer in answers] == expected
     assert len({answer.headers[NAMED] for answer in answers}) == 2
     assert [events[-1]["usage"]["completion_tokens"] for events in streams] == [12, 12]
+    assert httpx.get(cluster.url + "/health", timeout=SECONDS).json() == {"status": "ok"}
     assert cluster.post({"prompt": "a", "colour": 1}).json()["error"]["code"] == "unknown_parameter"
     assert cluster.post({"prompt": "a" * 2**23}).json()["error"]["message"].endswith("bytes that the server takes")
+
+
+def test_a_conversation_goes_back_to_the_replica_that_holds_its_beginning(cluster):
+    turns, holders = ["x" * 300, "y" * 300], []
+    for turn in (*turns, *(turn + " and then?" for turn in turns)):
+        answer = cluster.post(body(0, prompt=turn))
+        cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        holders.append((answer.headers[NAMED], cached >= 250))
+    (first, _), (second, _), *later = holders
+    assert first != second  # a new prompt goes where less is held
+    assert later == [(first, True), (second, True)]
 
 
 def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_streams_say_what_happened(cluster, llm):
@@ -147,3 +155,23 @@ def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_stream
     assert late.replica != lost and not any("error" in event for event in events)
     streamed = [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
     assert streamed == expected[0][-len(streamed) :] and len(streamed) >= 11
+
+
+@pytest.mark.nightly
+def test_replicas_come_with_the_load_and_go_with_it(cluster, folder):
+    cluster.deploy(
+        arguments(folder, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=1),
+    )
+    assert cluster.num_running() == 1
+
+    async def load():
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=SECONDS) as http:
+            asked = [asyncio.create_task(http.post(PATH, json=body(i, max_tokens=8000))) for i in range(2 * PLACES)]
+            await asyncio.to_thread(until, lambda: cluster.num_running() == 2)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(load())
+    until(lambda: cluster.num_running() == 1)
+    assert cluster.post(body(1)).status_code == 200

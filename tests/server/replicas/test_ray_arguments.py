@@ -64,6 +64,15 @@ def test_a_wrong_argument_is_named(wrong, named):
         RayArguments(model="m", **wrong)
 
 
+def test_serves_own_command_line_and_config_files_reach_the_application():
+    """`serve run jpaged.server.ray:app model=m ...` has texts for values."""
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as called
+
+    built = called(app, {"model": "m", "min_replicas": "2", "max_replicas": "2", "warmup": "false"})
+    replica = built._bound_deployment.init_args[0]._bound_deployment
+    assert replica.num_replicas == 2 and replica.init_args[0].warmup is False
+
+
 def test_keys_come_from_a_file(tmp_path):
     file = tmp_path / "keys.json"
     file.write_text(json.dumps([{"name": "team", "key": "k"}]))

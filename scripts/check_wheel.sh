@@ -2,6 +2,9 @@
 # Builds the sdist, and the wheel from it, as a release does; checks them; then uses the wheel as a stranger would: in an
 # empty environment, away from the checkout, it answers a prompt with the demo model.
 #
+#   bash scripts/check_wheel.sh          only checks
+#   bash scripts/check_wheel.sh dist     leaves both in a folder when they have passed
+#
 # PYTHON chooses the interpreter that .venv is made with (3.11 or later); the default is python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,6 +12,7 @@ source scripts/venv.sh
 
 make_venv
 install_jpaged test
+keep=${1:+$(realpath -m "$1")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -36,3 +40,4 @@ case $answer in
     *Paris*) ;;
     *) echo "the answer does not name Paris" >&2; exit 1 ;;
 esac
+[ -z "$keep" ] || { mkdir -p "$keep" && cp "$work"/dist/* "$keep"; }

@@ -1,0 +1,58 @@
+"""What a public host reads beside the code agrees with the code: versions, scripts, folders."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import jpaged
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def workflow(name):
+    found = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+    return found | {"on": found.pop(True)}  # YAML 1.1 reads the word as a truth value
+
+
+def test_the_matrix_holds_every_python_that_is_promised_and_both_ends_of_jax():
+    matrix = workflow("tests.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    promised = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert matrix["python"] == promised
+    assert PROJECT["requires-python"] == f">={promised[0]}"
+    assert matrix["jax"] == ["0.10.0", ""] and "jax>=0.10" in PROJECT["dependencies"]
+
+
+@pytest.mark.parametrize("name", [path.name for path in WORKFLOWS])
+def test_workflows_run_scripts_that_exist_with_the_rights_they_need(name):
+    text = (ROOT / ".github" / "workflows" / name).read_text()
+    scripts = re.findall(r"\bbash (\S+)", text)
+    assert scripts and all((ROOT / script).is_file() for script in scripts)
+    found = workflow(name)
+    assert found["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in found["jobs"].values())
+    assert "secrets." not in text
+
+
+def test_only_a_tag_is_published_and_by_trusted_publishing():
+    publish = workflow("release.yml")["jobs"]["publish"]
+    assert publish["if"] == "github.ref_type == 'tag'" and publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == jpaged.__version__ and citation["license"] == PROJECT["license"]
+
+
+def test_contributors_are_sent_to_tests_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    places = re.findall(r"\b(?:tests|scripts|jpaged)/[\w/]+(?:\.\w+)?", text)
+    assert len(places) > 10
+    assert [place for place in places if not (ROOT / place).exists()] == []

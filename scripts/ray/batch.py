@@ -35,6 +35,10 @@ def main(
 
     from jpaged.server.ray.batch import generate
 
+    try:
+        settings = dict(json.loads(engine))
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(f"--engine {engine} is not a JSON object") from error
     resources = {"num_cpus": num_cpus, "num_gpus": num_gpus} | ({"resources": {"TPU": num_tpus}} if num_tpus else {})
     ray.init(address=address, include_dashboard=None if address else False)
     try:
@@ -42,7 +46,7 @@ def main(
         answered = generate(
             read(prompts),
             model,
-            engine=json.loads(engine),
+            engine=settings,
             params={"max_tokens": max_tokens, "temperature": temperature},
             prompt=column,
             workers=workers,

@@ -54,8 +54,8 @@ def main(
     try:
         arguments = RayArguments(
             model=model,
-            engine=json.loads(engine) | limits,
-            server=json.loads(server) | settings,
+            engine=_mapping("--engine", engine) | limits,
+            server=_mapping("--server", server) | settings,
             api_keys_file=api_keys_file,
             warmup=warmup,
             min_replicas=min_replicas,
@@ -66,6 +66,16 @@ def main(
     except (ValueError, TypeError) as error:
         raise typer.BadParameter(str(error)) from error
     _serve(arguments, host, port, address)
+
+
+def _mapping(option: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{option} {text} is not a JSON object")
+    return found
 
 
 def _serve(arguments: Any, host: str, port: int, address: str | None) -> None:

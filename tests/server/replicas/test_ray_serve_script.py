@@ -15,7 +15,7 @@ import pytest
 from live_server import SETTINGS
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "ray" / "serve.py"
-ENV = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+ENV = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "COLUMNS": "300", "NO_COLOR": "1"}
 
 
 def command(*options):
@@ -24,12 +24,11 @@ def command(*options):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [(("--host", "0.0.0.0"), "no key"), (("--routing", "random"), "routing"), (("--engine", "{"), "JSON")],
+    [(("--host", "0.0.0.0"), "no key"), (("--routing", "random"), "routing"), (("--engine", "{"), "--engine")],
 )
-@pytest.mark.nightly
 def test_what_is_wrong_is_told_before_anything_starts(options, named):
     done = subprocess.run(command("m", *options), env=ENV, capture_output=True, text=True)
-    assert done.returncode == 2 and named.split()[0] in done.stderr + done.stdout
+    assert done.returncode == 2 and named in done.stderr
 
 
 @pytest.mark.nightly

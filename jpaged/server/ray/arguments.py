@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jpaged.config import EngineConfig
 from jpaged.server.keys import read_keys
 from jpaged.server.settings import ServerSettings
 
@@ -66,7 +67,7 @@ class RayArguments(BaseModel):
     @property
     def max_num_seqs(self) -> int:
         """Return how many sequences a replica's engine runs at once."""
-        return self.engine.get("max_num_seqs", 64)
+        return self.engine.get("max_num_seqs", EngineConfig.max_num_seqs)
 
     def settings(self) -> ServerSettings:
         """Return the settings of each replica's server.

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, described
 from jpaged.server.ray.call import REPLICA, Hint
 from jpaged.server.ray.prefix_chain import prefix_chain
 from jpaged.server.streaming import event
@@ -106,12 +106,6 @@ class Front:
                 refusal = error.refusal
                 if error.replica is not None:
                     avoid.add(error.replica)
-            except BackPressureError as error:
-                busy = ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
-                return await busy.response()(scope, _nothing, send)
-            except DeploymentUnavailableError as error:
-                away = ApiError(str(error), status=503, code="replica_lost", headers={"Retry-After": "5"})
-                return await away.response()(scope, _nothing, send)
         if refusal:  # what a replica says itself is better than what can be said of it
             for message in refusal:
                 await send(message)
@@ -125,7 +119,7 @@ class Front:
 
         Raises:
             _NotBegun: it did not, and nothing was sent on.
-            RayActorError: it ended in the middle of an answer that cannot say so.
+            Exception: it failed in the middle of an answer that cannot say so.
         """
         outputs = self._replicas.remote(hint, scope, body)
         name: str | None = None
@@ -139,6 +133,7 @@ class Front:
                     start = message
                     headers = MutableHeaders(scope=start)
                     headers[NAMED] = name or ""
+                    del headers["X-Request-Id"]  # Serve's proxy gives it again
                 else:
                     if not begun:
                         assert start is not None
@@ -147,19 +142,36 @@ class Front:
                         begun = True
                         await send(start)
                     await send(message)
-        except RayActorError as error:
+        except _NotBegun:
+            raise
+        except Exception as error:
             if not begun:
-                raise _NotBegun(name, []) from error
-            logger.warning("replica %s ended while it was answering", name)
-            if start is None or not Headers(raw=start["headers"]).get("content-type", "").startswith(
-                "text/event-stream"
-            ):
-                raise
-            lost = ApiError("the replica that gave this answer has ended", status=503, code="replica_lost")
-            await send({"type": "http.response.body", "body": event(lost.body), "more_body": False})
+                if isinstance(error, RayActorError):
+                    raise _NotBegun(name, []) from error
+                return await _error(error).response()(scope, _nothing, send)
+            logger.warning("replica %s: %s while it was answering", name, type(error).__name__)
+            if start is None or not _is_stream(start):
+                raise  # which breaks the connection: nothing that is half there says so itself
+            await send({"type": "http.response.body", "body": event(_error(error).body), "more_body": False})
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
+
+
+def _error(error: Exception) -> ApiError:
+    """Return what a client is told of an error that came instead of an answer, or in its middle."""
+    if isinstance(error, RayActorError):
+        return ApiError("the replica that gave this answer has ended", status=503, code="replica_lost")
+    if isinstance(error, BackPressureError):
+        return ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
+    if isinstance(error, DeploymentUnavailableError):
+        return ApiError("no replica can be started", status=503, code="replica_lost", headers={"Retry-After": "5"})
+    logger.error("a request failed", exc_info=error)
+    return described(error)
+
+
+def _is_stream(start: Message) -> bool:
+    return Headers(raw=start["headers"]).get("content-type", "").startswith("text/event-stream")
 
 
 async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]:

@@ -79,9 +79,9 @@ def refusal(status, code):
 STREAM = start(kind=b"text/event-stream; charset=utf-8")
 
 
-def ask(replicas, path=PATH, body=BODY, **options):
+def ask(replicas, path=PATH, body=BODY, raises=False, **options):
     async def post():
-        transport = httpx.ASGITransport(Front(replicas), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(Front(replicas), raise_app_exceptions=raises)
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
             return await http.post(path, json=body, **options)
 
@@ -142,6 +142,19 @@ def test_other_refusals_are_the_answer(script):
 def test_where_serve_itself_takes_no_more_the_status_is_429():
     answer = ask(Replicas([BackPressureError(num_queued_requests=1, max_queued_requests=1)]))
     assert answer.status_code == 429 and answer.json()["error"]["code"] == "engine_busy"
+
+
+def test_what_nobody_foresaw_has_the_shape_of_all_errors_and_tells_nothing_of_itself():
+    answer = ask(Replicas([RuntimeError("a secret")]))
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert "secret" not in answer.text
+    in_a_stream = ask(Replicas([STREAM, piece(b"data: 1\n\n", more=True), RuntimeError("a secret")])).text
+    assert '"internal_error"' in in_a_stream and "secret" not in in_a_stream
+
+
+def test_half_a_whole_answer_breaks_the_connection():
+    with pytest.raises(ActorDiedError):
+        ask(Replicas([start(), piece(b'{"ok"', more=True), DIED]), raises=True)
 
 
 def test_keys_of_two_callers_share_no_prefix():

@@ -114,7 +114,8 @@ def test_two_replicas_give_the_tokens_of_one_engine(cluster, llm):
 def test_a_conversation_goes_back_to_the_replica_that_holds_its_beginning(cluster):
     turns, holders = ["x" * 300, "y" * 300], []
     for turn in (*turns, *(turn + " and then?" for turn in turns)):
-        answer = cluster.post(body(0, prompt=turn))
+        answer = cluster.post(body(0, prompt=turn), headers={"X-Request-Id": "mine"})
+        assert answer.headers.get_list("X-Request-Id") == ["mine"]
         cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         holders.append((answer.headers[NAMED], cached >= 250))
     (first, _), (second, _), *later = holders

@@ -17,7 +17,7 @@ from jpaged.server.ray import RayArguments
 from jpaged.server.ray.front import NAMED
 
 PATH = "/v1/completions"
-ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**25, "max_model_len": 8192}
+ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**27, "max_model_len": 8192}
 PLACES = ENGINE["max_num_seqs"]
 
 

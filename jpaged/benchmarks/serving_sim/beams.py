@@ -1,0 +1,48 @@
+"""Makes up what a language model would say of beams: likely next tokens, so that beams fork and end as in life."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jpaged.scheduling import ScheduledStep
+from jpaged.scheduling.top_tokens import TopTokens
+
+GAP = 2.0
+"""Mean gap, in nats, between a beam's most likely tokens, one after the other."""
+
+
+class MadeUpRankings:
+    """Draws rankings of tokens: the best token's log-probability and the gaps behind it are exponential.
+
+    Args:
+        gap: mean gap in nats. Where it is wide a beam's own best token beats other beams' second, so that beams live
+            long and share little; where it is narrow they fork from one another and share nearly all.
+    """
+
+    def __init__(self, seed: int, gap: float = GAP) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._gap = gap
+
+    def of(self, step: ScheduledStep) -> TopTokens | None:
+        """Return the rankings of a step's samples, None where no request asks for any."""
+        most = step.num_top
+        if not most:
+            return None
+        rows = len(step.samples)
+        gaps = self._rng.exponential(self._gap, (rows, most))
+        logprobs = -np.cumsum(gaps, axis=1)
+        tokens = np.broadcast_to(np.arange(most), (rows, most))
+        return TopTokens(np.ones(rows, int), tokens, logprobs)
+
+
+def copied_share(width: int, *, seed: int = 0, steps: int = 400, gap: float = GAP) -> float:
+    """Return the share of a request's beams that go on from another one's tokens in a step, found by drawing."""
+    rng = np.random.default_rng(seed)
+    scores, copied = np.zeros(width), 0
+    for _ in range(steps):
+        candidates = scores[:, None] - np.cumsum(rng.exponential(gap, (width, 2 * width)), axis=1)
+        best = np.argsort(-candidates, axis=None)[:width]
+        copied += width - len(set((best // (2 * width)).tolist()))
+        scores = np.sort(candidates, axis=None)[::-1][:width].copy()
+        scores -= scores[0]
+    return copied / (steps * width)

@@ -74,9 +74,7 @@ def prefill_seconds(work: Work, speed: Speed, tokens: int, length: int) -> float
     return step_seconds(work, speed, tokens, 1, seen * work.kv_bytes, tokens * seen * work.attention_flops)
 
 
-def step_seconds(
-    work: Work, speed: Speed, tokens: int, samples: int, kv_bytes: float, attention_flops: float
-) -> float:
+def step_seconds(work: Work, speed: Speed, tokens: int, samples: int, kv_bytes: float, attention_flops: float) -> float:
     """Return the time of any step.
 
     Args:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from jpaged.benchmarks.serving_sim.beams import GAP, MadeUpRankings, copied_share
+from jpaged.benchmarks.serving_sim.beams import MadeUpRankings, copied_share
 from jpaged.benchmarks.serving_sim.machine import Engine
 from jpaged.benchmarks.serving_sim.models import Served
-from jpaged.benchmarks.serving_sim.policies import build
+from jpaged.benchmarks.serving_sim.policies import PAGED, build
 from jpaged.benchmarks.serving_sim.simulation import Outcome, simulate
-from jpaged.benchmarks.serving_sim.workload import Workload
+from jpaged.benchmarks.serving_sim.workload import Workload, shared
 
 LIMIT = 0.2
 """Seconds a token at which rates are compared."""
 FAR = 1.0
 """Seconds a token beyond which no rate is tried: the end of the axis in the paper's figures."""
-STEP = 1.25
-"""Ratio of one rate to the one before."""
-LEAST_REQUESTS = 200
+HALVINGS = 3
+"""How often the interval of rates is halved in which the limit lies."""
+LOWEST = 256
+"""The first rate is this many times the lowest that is tried."""
+LEAST_REQUESTS = 120
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Setting:
     Attributes:
         n: outputs or beams of each request.
         seconds: of arrivals at each rate.
-        first_rate: the lowest rate that is tried, requests/s.
+        first_rate: the rate that is tried first, requests/s.
+        most_requests: most requests of a run.
+        prefix: tokens that stand before every prompt, the same ones; what pages finds them in its cache.
     """
 
     served: Served
@@ -40,6 +43,8 @@ class Setting:
     first_rate: float
     n: int = 1
     beams: bool = False
+    prefix: int = 0
+    most_requests: int = 1 << 30
 
     @property
     def name(self) -> str:
@@ -69,29 +74,41 @@ class Curve:
         return self.points[-1][0] if self.points else 0.0
 
 
-def run_at(setting: Setting, system: str, rate: float) -> Outcome:
-    """Serve a setting's requests at one rate."""
-    number = max(LEAST_REQUESTS, int(rate * setting.seconds))
+def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) -> Outcome:
+    """Serve a setting's requests at one rate.
+
+    Args:
+        give_up: whether a run ends where so many wait that the latency must be `FAR`.
+    """
+    number = min(setting.most_requests, max(LEAST_REQUESTS, int(rate * setting.seconds)))
     asks = setting.workload.arrivals(rate, number, setting.seed, n=setting.n, beams=setting.beams)
+    if setting.prefix:
+        asks = shared(asks, range(setting.prefix))
+    options = {"prefix_caching": True} if setting.prefix and system == PAGED else {}
     copied = copied_share(setting.n) if setting.beams else 0.0
-    policy = build(system, setting.served, copied=copied)
-    rankings = MadeUpRankings(setting.seed, GAP) if setting.beams else None
-    waiting = int(2 * FAR * setting.workload.mean_output * rate * setting.n) + 64
-    return simulate(
-        policy, setting.served.machine(setting.engine), asks, rankings=rankings, most_waiting=waiting
-    )
+    policy = build(system, setting.served, copied=copied, **options)
+    rankings = MadeUpRankings(setting.seed) if setting.beams else None
+    most = FAR * setting.workload.mean_output * (1 if policy.shares else setting.n)
+    waiting = None if not give_up else 32 + int(most * rate)
+    return simulate(policy, setting.served.machine(setting.engine), asks, rankings=rankings, most_waiting=waiting)
 
 
-def curve(setting: Setting, system: str, say: Callable[[str], None]) -> Curve:
-    """Try one rate after another until the latency is far too high."""
-    points: list[tuple[float, float]] = []
-    rate = setting.first_rate
-    while True:
-        outcome = run_at(setting, system, rate)
-        points.append((rate, outcome.latency))
-        if outcome.latency > FAR:
-            break
-        rate *= STEP
-    made = Curve(system, tuple(points))
-    say(f"{setting.name}, {system}: {made.sustained():.2f} requests/s")
-    return made
+def curve(setting: Setting, system: str) -> Curve:
+    """Try rates: twice or half as many until the limit lies between two of them, then between these."""
+    points: dict[float, float] = {}
+
+    def is_fast(rate: float) -> bool:
+        points[rate] = run_at(setting, system, rate).latency
+        return points[rate] <= LIMIT
+
+    low = high = setting.first_rate
+    if is_fast(low):
+        while is_fast(high := 2 * high):
+            low = high
+    else:
+        while low > setting.first_rate / LOWEST and not is_fast(low := low / 2):
+            high = low
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_fast(middle) else (low, middle)
+    return Curve(system, tuple(sorted(points.items())))

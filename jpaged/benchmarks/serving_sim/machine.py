@@ -34,9 +34,9 @@ ROOFLINE = Engine(1.0)
 """An engine that loses nothing."""
 
 PAPER_ENGINE = Engine(0.6, 0.29e-3)
-"""The engines of the PagedAttention paper, from two of its own numbers. By Little's law the mean batch is the rate times
-the time in the system: 30.42 sequences at 2 requests/s of 338 tokens (ShareGPT, figure 13) are 45 ms a token, and 132.44
-at 30 requests/s of 58 tokens (Alpaca) are 76 ms. Roofline times of these steps are 22 and 21 ms; what remains is
+"""The engines of the PagedAttention paper, from two of its own numbers. By Little's law the mean batch is the rate
+times the time in the system: 30.42 sequences at 2 requests/s of 338 tokens (ShareGPT, figure 13) are 45 ms a token, and
+132.44 at 30 requests/s of 58 tokens (Alpaca) are 76 ms. Roofline times of these steps are 22 and 21 ms; what remains is
 proportional to the batch."""
 
 RECENT_ENGINE = Engine(0.7, 10e-6, 1e-3)
@@ -53,7 +53,8 @@ class Machine:
         engine: the rest of what is lost.
         kv_bytes: bytes that the next token of a sequence of some length reads, on each device.
         flops_per_byte: attention's FLOP for each of these bytes, of one query.
-        token_bytes: bytes of a token's KV on each device, which a copied block's cost is counted in.
+        block_bytes: bytes of a block on each device, which is what is copied and swapped.
+        shift: tokens before every prompt that stand for images, which other layers have computed.
     """
 
     work: Work
@@ -62,6 +63,7 @@ class Machine:
     kv_bytes: Callable[[int], float]
     flops_per_byte: float
     block_bytes: int = 0
+    shift: int = 0
 
     @classmethod
     def of(
@@ -84,11 +86,17 @@ class Machine:
         tokens, read, attended, seen = 0, 0.0, 0.0, self.kv_bytes
         for chunk in step.chunks:
             start, length = chunk.start, chunk.length
+            if self.shift:
+                end = max(0, start + length - self.shift)
+                start = max(0, start - self.shift)
+                length = end - start
+                if not length:
+                    continue
             tokens += length
             if length == 1:
-                moved = seen(start)
-                read += moved
-                attended += moved
+                needed = seen(start)
+                read += needed
+                attended += needed
             else:
                 read += seen(start + length)
                 attended += length * seen(start + length // 2)

@@ -1,4 +1,4 @@
-"""Ways to serve requests, each the real scheduler over a memory of its own: paged, Orca's three, FasterTransformer's."""
+"""Ways to serve requests, each the real scheduler over a memory of its own: paged, Orca's, FasterTransformer's."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Policy:
         self.jobs: dict[int, Job] = {}
         self.refused = 0
         self._image_tokens = image_tokens
-        self._shift = shift
+        self.shift = shift
         self._fits = fits
         self._ids = count()
 
@@ -133,8 +133,8 @@ class Policy:
 
     def _request(self, ask: Ask, width: int) -> Request:
         tokens = list(ask.tokens) or [0] * ask.prompt
-        if self._shift:
-            tokens = [*range(-self._shift, 0), *tokens]
+        if self.shift:
+            tokens = [*range(-self.shift, 0), *tokens]
         seq_ids = [next(self._ids) for _ in range(width)]
         params = SamplingParams(temperature=0.0, max_tokens=ask.output, ignore_eos=True)
         beam = None
@@ -169,16 +169,27 @@ class Contiguous(Policy):
     """Reserves a contiguous region for each sequence (Orca); several outputs of a prompt share nothing.
 
     Args:
+        longest: most tokens of a sequence.
         copied: share of a beam request's sequences that go on from another one's tokens in a step, each of which is
             copied as a whole.
     """
 
     def __init__(
-        self, name: str, regions: Buddy | Regions, reserve: Callable[[int, int], int], *, copied: float = 0.0
+        self,
+        name: str,
+        regions: Buddy | Regions,
+        reserve: Callable[[int, int], int],
+        longest: int,
+        *,
+        copied: float = 0.0,
     ) -> None:
-        self._lengths = _Lengths()
-        memory = ContiguousMemory(regions, reserve, cast(Any, self._lengths))
-        super().__init__(name, memory, shares=False, fits=memory.fits)
+        lengths = self._lengths = _Lengths()
+        memory = ContiguousMemory(regions, reserve, cast(Any, lengths))
+
+        def fits(seq_id: int) -> bool:
+            return sum(lengths[seq_id]) <= longest and memory.fits(seq_id)
+
+        super().__init__(name, memory, shares=False, fits=fits)
         self._copied = copied
 
     def _told(self, request: Request, ask: Ask) -> None:
@@ -207,7 +218,7 @@ class RequestLevel(Contiguous):
     """
 
     def __init__(self, name: str, regions: Regions, longest: int, most: int, *, copied: float = 0.0) -> None:
-        super().__init__(name, regions, lambda prompt, output: longest, copied=copied)
+        super().__init__(name, regions, lambda prompt, output: longest, longest, copied=copied)
         self._queue: deque[Job] = deque()
         self._most = most
         self._done: list[Job] = []
@@ -217,7 +228,10 @@ class RequestLevel(Contiguous):
         return self.scheduler.has_work or bool(self._queue)
 
     def arrive(self, job: Job) -> None:
-        self._queue.append(job)
+        if job.ask.n > self._most:
+            self.refused += 1
+        else:
+            self._queue.append(job)
 
     def schedule(self) -> ScheduledStep:
         if not self.scheduler.has_work:
@@ -263,4 +277,4 @@ def build(name: str, served: Served, *, block_size: int = 16, copied: float = 0.
         POW2: lambda prompt, output: min(longest, powers_of_two(prompt, output)),
         ORACLE: oracle,
     }[name]
-    return Contiguous(name, Buddy(slots), reserve, copied=copied)
+    return Contiguous(name, Buddy(slots), reserve, longest, copied=copied)

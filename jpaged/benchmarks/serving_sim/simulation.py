@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ class Outcome:
     Attributes:
         jobs: the requests that ended.
         seconds: from the first arrival to the last end.
-        batch: mean running requests, weighted by time, while requests arrived.
+        batch: mean running requests, weighted by time, while requests arrived; of the whole run where all came at once.
         decode_batch: mean sequences that got a token in a step of decodes.
         steps: number of steps.
         preemptions: how often a request's memory was taken back.
@@ -89,7 +90,10 @@ def simulate(
     clock, coming, steps, decodes, decoding = 0.0, 0, 0, 0, 0
     jobs = [Job(ask) for ask in asks]
     done: list[Job] = []
-    area, last_arrival = 0.0, asks[-1].arrival if asks else 0.0
+    start, last_arrival = (asks[0].arrival, asks[-1].arrival) if asks else (0.0, 0.0)
+    if last_arrival == start:
+        last_arrival = math.inf  # all are there from the start: their batch is that of the whole run
+    area = 0.0
     scheduler, gave_up = policy.scheduler, False
     while coming < len(jobs) or policy.has_work:
         while coming < len(jobs) and jobs[coming].ask.arrival <= clock:
@@ -126,7 +130,6 @@ def simulate(
         if most_waiting is not None and len(scheduler.waiting) > most_waiting:
             gave_up = True
             break
-    start = asks[0].arrival if asks else 0.0
     return Outcome(
         policy.name,
         done,

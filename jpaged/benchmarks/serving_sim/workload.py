@@ -61,10 +61,11 @@ class Workload:
         rng = np.random.default_rng(seed)
         chosen = rng.integers(0, len(self.pairs), number)
         times = np.cumsum(rng.exponential(1.0, number)) / rate
-        return [
-            Ask(time, *self.pairs[place], n, beams)
-            for time, place in zip(times.tolist(), chosen.tolist(), strict=True)
-        ]
+        asks = []
+        for time, place in zip(times.tolist(), chosen.tolist(), strict=True):
+            prompt, output = self.pairs[place]
+            asks.append(Ask(time, prompt, output, n, beams))
+        return asks
 
 
 def sharegpt(folder: Path | None) -> Workload:
@@ -88,7 +89,7 @@ def alpaca(folder: Path, count: Callable[[str], int]) -> Workload:
     if path is None:
         raise ValueError(f"--workloads {folder} has no alpaca*.jsonl of prompt and output")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    pairs = [(count(row["prompt"]), count(row["output"])) for row in rows]
+    pairs = [(1 + count(row["prompt"]), count(row["output"])) for row in rows]  # one token begins a sequence
     return Workload("Alpaca", tuple((p, o) for p, o in pairs if p and o and p + o <= MOST_TOTAL))
 
 
@@ -115,6 +116,22 @@ def long_prompts(folder: Path, most: int) -> Workload:
     if path is None:
         raise ValueError(f"--workloads {folder} has no arxiv*.csv of prompt_len and output_len")
     return Workload("arXiv summarization", tuple((min(d.prompt, most), d.output) for d in read_trace(path, 1 << 30)))
+
+
+def translations(folder: Path, count: Callable[[str], int]) -> Workload:
+    """Return sentences to translate, with their translations.
+
+    Args:
+        count: number of tokens of a text.
+
+    Raises:
+        ValueError: the folder has no wmt16*.jsonl of en and de.
+    """
+    path = find(folder, "wmt16*.jsonl")
+    if path is None:
+        raise ValueError(f"--workloads {folder} has no wmt16*.jsonl of en and de")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Workload("WMT16", tuple((count(row["en"]), count(row["de"])) for row in rows))
 
 
 def find(folder: Path | None, pattern: str) -> Path | None:

@@ -122,7 +122,7 @@ def test_a_shared_prefix_is_found_in_the_cache():
 
 
 def test_shipped_lengths_are_filtered_and_alpacas_prompts_keep_their_answers(tmp_path):
-    found = sharegpt(None)
+    found = sharegpt()
     assert len(found.pairs) > 4000
     assert all(4 <= p <= 1024 and o >= 4 and p + o <= 2048 for p, o in found.pairs)
     rows = [{"prompt": "a b", "output": "c"}, {"prompt": "d", "output": "e f g"}]

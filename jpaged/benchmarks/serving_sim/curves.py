@@ -20,7 +20,7 @@ HALVINGS = 3
 """How often the interval of rates is halved in which the limit lies."""
 LOWEST = 256
 """The first rate is this many times the lowest that is tried."""
-LEAST_REQUESTS = 120
+LEAST_REQUESTS = 500
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ LEAST_VERY_LONG = 60_000
 SHORT_NUMBER = 600
 QUESTION = 43
 """Tokens of a question about an image, as in the Jenga paper."""
-ARTICLES = (4, 8, 12, 16, 24)
+ARTICLES = (4, 8, 16, 24)
 SAMPLE_EVERY = 8
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,11 @@ REQUESTS = 20_000
 def calibration(context: Context) -> dict[str, Any]:
     """Fit an `Engine` to the demo model on this machine, and predict runs that it was not fitted to.
 
-    A run's time is linear in what is fitted: its roofline over the share attained, its steps, and their sequences.
+    A run's time is linear in what is fitted: its roofline over the share attained, its steps, and their sequences. All
+    times are the processor's, of all cores together, which other programs on the machine hardly change.
     """
     from jpaged.benchmarks.throughput import matrix_bytes, matrix_parameters
     from jpaged.llm import LLM
-    from jpaged.planning.machine import gemm_flops, read_bandwidth
 
     llm = LLM(
         MODEL,
@@ -53,7 +54,7 @@ def calibration(context: Context) -> dict[str, Any]:
     token_bytes = llm.memory_report().page_bytes // BLOCK
     layers, head = matrix_parameters(llm)
     work = Work(matrix_bytes(llm), 0, 0, 0, 2.0 * layers, 2.0 * head, 0.0, 0.0, (), 0, 1)
-    speed = Speed(read_bandwidth(seconds=1.0), gemm_flops(seconds=1.0), 1.0)
+    speed = _yardsticks()
 
     def machine(engine: Engine) -> Machine:
         share = engine.attained
@@ -106,9 +107,27 @@ def _real(llm: Any, shape: tuple[int, int, int]) -> float:
     rng = np.random.default_rng(0)
     prompts = [{"prompt_token_ids": rng.integers(3, 1000, prompt).tolist()} for _ in range(number)]
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-    start = time.perf_counter()
+    start = time.process_time()
     llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - start
+    return time.process_time() - start
+
+
+def _yardsticks(size: int = 1024, num_bytes: int = 256 << 20, repeats: int = 5) -> Speed:
+    """Measure the bytes of a sum and the FLOP of a product in each second of the processor's time."""
+    import jax
+    import jax.numpy as jnp
+
+    a, many = jnp.ones((size, size), jnp.float32), jnp.ones(num_bytes // 4, jnp.float32)
+
+    def rate(amount: float, work: Callable[[], Any]) -> float:
+        jax.block_until_ready(work())
+        start = time.process_time()
+        for _ in range(repeats):
+            jax.block_until_ready(work())
+        return repeats * amount / (time.process_time() - start)
+
+    dot, total = jax.jit(jnp.dot), jax.jit(jnp.sum)
+    return Speed(rate(num_bytes, lambda: total(many)), rate(2.0 * size**3, lambda: dot(a, a)), 1.0)
 
 
 def host_cost(context: Context) -> dict[str, Any]:

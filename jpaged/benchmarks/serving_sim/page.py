@@ -173,9 +173,10 @@ CALIBRATION = """## Against a real engine on a CPU
 
 {table}
 
-The demo model (SmolLM2-135M, float32) on {cpus} CPU cores, best of two runs each; bandwidth and FLOP/s are what
-`jnp.sum` and `jnp.dot` attain there. The fit: {attained:.0%} of the roofline, {sequence:.2f} ms a sequence, {step:.2f}
-ms a step. The errors of the runs held out are what to expect of a prediction; other programs ran on the machine.
+The demo model (SmolLM2-135M, float32) on {cpus} CPU cores, the best of two runs each, in processor time of all cores,
+which other programs on the machine hardly change; bandwidth and FLOP/s are what `jnp.sum` and `jnp.dot` attain by the
+same clock. The fit: {attained:.0%} of the roofline, {sequence:.2f} ms a sequence, {step:.2f} ms a step. The errors of
+the runs held out are what to expect of a prediction.
 """
 
 HOST = """## What the host's code costs

@@ -38,7 +38,7 @@ def workloads(folder: Path | None, count: Callable[[], Callable[[str], int]]) ->
     Args:
         count: returns what counts a text's tokens; called only where there are texts.
     """
-    known = {"ShareGPT": sharegpt(folder)}
+    known = {"ShareGPT": sharegpt()}
     if folder is None:
         return known
     if find(folder, "alpaca*.jsonl"):

@@ -25,6 +25,16 @@ PAPER_SAVING = {
 }
 """Figure 15, percent; of ShareGPT the text tells the ends of the ranges only."""
 
+PAPER_RATES = {
+    "OPT-13B, ShareGPT": "1.7-2.7 Oracle, 2.7-8 Max, to 22 FT",
+    "OPT-66B, ShareGPT": "1.7-2.7 Oracle, 2.7-8 Max, to 22 FT",
+    "OPT-175B, ShareGPT": "1.7-2.7 Oracle, 2.7-8 Max, to 22 FT",
+    "OPT-13B, Alpaca": "1.3 Oracle",
+    "OPT-13B, Alpaca, beam 6": "2.3 Oracle",
+    "OPT-13B, ShareGPT, several turns": "2.0 all",
+}
+"""What the text of the PagedAttention paper tells of figures 12, 14 and 17: its vLLM's rates as multiples."""
+
 PAPER_PREFIX = {1: 1.67, 5: 3.58}
 
 
@@ -34,17 +44,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def rates(rows: Rows, papers: dict[str, str] | None = None) -> str:
+def rates(rows: Rows) -> str:
     """Return rates sustained at the limit, and jpaged's as multiples of the others'."""
     systems = list(rows[0]["systems"])
     lines = []
     for row in rows:
         found = {system: row["systems"][system]["sustained"] for system in systems}
         ratios = [_times(found[PAGED], found[system]) for system in systems if system != PAGED]
-        paper = [papers.get(row["name"], "-")] if papers is not None else []
-        lines.append([row["name"], *(f"{found[system]:.2f}" for system in systems), *ratios, *paper])
+        told = PAPER_RATES.get(row["name"], "-")
+        lines.append([row["name"], *(f"{found[system]:.2f}" for system in systems), *ratios, told])
     others = [f"jpaged / {system}" for system in systems if system != PAGED]
-    head = [f"requests/s at {LIMIT} s/token", *systems, *others, *(["paper"] if papers is not None else [])]
+    head = [f"requests/s at {LIMIT} s/token", *systems, *others, "paper"]
     return table(head, lines)
 
 
@@ -151,7 +161,7 @@ def calibration(found: dict[str, Any]) -> str:
         name = f"{number} requests, {prompt} in, {output} out"
         use = "fitted" if run["fitted"] else "held out"
         lines.append([name, use, f"{run['measured']:.2f}", f"{run['predicted']:.2f}", f"{100 * error:+.0f} %"])
-    return table(["run", "", "measured, s", "predicted, s", "error"], lines)
+    return table(["run", "", "measured, processor s", "predicted", "error"], lines)
 
 
 def host(found: dict[str, Any]) -> str:

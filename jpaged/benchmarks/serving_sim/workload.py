@@ -68,11 +68,9 @@ class Workload:
         return asks
 
 
-def sharegpt(folder: Path | None) -> Workload:
-    """Return first exchanges of ShareGPT: a user's file where there is one, else those shipped."""
-    path = find(folder, "sharegpt-lengths*.csv")
-    if path is None:
-        path = Path(str(resources.files("jpaged.benchmarks") / "data" / "sharegpt_lengths.csv"))
+def sharegpt() -> Workload:
+    """Return first exchanges of ShareGPT, whose lengths are shipped."""
+    path = Path(str(resources.files("jpaged.benchmarks") / "data" / "sharegpt_lengths.csv"))
     return Workload("ShareGPT", _filtered(read_trace(path, 1 << 30)))
 
 
@@ -134,9 +132,9 @@ def translations(folder: Path, count: Callable[[str], int]) -> Workload:
     return Workload("WMT16", tuple((count(row["en"]), count(row["de"])) for row in rows))
 
 
-def find(folder: Path | None, pattern: str) -> Path | None:
+def find(folder: Path, pattern: str) -> Path | None:
     """Return the first file of a folder that fits a pattern."""
-    return next(iter(sorted(folder.glob(pattern))), None) if folder is not None else None
+    return next(iter(sorted(folder.glob(pattern))), None)
 
 
 def _filtered(demands: Sequence[Demand]) -> tuple[tuple[int, int], ...]:

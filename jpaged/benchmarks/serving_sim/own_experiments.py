@@ -153,7 +153,7 @@ def _step_microseconds(number: int) -> float:
     for i in range(number):
         policy.arrive(Job(Ask(0.0, 17 + i % BLOCK, 200)))
     gc.collect()
-    times = []
+    times: list[float] = []
     while len(times) < HOST_STEPS:
         start = time.process_time()
         step = policy.schedule()

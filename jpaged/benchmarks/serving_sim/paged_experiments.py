@@ -27,7 +27,7 @@ class Context:
 
     Attributes:
         workloads: by their public names; "Alpaca" and others only where the user's folder has them.
-        seconds: of arrivals at each rate.
+        seconds: of arrivals at each rate, less where a request has several outputs: over their number.
         most_requests: most requests of a run.
         say: is told what has been done.
     """
@@ -39,9 +39,9 @@ class Context:
     most_requests: int = 1 << 30
 
     def setting(self, served: Served, workload: str, first_rate: float, **more: Any) -> Setting:
-        most = self.most_requests
+        most, seconds = self.most_requests, self.seconds / more.get("n", 1)
         known = self.workloads[workload]
-        return Setting(served, known, PAPER_ENGINE, self.seconds, self.seed, first_rate, most_requests=most, **more)
+        return Setting(served, known, PAPER_ENGINE, seconds, self.seed, first_rate, most_requests=most, **more)
 
     def number(self, rate: float) -> int:
         """Return how many requests a run at one rate has."""
@@ -60,8 +60,14 @@ def _curves(context: Context, setting: Setting, systems: tuple[str, ...]) -> dic
 
 def load(context: Context) -> list[dict[str, Any]]:
     """Measure latency against rate with one output a request (figures 1 and 12)."""
-    places = ((OPT_13B, "ShareGPT", 1.0), (OPT_13B, "Alpaca", 16.0), (OPT_66B, "ShareGPT", 0.5))
-    places += ((OPT_66B, "Alpaca", 8.0), (OPT_175B, "ShareGPT", 2.0), (OPT_175B, "Alpaca", 16.0))
+    places = (
+        (OPT_13B, "ShareGPT", 1.0),
+        (OPT_13B, "Alpaca", 16.0),
+        (OPT_66B, "ShareGPT", 0.5),
+        (OPT_66B, "Alpaca", 8.0),
+        (OPT_175B, "ShareGPT", 2.0),
+        (OPT_175B, "Alpaca", 16.0),
+    )
     return [
         _curves(context, context.setting(served, workload, rate), SYSTEMS)
         for served, workload, rate in places

@@ -110,7 +110,7 @@ class Policy:
         ask = job.ask
         parts = [ask.n] if self.shares else [1] * ask.n
         job.open = len(parts)
-        added = []
+        added: list[Request] = []
         for width in parts:
             request = self._request(ask, width)
             self._told(request, ask)

@@ -25,7 +25,7 @@ from jpaged.scheduling import ScheduledStep
 
 NUMBERS = {LONG: 80, VERY_LONG: 40, PICTURE: 160}
 LEAST_VERY_LONG = 60_000
-SHORT_NUMBER = 600
+SHORT_NUMBER = 200
 QUESTION = 43
 """Tokens of a question about an image, as in the Jenga paper."""
 ARTICLES = (4, 8, 16, 24)

@@ -11,7 +11,6 @@ from jpaged.benchmarks.serving_sim.hybrid_models import CASES, DRAFTED, LONG, PI
 from jpaged.benchmarks.serving_sim.hybrid_policies import (
     HYBRID_SYSTEMS,
     LARGEST,
-    NAIVE,
     build_hybrid,
     held_bytes,
 )
@@ -28,7 +27,7 @@ LEAST_VERY_LONG = 60_000
 SHORT_NUMBER = 200
 QUESTION = 43
 """Tokens of a question about an image, as in the Jenga paper."""
-ARTICLES = (4, 8, 16, 24)
+ARTICLES = (4, 8, 12)
 SAMPLE_EVERY = 8
 
 
@@ -126,7 +125,7 @@ def articles(context: Context) -> list[dict[str, Any]]:
     for number in ARTICLES:
         demands = draw_articles(number, 80, context.seed)
         asks = [Ask(0.0, d.prompt, d.output, tokens=tuple(prompt_tokens(d, i))) for i, d in enumerate(demands)]
-        for system in (PAGED, LARGEST, NAIVE):
+        for system in (PAGED, LARGEST):
             found = _serve(case, system, asks, prefix_caching=True)
             rows.append({"articles": number, "system": system, "throughput": found.throughput})
             context.say(f"{number} articles, {system}: {found.throughput:.3f} requests/s")

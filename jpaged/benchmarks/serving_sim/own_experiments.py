@@ -27,8 +27,8 @@ HELD = ((12, 60, 24), (24, 40, 40))
 REPEATS = 2
 
 HOST_SEQS = (256, 1024, 4096)
-HOST_STEPS = 40
-REQUESTS = 20_000
+HOST_STEPS = 20
+REQUESTS = 5_000
 
 
 def calibration(context: Context) -> dict[str, Any]:

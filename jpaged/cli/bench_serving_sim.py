@@ -59,7 +59,8 @@ def serving_sim(
     folder = "" if workloads is None else f" --workloads {workloads.name}"
     command = f"jpaged bench serving-sim{options}{folder} --seconds {seconds:g} --most-requests {most_requests}"
     settings = (
-        f"Each rate is kept up for {seconds:g} s or {most_requests:,} requests, whichever is less.",
+        f"Each rate is kept up for {seconds:g} s or {most_requests:,} requests, whichever is less, but for "
+        "some hundred requests at least; with several outputs for as many times shorter.",
         f"Workloads: {'; '.join(f'{workload.name} ({len(workload.pairs):,})' for workload in known.values())}.",
         "Lengths of Alpaca and WMT16 are counted by SmolLM2's tokenizer, each prompt with its own answer.",
     )

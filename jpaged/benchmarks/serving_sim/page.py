@@ -54,10 +54,10 @@ Where they differ:
   but memory; the paper's Orca is its own implementation on other kernels, and so is FasterTransformer, whose kernels
   were tuned for small batches.
 - FasterTransformer's answers come when the longest of a batch has ended. A mean over requests counts short answers as
-  much as long ones, and for them that wait is many times their length: hence ratios beyond the paper's on OPT-175B,
-  whose batches are large.
-- OPT-175B on Alpaca has memory for more requests than the step's tokens allow, in the paper too: the policies come
-  closer.
+  much as long ones, and for them that wait is many times their length: hence ratios beyond the paper's where answers
+  are short (Alpaca) or batches large (OPT-175B).
+- OPT-175B has memory for more of Alpaca's requests than the engine has time for, in the paper too: there the policies
+  come together.
 """
 
 SEVERAL = """## Several outputs and beams, OPT-13B on Alpaca (PagedAttention, figure 14)
@@ -81,9 +81,10 @@ SAVINGS = """## What sharing saves (PagedAttention, figure 15), OPT-13B
 
 {table}
 
-Savings are the share of blocks that the sequences would own beside those there are, as a mean over steps. Outputs of
-one prompt share what lies before they part: on ShareGPT that is the prompt, which is shorter here than the paper's.
-Beams are made up by one number, see above.
+Savings are the share of blocks that the sequences would own beside those there are, as a mean over steps, in which
+long outputs count for more. Outputs of one prompt share its full blocks: many of Alpaca's prompts have fewer than 16
+tokens and none, and ShareGPT's are shorter here than the paper's. Beams are made up by one number, see above, which was
+chosen by Alpaca's two beams; ShareGPT's longer outputs share more by it than the paper's did.
 """
 
 PREFIXES = """## A prefix that all prompts share (PagedAttention, figure 16), LLaMA-13B on WMT16
@@ -159,15 +160,16 @@ MEMORY = """### Memory over time, Ministral-8B
 {table}
 
 What is held and will not be read is what lies behind a window; with jpaged it is a block at a window's edge, and the
-last block of a sequence. The paper's larger share comes from longer prompts.
+last block of a sequence. The largest page's share grows with the prompts, all above 60,000 tokens here.
 """
 
 ARTICLES = """### Prefix caching by the number of articles, Gemma-3-27B
 
 {table}
 
-The paper tells up to 1.77. Questions take any article, of 12,000 tokens on the average; with few articles both policies
-keep all, with many neither does, and between them the one whose windows do not fill the pool keeps more.
+The paper tells up to 1.77. Questions take any article, of 12,000 tokens on the average. With few articles jpaged's pool
+of 16 GiB keeps all of them and the largest page's, which takes six times as much for each, does not: a pool as small as
+this one is beside the model shows more than the paper's. With more articles neither keeps all.
 """
 
 VISION = """### The vision cache

@@ -132,9 +132,10 @@ def _yardsticks(size: int = 1024, num_bytes: int = 256 << 20, repeats: int = 5) 
 
 def host_cost(context: Context) -> dict[str, Any]:
     """Measure the host's time for a decode step of many sequences, and for thousands of whole requests."""
-    steps = [{"sequences": number, "microseconds": _step_microseconds(number)} for number in HOST_SEQS]
-    for row in steps:
-        context.say(f"{row['sequences']} sequences: {row['microseconds']:.0f} microseconds a step")
+    steps = []
+    for number in HOST_SEQS:
+        steps.append({"sequences": number, "microseconds": _step_microseconds(number)})
+        context.say(f"{number} sequences: {steps[-1]['microseconds']:.0f} microseconds a step")
     rows = []
     for workload, rate in (("ShareGPT", 2.0), ("Alpaca", 30.0)):
         if workload in context.workloads:
@@ -148,13 +149,13 @@ def host_cost(context: Context) -> dict[str, Any]:
 def _step_microseconds(number: int) -> float:
     """Return the median processor time of scheduling a step of `number` decodes and of taking its tokens."""
     spec = GroupSpec("full", 4096, 1, BLOCK, FullAttention())
-    memory = MemoryManager(PoolLayout.plan([spec], 4096 * number * 16), max_step_tokens=4096)
-    policy = Policy(PAGED, memory, max_num_seqs=number, budget=max(4096, number))
+    memory = MemoryManager(PoolLayout.plan([spec], 4096 * number * 32), max_step_tokens=4096)
+    policy = Policy(PAGED, memory, max_num_seqs=number, budget=4096 + 2 * number)
     for i in range(number):
-        policy.arrive(Job(Ask(0.0, 17 + i % BLOCK, 200)))
+        policy.arrive(Job(Ask(0.0, 17 + i % BLOCK, 400)))
     gc.collect()
     times: list[float] = []
-    while len(times) < HOST_STEPS:
+    while len(times) < HOST_STEPS and policy.has_work:
         start = time.process_time()
         step = policy.schedule()
         policy.scheduler.dispatched(step)

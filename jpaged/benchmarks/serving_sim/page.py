@@ -194,7 +194,7 @@ HOST = """## What the host's code costs
 {table}
 
 Processor time of one core, of scheduling a step of decodes and taking its tokens (median), and of whole simulations of
-OPT-13B. Programs that share the core's caches make it larger, by two or three times on the machine that wrote this page.
+OPT-13B. Programs that share the core's caches make it larger.
 It bounds the real engine too: no device can take steps faster than its host plans them.
 """
 

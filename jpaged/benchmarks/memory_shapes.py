@@ -71,12 +71,12 @@ class ModelShape:
         """Return the image tokens that stand beside the prompt, where no layer takes them for tokens of it."""
         return 0 if self.inline else self.image_tokens
 
-    def groups(self) -> list[GroupSpec]:
+    def groups(self, block_size: int = BLOCK_SIZE) -> list[GroupSpec]:
         """Return the layer groups as the pool sees them."""
         return [
-            GroupSpec(kind.name, kind.token_bytes, kind.number, BLOCK_SIZE, kind.policy, row_bytes=ROW_BYTES)
+            GroupSpec(kind.name, kind.token_bytes, kind.number, block_size, kind.policy, row_bytes=ROW_BYTES)
             if kind.recurrent
-            else GroupSpec(kind.name, kind.token_bytes * BLOCK_SIZE, kind.number, BLOCK_SIZE, kind.policy)
+            else GroupSpec(kind.name, kind.token_bytes * block_size, kind.number, block_size, kind.policy)
             for kind in (*self.layers, *self.draft)
         ]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.bench_serve import serve
+from jpaged.cli.bench_serving_sim import serving_sim
 from jpaged.cli.options import (
     BlockSize,
     Dtype,
@@ -31,6 +32,7 @@ from jpaged.cli.options import (
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
 app.command()(serve)
+app.command("serving-sim")(serving_sim)
 
 
 @app.command()

@@ -63,18 +63,28 @@ class Speed:
 
 def decode_seconds(work: Work, speed: Speed, sequences: int, length: int) -> float:
     """Return the time of a step in which each of `sequences` sequences of `length` tokens gets one more."""
-    seen = work.seen(length)
-    moved = work.read_bytes(sequences) + sequences * seen * work.kv_bytes
-    computed = sequences * (work.flops_per_token + work.head_flops + seen * work.attention_flops)
-    return max(moved / speed.bandwidth, computed / speed.flops) + _reduce_seconds(work, speed, sequences)
+    seen = sequences * work.seen(length)
+    return step_seconds(work, speed, sequences, sequences, seen * work.kv_bytes, seen * work.attention_flops)
 
 
 def prefill_seconds(work: Work, speed: Speed, tokens: int, length: int) -> float:
     """Return the time of a step of `tokens` tokens of a prompt of `length`, halfway through it, with logits of one
     token."""
     seen = work.seen(length / 2)
-    moved = work.read_bytes(tokens) + seen * work.kv_bytes
-    computed = tokens * (work.flops_per_token + seen * work.attention_flops) + work.head_flops
+    return step_seconds(work, speed, tokens, 1, seen * work.kv_bytes, tokens * seen * work.attention_flops)
+
+
+def step_seconds(work: Work, speed: Speed, tokens: int, samples: int, kv_bytes: float, attention_flops: float) -> float:
+    """Return the time of any step.
+
+    Args:
+        tokens: tokens computed, of all sequences.
+        samples: tokens whose logits are wanted.
+        kv_bytes: bytes of KV that the step reads.
+        attention_flops: FLOP of its queries with the tokens that they see.
+    """
+    moved = work.read_bytes(tokens) + kv_bytes
+    computed = tokens * work.flops_per_token + samples * work.head_flops + attention_flops
     return max(moved / speed.bandwidth, computed / speed.flops) + _reduce_seconds(work, speed, tokens)
 
 

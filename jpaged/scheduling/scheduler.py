@@ -155,7 +155,8 @@ class Scheduler(Entrance):
         plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
         position = 0
         while position < len(self.running):
-            if self._overtake(self.running[position], plan) or self._extend(self.running[position], plan):
+            current = self.running[position]
+            if (self.policy == "priority" and self._overtake(current, plan)) or self._extend(current, plan):
                 position += 1
         if not (plan.preempted or plan.closed):
             while (request := self._next_in_line()) is not None and self._enter(request, plan):

@@ -70,7 +70,10 @@ class StepPlan:
         """Plan to draw the sequence's next token after the last token of `chunk`, or after each of its prefixes."""
         seq.num_pending += 1
         seq.pending_row = len(self._samples)
-        self._samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
+        if chunk.drafts:
+            self._samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
+        else:
+            self._samples.append(Sample(request, seq, chunk))
 
     def step(self) -> ScheduledStep:
         return ScheduledStep(

@@ -1,0 +1,122 @@
+"""Says how long a step lasts on devices that are not here: a roofline, and what a real engine loses against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from jpaged.planning.devices import find_device
+from jpaged.planning.roofline import Speed, Work, step_seconds
+from jpaged.scheduling import ScheduledStep
+
+SWAP_BANDWIDTH = 25e9
+"""Bytes/s between a device and its host over PCIe 4.0 x16, as measured by most; 32e9 on paper."""
+SWAP_COPY_SECONDS = 10e-6
+"""Time that starting one copy of a block between device and host takes."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Says what an engine loses against the roofline.
+
+    Attributes:
+        attained: share of the device's bandwidth, FLOP/s and link that its kernels attain.
+        sequence_seconds: time of the host for each sequence of a step, during which the device waits.
+        step_seconds: the same for each step.
+    """
+
+    attained: float
+    sequence_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+ROOFLINE = Engine(1.0)
+"""An engine that loses nothing."""
+
+PAPER_ENGINE = Engine(0.6, 0.29e-3)
+"""The engines of the PagedAttention paper, from two of its own numbers. By Little's law the mean batch is the rate
+times the time in the system: 30.42 sequences at 2 requests/s of 338 tokens (ShareGPT, figure 13) are 45 ms a token, and
+132.44 at 30 requests/s of 58 tokens (Alpaca) are 76 ms. Roofline times of these steps are 22 and 21 ms; what remains is
+proportional to the batch."""
+
+RECENT_ENGINE = Engine(0.7, 10e-6, 1e-3)
+"""An engine of 2025, as the Jenga paper's: a guess, which cancels out of ratios but for the largest batches."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Turns scheduled steps into seconds.
+
+    Attributes:
+        work: what a step moves and computes on each device, as `jpaged plan` counts it.
+        speed: what each device attains.
+        engine: the rest of what is lost.
+        kv_bytes: bytes that the next token of a sequence of some length reads, on each device.
+        flops_per_byte: attention's FLOP for each of these bytes, of one query.
+        block_bytes: bytes of a block on each device, which is what is copied and swapped.
+        shift: tokens before every prompt that stand for images, which other layers have computed.
+    """
+
+    work: Work
+    speed: Speed
+    engine: Engine
+    kv_bytes: Callable[[int], float]
+    flops_per_byte: float
+    block_bytes: int = 0
+    shift: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        device: str,
+        engine: Engine,
+        work: Work,
+        kv_bytes: Callable[[int], float],
+        flops_per_byte: float,
+        block_bytes: int = 0,
+    ) -> Machine:
+        """Build a machine of a device that ``jpaged plan --device`` knows."""
+        chip = find_device(device).chip
+        share = engine.attained
+        speed = Speed(share * chip.bandwidth, share * chip.flops, share * chip.link)
+        return cls(work, speed, engine, kv_bytes, flops_per_byte, block_bytes)
+
+    def seconds(self, step: ScheduledStep) -> float:
+        """Return how long a step lasts."""
+        tokens, read, attended, seen = 0, 0.0, 0.0, self.kv_bytes
+        for chunk in step.chunks:
+            start, length = chunk.start, chunk.length
+            if self.shift:
+                end = max(0, start + length - self.shift)
+                start = max(0, start - self.shift)
+                length = end - start
+                if not length:
+                    continue
+            tokens += length
+            if length == 1:
+                needed = seen(start)
+                read += needed
+                attended += needed
+            else:
+                read += seen(start + length)
+                attended += length * seen(start + length // 2)
+        flops = attended * self.flops_per_byte
+        device = step_seconds(self.work, self.speed, tokens, len(step.samples), read, flops)
+        engine = self.engine
+        host = engine.step_seconds + engine.sequence_seconds * len(step.chunks)
+        moved = self.copied_seconds(len(step.copies) * self.block_bytes) if step.copies else 0.0
+        return device + host + moved + self.swap_seconds(len(step.swap_in) + len(step.swap_out))
+
+    def copied_seconds(self, num_bytes: float) -> float:
+        """Return how long copying bytes within a device takes: they are read and written."""
+        return 2 * num_bytes / self.speed.bandwidth
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Return how long moving blocks between a device and its host takes, one copy a block."""
+        return blocks * (SWAP_COPY_SECONDS + self.block_bytes / SWAP_BANDWIDTH)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; 0 of nothing."""
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0

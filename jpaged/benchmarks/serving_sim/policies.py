@@ -1,0 +1,280 @@
+"""Ways to serve requests, each the real scheduler over a memory of its own: paged, Orca's, FasterTransformer's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, cast
+
+from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory, Regions, oracle, powers_of_two
+from jpaged.benchmarks.serving_sim.models import Served
+from jpaged.benchmarks.serving_sim.workload import Ask
+from jpaged.memory import MemoryManager, PoolLayout
+from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.scheduling import BeamSearch, PreemptionMode, Request, ScheduledStep, Scheduler
+from jpaged.scheduling import Sequence as Stream
+
+MAX_NUM_SEQS = 1024
+BUDGET = 2560
+"""Most tokens of a step, as vLLM's was."""
+
+
+@dataclass(eq=False)
+class Job:
+    """Follows one request through the simulation.
+
+    Attributes:
+        open: its requests to the scheduler that have not ended: one, or as many as outputs where these are not shared.
+        first_token, finished: seconds; None before.
+    """
+
+    ask: Ask
+    open: int = 0
+    first_token: float | None = None
+    finished: float | None = None
+
+
+class Policy:
+    """Serves requests by the scheduler over a memory: the interface of all policies, and iteration-level batching.
+
+    Args:
+        name: what tables call it.
+        memory: what the scheduler is given.
+        shares: whether several outputs of a prompt are one request that shares its blocks; else each is a request.
+
+    Attributes:
+        jobs: the job of each request to the scheduler, by its id.
+        refused: requests that the memory could never hold.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        memory: Any,
+        *,
+        shares: bool = True,
+        preemption_mode: PreemptionMode = "recompute",
+        max_num_seqs: int = MAX_NUM_SEQS,
+        budget: int = BUDGET,
+        image_tokens: int = 0,
+        shift: int = 0,
+        fits: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.name = name
+        self.memory = memory
+        self.shares = shares
+        self.scheduler = Scheduler(
+            cast(MemoryManager, memory),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            preemption_mode=preemption_mode,
+        )
+        self.jobs: dict[int, Job] = {}
+        self.refused = 0
+        self._image_tokens = image_tokens
+        self.shift = shift
+        self._fits = fits
+        self._ids = count()
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a request has not ended."""
+        return self.scheduler.has_work
+
+    def arrive(self, job: Job) -> None:
+        """Take a request that has come."""
+        self._add(job)
+
+    def schedule(self) -> ScheduledStep:
+        """Plan the next step."""
+        return self.scheduler.schedule()
+
+    def extra_seconds(self, step: ScheduledStep, machine: Any) -> float:
+        """Return what a step costs this policy beside what any would compute."""
+        return 0.0
+
+    def ended(self, requests: list[Request], now: float) -> list[Job]:
+        """Return the jobs that end as these requests have."""
+        jobs = []
+        for request in requests:
+            job = self.jobs.pop(request.request_id)
+            job.open -= 1
+            if not job.open:
+                job.finished = now
+                jobs.append(job)
+        return jobs
+
+    def _add(self, job: Job) -> None:
+        ask = job.ask
+        parts = [ask.n] if self.shares else [1] * ask.n
+        job.open = len(parts)
+        added: list[Request] = []
+        for width in parts:
+            request = self._request(ask, width)
+            self._told(request, ask)
+            try:
+                if self._fits is not None and not self._fits(request.sequences[0].seq_id):
+                    raise ValueError(f"a request of {ask.prompt} + {ask.output} tokens can never fit")
+                self.scheduler.add(request)
+            except ValueError:
+                self.refused += 1
+                job.open = 0
+                for other in added:
+                    self.scheduler.abort(other)
+                return
+            added.append(request)
+        for request in added:
+            self.jobs[request.request_id] = job
+
+    def _told(self, request: Request, ask: Ask) -> None:
+        """Note what the memory has to know of a request before it is added."""
+
+    def _request(self, ask: Ask, width: int) -> Request:
+        tokens = list(ask.tokens) or [0] * ask.prompt
+        if self.shift:
+            tokens = [*range(-self.shift, 0), *tokens]
+        seq_ids = [next(self._ids) for _ in range(width)]
+        params = SamplingParams(temperature=0.0, max_tokens=ask.output, ignore_eos=True)
+        beam = None
+        if ask.beams and self.shares:
+            wanted = BeamSearchParams(beam_width=width, max_tokens=ask.output, ignore_eos=True)
+            beam = BeamSearch(wanted, ask.output, frozenset())
+        return Request(
+            request_id=seq_ids[0],
+            prompt_token_ids=tokens,
+            params=params,
+            seed=0,
+            max_total_tokens=len(tokens) + ask.output,
+            stop_ids=frozenset(),
+            eos_ids=frozenset(),
+            sequences=[Stream(seq_id, i, list(tokens), len(tokens)) for i, seq_id in enumerate(seq_ids)],
+            beam=beam,
+            encoder_tokens=self._image_tokens,
+        )
+
+
+@dataclass
+class _Lengths:
+    """Tells a contiguous memory the lengths of sequences, which a real system is told or guesses."""
+
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __getitem__(self, seq_id: int) -> tuple[int, int]:
+        return self.known[seq_id]
+
+
+class Contiguous(Policy):
+    """Reserves a contiguous region for each sequence (Orca); several outputs of a prompt share nothing.
+
+    Args:
+        longest: most tokens of a sequence.
+        copied: share of a beam request's sequences that go on from another one's tokens in a step, each of which is
+            copied as a whole.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        regions: Buddy | Regions,
+        reserve: Callable[[int, int], int],
+        longest: int,
+        *,
+        copied: float = 0.0,
+    ) -> None:
+        lengths = self._lengths = _Lengths()
+        memory = ContiguousMemory(regions, reserve, cast(Any, lengths))
+
+        def fits(seq_id: int) -> bool:
+            return sum(lengths[seq_id]) <= longest and memory.fits(seq_id)
+
+        super().__init__(name, memory, shares=False, fits=fits)
+        self._copied = copied
+
+    def _told(self, request: Request, ask: Ask) -> None:
+        for seq in request.sequences:
+            self._lengths.known[seq.seq_id] = ask.prompt, ask.output
+
+    def ended(self, requests: list[Request], now: float) -> list[Job]:
+        for request in requests:
+            for seq in request.sequences:
+                del self._lengths.known[seq.seq_id]
+        return super().ended(requests, now)
+
+    def extra_seconds(self, step: ScheduledStep, machine: Any) -> float:
+        """Return the time of copying the tokens of beams that go on from another beam's."""
+        if not self._copied:
+            return 0.0
+        moved = sum(machine.kv_bytes(chunk.start) for chunk in step.chunks if chunk.length == 1)
+        return float(machine.copied_seconds(self._copied * moved))
+
+
+class RequestLevel(Contiguous):
+    """Serves a batch until its last request has ended, and only then begins another (FasterTransformer).
+
+    Every sequence gets a region of the longest length, the batch is as large as the memory allows, and answers are
+    given when the batch ends.
+    """
+
+    def __init__(self, name: str, regions: Regions, longest: int, most: int, *, copied: float = 0.0) -> None:
+        super().__init__(name, regions, lambda prompt, output: longest, longest, copied=copied)
+        self._queue: deque[Job] = deque()
+        self._most = most
+        self._done: list[Job] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._queue)
+
+    def arrive(self, job: Job) -> None:
+        if job.ask.n > self._most:
+            self.refused += 1
+        else:
+            self._queue.append(job)
+
+    def schedule(self) -> ScheduledStep:
+        if not self.scheduler.has_work:
+            seats = self._most
+            while self._queue and (seats := seats - self._queue[0].ask.n) >= 0:
+                self._add(self._queue.popleft())
+        return self.scheduler.schedule()
+
+    def ended(self, requests: list[Request], now: float) -> list[Job]:
+        self._done += super().ended(requests, now)
+        if self.scheduler.has_work:
+            return []
+        jobs, self._done = self._done, []
+        for job in jobs:
+            job.finished = now
+        return jobs
+
+
+PAGED, MAX, POW2, ORACLE, FASTER = "jpaged", "Orca (Max)", "Orca (Pow2)", "Orca (Oracle)", "FasterTransformer"
+SYSTEMS = (PAGED, ORACLE, POW2, MAX, FASTER)
+"""The policies of the PagedAttention paper's figures, jpaged's in the place of its vLLM."""
+
+
+def build(name: str, served: Served, *, block_size: int = 16, copied: float = 0.0, **options: Any) -> Policy:
+    """Build one of `SYSTEMS`; `options` go to the memory manager of the paged one, `preemption_mode` to its scheduler.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    slots = served.pool_bytes // served.token_bytes
+    longest = served.shape.max_len
+    if name == PAGED:
+        mode = options.pop("preemption_mode", "recompute")
+        groups = served.shape.groups(block_size)
+        layout = PoolLayout.plan(groups, served.pool_bytes)
+        return Policy(name, MemoryManager(layout, max_step_tokens=BUDGET, **options), preemption_mode=mode)
+    if name == FASTER:
+        return RequestLevel(name, Regions(slots, longest), longest, slots // longest, copied=copied)
+    if name not in SYSTEMS:
+        raise ValueError(f"name={name!r} is not one of {', '.join(SYSTEMS)}")
+    reserve = {
+        MAX: lambda prompt, output: longest,
+        POW2: lambda prompt, output: min(longest, powers_of_two(prompt, output)),
+        ORACLE: oracle,
+    }[name]
+    return Contiguous(name, Buddy(slots), reserve, longest, copied=copied)

@@ -1,0 +1,179 @@
+"""Writes what experiments gave as Markdown tables, the papers' numbers beside those of the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jpaged.benchmarks.serving_sim.curves import LIMIT
+from jpaged.benchmarks.serving_sim.hybrid_models import PAPER_WASTE
+from jpaged.benchmarks.serving_sim.hybrid_policies import HYBRID_SYSTEMS, LARGEST
+from jpaged.benchmarks.serving_sim.paged_experiments import DECODINGS
+from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2
+
+Rows = list[dict[str, Any]]
+
+PAPER_BATCH = {
+    "ShareGPT": {MAX: 7.00, POW2: 9.81, ORACLE: 13.62, PAGED: 30.42},
+    "Alpaca": {MAX: 7.00, POW2: 43.24, ORACLE: 72.75, PAGED: 132.44},
+}
+"""Figure 13 of the PagedAttention paper; its vLLM under jpaged."""
+
+PAPER_SAVING = {
+    "Alpaca": dict(zip(DECODINGS, (6.09, 8.53, 9.79, 37.56, 53.13, 55.16), strict=True)),
+    "ShareGPT": {(2, False): 16.2, (6, False): 30.5, (2, True): 44.3, (6, True): 66.3},
+}
+"""Figure 15, percent; of ShareGPT the text tells the ends of the ranges only."""
+
+PAPER_RATES = {
+    "OPT-13B, ShareGPT": "1.7-2.7 Oracle, 2.7-8 Max, to 22 FT",
+    "OPT-66B, ShareGPT": "1.7-2.7 Oracle, 2.7-8 Max, to 22 FT",
+    "OPT-175B, ShareGPT": "1.7-2.7 Oracle, 2.7-8 Max, to 22 FT",
+    "OPT-13B, Alpaca": "1.3 Oracle",
+    "OPT-13B, Alpaca, beam 6": "2.3 Oracle",
+    "OPT-13B, ShareGPT, several turns": "2.0 all",
+}
+"""What the text of the PagedAttention paper tells of figures 12, 14 and 17: its vLLM's rates as multiples."""
+
+PAPER_PREFIX = {1: 1.67, 5: 3.58}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def rates(rows: Rows) -> str:
+    """Return rates sustained at the limit, and jpaged's as multiples of the others'."""
+    systems = list(rows[0]["systems"])
+    lines = []
+    for row in rows:
+        found = {system: row["systems"][system]["sustained"] for system in systems}
+        ratios = [_times(found[PAGED], found[system]) for system in systems if system != PAGED]
+        told = PAPER_RATES.get(row["name"], "-")
+        lines.append([row["name"], *(f"{found[system]:.2f}" for system in systems), *ratios, told])
+    others = [f"jpaged / {system}" for system in systems if system != PAGED]
+    head = [f"requests/s at {LIMIT} s/token", *systems, *others, "paper"]
+    return table(head, lines)
+
+
+def batches(rows: Rows) -> str:
+    lines = []
+    for row in rows:
+        for system, batch in row["batch"].items():
+            paper = PAPER_BATCH[row["workload"]][system]
+            lines.append([row["workload"], f"{row['rate']:g}", system, f"{batch:.2f}", f"{paper:.2f}"])
+    return table(["workload", "requests/s", "policy", "mean batch", "paper"], lines)
+
+
+def savings(rows: Rows) -> str:
+    lines = []
+    for row in rows:
+        paper = PAPER_SAVING[row["workload"]].get((row["n"], row["beams"]))
+        name = f"{'beam' if row['beams'] else 'n ='} {row['n']}"
+        told = f"{paper} %" if paper is not None else "-"
+        lines.append([row["workload"], name, f"{100 * row['saving']:.1f} %", told])
+    return table(["workload", "outputs", "blocks saved", "paper"], lines)
+
+
+def prefixes(rows: Rows) -> str:
+    lines = []
+    for row in rows:
+        found = {system: row["systems"][system]["sustained"] for system in row["systems"]}
+        ratio = _times(found[PAGED], found[ORACLE])
+        paper = f"{PAPER_PREFIX[row['shots']]:.2f}"
+        lines.append([f"{row['shots']}-shot", f"{found[PAGED]:.1f}", f"{found[ORACLE]:.1f}", ratio, paper])
+    return table(["prefix", "jpaged, requests/s", "Orca (Oracle)", "ratio", "paper"], lines)
+
+
+def block_sizes(rows: Rows) -> str:
+    sizes = sorted({row["size"] for row in rows})
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        mine = {row["size"]: row["latency"] for row in rows if row["workload"] == workload}
+        rate = next(row["rate"] for row in rows if row["workload"] == workload)
+        lines.append([f"{workload}, {rate:g}/s", *(f"{1e3 * mine[size]:.0f}" for size in sizes)])
+    return table(["ms a token by block size", *map(str, sizes)], lines)
+
+
+def returning(rows: Rows) -> str:
+    lines = []
+    for size in sorted({row["size"] for row in rows}):
+        mine = {row["mode"]: row for row in rows if row["size"] == size}
+        recompute, swap = mine["recompute"], mine["swap"]
+        times = f"{recompute['latency'] / swap['latency']:.2f}"
+        each = [f"{1e3 * mode['latency']:.0f}" for mode in (recompute, swap)]
+        lines.append([str(size), *each, times, str(recompute["preemptions"]), str(swap["preemptions"])])
+    head = ["block size", "recompute, ms/token", "swap, ms/token", "recompute / swap", "recomputed", "swapped"]
+    return table(head, lines)
+
+
+def hybrid(rows: Rows, key: str = "throughput") -> str:
+    lines = []
+    for row in rows:
+        found = {system: row["systems"][system] for system in HYBRID_SYSTEMS}
+        cells = [f"{found[s][key]:.3g}{'*' * bool(found[s]['refused'])}" for s in HYBRID_SYSTEMS]
+        before, after = row["paper"]
+        ratio = _times(found[PAGED][key], found[LARGEST][key])
+        paper = [f"{after / before:.2f}"] if key == "throughput" else []
+        lines.append([row["model"], row["asked"], *cells, ratio, *paper])
+    head = ["model", "prompts", *HYBRID_SYSTEMS, "jpaged / largest page", *(["paper"] * (key == "throughput"))]
+    return table(head, lines)
+
+
+def hybrid_load(rows: Rows) -> str:
+    lines = [
+        [row["model"], f"{row['rate']:g}", row["system"], f"{row['ttft']:.2f}", f"{1e3 * row['tpot']:.1f}"]
+        for row in rows
+    ]
+    return table(["model", "requests/s", "policy", "first token, s", "each further, ms"], lines)
+
+
+def memory(rows: Rows) -> str:
+    papers = {LARGEST: PAPER_WASTE[0], PAGED: PAPER_WASTE[1]}
+    lines = [
+        [row["system"], f"{row['waste']:.2%}", f"{papers[row['system']]:.2%}" if row["system"] in papers else "-"]
+        for row in rows
+    ]
+    return table(["policy", "held and never read again", "paper"], lines)
+
+
+def articles(rows: Rows) -> str:
+    numbers = sorted({row["articles"] for row in rows})
+    found = {(row["system"], row["articles"]): row["throughput"] for row in rows}
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    lines = [[system, *(f"{found[system, number]:.2f}" for number in numbers)] for system in systems]
+    lines.append(["jpaged / largest page", *(_times(found[PAGED, n], found[LARGEST, n]) for n in numbers)])
+    return table(["requests/s by number of articles", *map(str, numbers)], lines)
+
+
+def vision(rows: Rows) -> str:
+    lines = [[r["model"], f"{r['step_tokens']:,}", f"{r['runs']:.1f}", f"{r['factor']:.2f}"] for r in rows]
+    return table(["model", "tokens a step", "encoder runs a request without it", "work without it / with it"], lines)
+
+
+def calibration(found: dict[str, Any]) -> str:
+    lines = []
+    for run in found["runs"]:
+        number, prompt, output = run["shape"]
+        error = run["predicted"] / run["measured"] - 1
+        name = f"{number} requests, {prompt} in, {output} out"
+        use = "fitted" if run["fitted"] else "held out"
+        lines.append([name, use, f"{run['measured']:.2f}", f"{run['predicted']:.2f}", f"{100 * error:+.0f} %"])
+    return table(["run", "", "measured, processor s", "predicted", "error"], lines)
+
+
+def host(found: dict[str, Any]) -> str:
+    steps = [[f"{row['sequences']:,}", f"{row['microseconds']:,.0f}"] for row in found["steps"]]
+    requests = []
+    for row in found["requests"]:
+        each = 1e6 * row["seconds"] / row["requests"]
+        name = f"{row['workload']}, {row['rate']:g}/s"
+        requests.append([name, f"{row['requests']:,}", f"{each:,.0f}", f"{each / 60:.1f}"])
+    head = ["workload", "requests run", "microseconds a request, simulation included", "minutes for 1,000,000"]
+    return table(["sequences", "microseconds a step"], steps) + "\n\n" + table(head, requests)
+
+
+def _times(mine: float, other: float) -> str:
+    return f"{mine / other:.2f}" if other else "-"

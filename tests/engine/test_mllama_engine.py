@@ -184,7 +184,7 @@ def test_beams_of_four_are_those_of_transformers(llm, model):
 
 
 def test_drafts_change_no_token(checkpoint, expected):
-    llm = LLM(checkpoint[0], speculative=NGram(), **(SETTINGS | {"max_num_seqs": 4}))
+    llm = LLM(checkpoint[0], speculative=NGram(tokens=3), **(SETTINGS | {"max_num_seqs": 4}))
     assert_same_tokens(llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False), expected[:3])
     assert llm.stats().num_drafts > 0
     check(llm)

@@ -212,6 +212,7 @@ def _one(model, request, num_tokens: int, seen: dict[str, torch.Tensor]) -> Refe
 
 
 MLLAMA_TOKENIZER = tokenizer(VOCAB - IMAGE)
+MLLAMA_TOKENIZER.chat_template = TEMPLATE.replace(SPECIAL["boi_token"], SPECIAL["image_token"])
 MLLAMA_IMAGE = MLLAMA_TOKENIZER.convert_tokens_to_ids(SPECIAL["image_token"])
 assert MLLAMA_IMAGE == VOCAB, "as in the published model, the image's token is the first that cannot be drawn"
 

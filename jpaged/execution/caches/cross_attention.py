@@ -28,6 +28,9 @@ from pallas_kernels.layout import view_shape
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.platform import Impl, resolve_impl
 
+_TABLE_IDS = 1 << 17
+"""Most block ids of a launch on TPUs, where tables lie in scalar memory."""
+
 
 class CrossAttentionBatch(NamedTuple):
     """Holds a step's arrays for layers that attend to images; None where no token of the step sees one.
@@ -97,44 +100,23 @@ class CrossAttentionCache(EncodedCache):
         *,
         scale: float,
     ) -> tuple[Pool, tuple[Float[Array, "tokens kv_heads q_per_kv head_dim"], Bool[Array, " tokens"]] | None]:
-        """Attend to the images that the tokens see; see `jpaged.model_api.AttendToImages`.
-
-        Kernels that let no token see more than its own place in a sequence get each token as a sequence of its own.
-        """
+        """Attend to the images that the tokens see; see `jpaged.model_api.AttendToImages`."""
         if call.arrays.table is None:
             return pool, None
-        table, seen = jnp.asarray(call.arrays.table), jnp.asarray(call.arrays.seen)
-        starts, token = jnp.asarray(call.query_starts), jnp.arange(len(q), dtype=jnp.int32)
-        longest = call.max_query_len
-        if longest == 1 or resolve_impl(call.impl) in ("reference", "xla", "cpu"):
-            last, lens = seen - 1, seen[jnp.clip(starts[1:] - 1, 0, len(q) - 1)]
-        else:
-            of_token = jnp.minimum((token[:, None] >= starts[1:]).sum(axis=1), len(table) - 1)
-            table, starts, longest = table[of_token], jnp.arange(len(q) + 1, dtype=jnp.int32), 1
-            last, lens = None, seen
-        if longest == 1:
-            last, lens = None, jnp.maximum(lens, 1)  # a token that sees none reads one place, for nothing
+        arrays = (*map(jnp.asarray, (index, call.arrays.table, call.arrays.seen, call.query_starts)),)
 
-        def on_shard(pool, layer, q, table, starts, lens, last):
-            view = pool.reshape(call.views[0])
-            return paged_attention(
-                q,
-                view,
-                layer,
-                table,
-                starts,
-                lens,
-                scale=scale,
-                last_keys=last,
-                max_query_len=longest,
-                impl=call.impl,
-            )
+        def on_shard(pool, q, index, table, seen, starts):
+            reading = _Reading(pool.reshape(call.views[0]), index, table, seen, starts, scale, call)
+            chosen = resolve_impl(call.impl)
+            if call.max_query_len != 1 and chosen in ("reference", "xla", "cpu"):
+                return reading.by_sequence(q)
+            most = _TABLE_IDS // table.shape[1] if chosen in ("tpu", "tpu_interpret") else len(q)
+            return reading.by_token(q, max(1, min(most, len(q))))
 
         heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()
-        specs = (PartitionSpec(TENSOR_AXIS), whole, heads, whole, whole, whole, whole)
-        sharded = over_tensor(on_shard, call.mesh, in_specs=specs, out_specs=heads)
-        out = sharded(pool, jnp.asarray(index, jnp.int32), q, table, starts, lens, last)
-        sees = seen > 0
+        specs = (PartitionSpec(TENSOR_AXIS), heads, *(whole for _ in arrays))
+        out = over_tensor(on_shard, call.mesh, in_specs=specs, out_specs=heads)(pool, q, *arrays)
+        sees = arrays[2] > 0
         return pool, (jnp.where(sees[:, None, None, None], out, 0), sees)
 
     def launch_rows(self, features: int) -> int:
@@ -161,3 +143,58 @@ class CrossAttentionCache(EncodedCache):
         shard, heads = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, None, TENSOR_AXIS)
         sharded = over_tensor(on_shard, mesh, in_specs=(shard, heads, heads, PartitionSpec()), out_specs=shard)
         return sharded(pool, k, v, slots)
+
+
+class _Reading(NamedTuple):
+    """Holds what a layer reads of images on one shard; a token that sees none gets something that means nothing."""
+
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"]
+    layer: Int[Array, ""]
+    table: Int[Array, "seqs pages"]
+    seen: Int[Array, " tokens"]
+    starts: Int[Array, " seqs+1"]
+    scale: float
+    call: LayerCall
+
+    def by_sequence(self, q: Float[Array, "tokens ..."]) -> Float[Array, "tokens ..."]:
+        """Attend from each sequence's tokens together, by kernels that let a token see what is behind its own place."""
+        lens = self.seen[jnp.clip(self.starts[1:] - 1, 0, len(q) - 1)]
+        return self._attend(q, self.table, self.starts, lens, last_keys=self.seen - 1)
+
+    def by_token(self, q: Float[Array, "tokens ..."], most: int) -> Float[Array, "tokens ..."]:
+        """Attend from each token as a sequence of its own, whose last token it is; from `most` of them at a time, as
+        far as there are tokens."""
+        token = jnp.arange(len(q))
+        sequence = jnp.minimum((token[:, None] >= self.starts[1:]).sum(axis=1), len(self.table) - 1)
+        lens = jnp.maximum(self.seen, 1)  # one that sees none reads one place, for nothing
+        starts = jnp.arange(most + 1, dtype=jnp.int32)
+        if most == len(q):
+            return self._attend(q, self.table[sequence], starts, lens)
+        missing = -len(q) % most
+        padded = jnp.pad(q, ((0, missing), *((0, 0),) * (q.ndim - 1)))
+        sequence, lens = jnp.pad(sequence, (0, missing)), jnp.pad(lens, (0, missing), constant_values=1)
+
+        def some(number: Array, out: Array) -> Array:
+            first = number * most
+            mine, its, its_lens = (
+                jax.lax.dynamic_slice_in_dim(array, first, most) for array in (padded, sequence, lens)
+            )
+            found = self._attend(mine, self.table[its], starts, its_lens)
+            return jax.lax.dynamic_update_slice_in_dim(out, found, first, 0)
+
+        slices = (self.starts[-1] + most - 1) // most
+        return jax.lax.fori_loop(0, slices, some, jnp.zeros_like(padded))[: len(q)]
+
+    def _attend(self, q: Array, table: Array, starts: Array, lens: Array, last_keys: Array | None = None) -> Array:
+        return paged_attention(
+            q,
+            self.view,
+            self.layer,
+            table,
+            starts,
+            lens,
+            scale=self.scale,
+            last_keys=last_keys,
+            max_query_len=1 if last_keys is None else None,
+            impl=self.call.impl,
+        )

@@ -136,12 +136,16 @@ class Decoder(nnx.Module):
         embedded = convert.vocab_rows(self.prompt_vocab_size, self.embed_tokens.weight.shape[0])
         yield from self.embed_tokens.weights(("embed_tokens",), f"{self._prefix}.{self._embed_name}", embedded)
         for number in range(len(self.layers.kinds)):
-            yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{number}", number)
+            yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{self._stored_as(number)}", number)
         if self.norm is not None:
             yield from self.norm.weights(("norm",), f"{self._prefix}.{self._norm_name}")
         if self.lm_head is not None:
             rows = convert.vocab_rows(self.vocab_size, self.lm_head.weight.shape[0])
             yield from self.lm_head.weights(("lm_head",), "lm_head", rows)
+
+    def _stored_as(self, number: int) -> int:
+        """Return a layer's number in the checkpoint."""
+        return number
 
     def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
         return self.layers.locate(source, "layers")

@@ -121,17 +121,57 @@ class ImageKeys(nnx.Module):
         yield from self.norm.weights((*path, "norm"), f"{name}.k_norm")
 
 
+def _cross_layers(text: Any) -> tuple[int, ...]:
+    """Return the numbers of the layers that attend to images.
+
+    Raises:
+        ValueError: there are none, or they are not all layers of the model.
+    """
+    cross = tuple(sorted(text.cross_attention_layers))
+    if not cross or not set(cross) <= set(range(text.num_hidden_layers)):
+        raise ValueError(f"cross_attention_layers={list(cross)} are not some of {text.num_hidden_layers} layers")
+    return cross
+
+
+def _heads(text: Any, build: BuildContext) -> Heads:
+    width = text.hidden_size // text.num_attention_heads
+    return Heads.of(text.num_attention_heads, text.num_key_value_heads, width, build)
+
+
+class MllamaText(Decoder):
+    """`jpaged.model_api.CausalLM` for text alone; `config` is a Hugging Face ``MllamaTextConfig``.
+
+    The layers that attend to images are left out, as they would do nothing.
+    """
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("mllama_text_model",))
+        cross, heads = _cross_layers(config), _heads(config, build)
+        self.numbers = tuple(number for number in range(config.num_hidden_layers) if number not in cross)
+        kinds = [LayerKind("full")] * len(self.numbers)
+        super().__init__(
+            config,
+            build,
+            kinds,
+            lambda kind, build: LlamaLayer(config, kind, heads, build),
+            groups=layer_groups(kinds, heads.layout.kv_heads, heads.head_dim),
+            rotary={"full": rotary_from_config(config, heads.head_dim)},
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
+            prompt_vocab_size=config.vocab_size + _MORE_TOKENS,
+        )
+
+    def _stored_as(self, number: int) -> int:
+        return self.numbers[number]
+
+
 class Mllama(Decoder):
     """`jpaged.model_api.CausalLM` and `SeesImages`; `config` is a Hugging Face ``MllamaConfig``."""
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("mllama",))
         text, vision = config.text_config, config.vision_config
-        width = text.hidden_size // text.num_attention_heads
-        heads = Heads.of(text.num_attention_heads, text.num_key_value_heads, width, build)
-        cross = tuple(sorted(text.cross_attention_layers))
-        if not cross or not set(cross) <= set(range(text.num_hidden_layers)):
-            raise ValueError(f"cross_attention_layers={list(cross)} are not some of {text.num_hidden_layers} layers")
+        cross, heads = _cross_layers(text), _heads(text, build)
+        width = heads.head_dim
         kinds = [LayerKind("images" if i in cross else "full") for i in range(text.num_hidden_layers)]
 
         def make(kind: LayerKind, build: BuildContext) -> nnx.Module:

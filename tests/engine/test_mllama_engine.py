@@ -183,6 +183,7 @@ def test_beams_of_four_are_those_of_transformers(llm, model):
     assert_same_beams(llm.beam_search(PROMPTS[:5], params, use_tqdm=False), wanted, params)
 
 
+@pytest.mark.nightly
 def test_drafts_change_no_token(checkpoint, expected):
     llm = LLM(checkpoint[0], speculative=NGram(tokens=3), **(SETTINGS | {"max_num_seqs": 4}))
     assert_same_tokens(llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False), expected[:3])
@@ -226,6 +227,13 @@ def test_chat_messages_have_images(llm):
     content = [{"type": "image_pil", "image_pil": SMALL}, {"type": "text", "text": "what is it"}]
     (output,) = llm.chat([{"role": "user", "content": content}], FEW, use_tqdm=False)
     assert output.prompt_token_ids.count(MLLAMA_IMAGE) == 1 and len(output.outputs[0].token_ids) == 2
+
+
+def test_without_its_eyes_the_model_answers_text_as_before(checkpoint, expected):
+    llm = LLM(checkpoint[0], language_model_only=True, **(SETTINGS | {"max_num_seqs": 1}))
+    assert_same_tokens(llm.generate(PROMPTS[3:4], GREEDY, use_tqdm=False), expected[3:4])
+    with pytest.raises(ValueError, match="language_model_only=True takes no images"):
+        llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
 
 
 @pytest.mark.nightly

@@ -135,10 +135,10 @@ class CrossAttentionCache(EncodedCache):
         slots = jnp.minimum(jnp.asarray(rows)[: k.shape[1]], view[0] * self.format.block_size)
 
         def on_shard(pool, k, v, slots):
-            def write_layer(layer: Array, blocks: Array) -> Array:
-                return kv_write(blocks, layer, k[layer], v[layer], slots, impl=impl)
-
-            return jax.lax.fori_loop(0, len(k), write_layer, pool.reshape(view)).reshape(pool.shape)
+            blocks = pool.reshape(view)
+            for layer in range(len(k)):  # XLA:CPU copies the pool to begin a loop with it
+                blocks = kv_write(blocks, layer, k[layer], v[layer], slots, impl=impl)
+            return blocks.reshape(pool.shape)
 
         shard, heads = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, None, TENSOR_AXIS)
         sharded = over_tensor(on_shard, mesh, in_specs=(shard, heads, heads, PartitionSpec()), out_specs=shard)

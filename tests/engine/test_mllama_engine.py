@@ -6,16 +6,11 @@ is nothing to change, and it judges as it is.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
+from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
 from vision_checkpoints import (
     MLLAMA_IMAGE,
     blind_before_images,
@@ -238,18 +233,5 @@ def test_without_its_eyes_the_model_answers_text_as_before(checkpoint, expected)
 
 @pytest.mark.nightly
 def test_two_devices_give_the_tokens_of_transformers(checkpoint, llm, model):
-    import mllama_by_devices
-
-    here = Path(__file__).parent
-    environment = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent / "models"))),
-    }
-    command = [sys.executable, str(here / "mllama_by_devices.py"), checkpoint[0], "1", "2"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    wanted = torch_tokens(model, requests_of(llm, mllama_by_devices.PROMPTS), mllama_by_devices.PARAMS.max_tokens)
-    for tokens in json.loads(done.stdout.splitlines()[-1]).values():
-        for found, reference in zip(tokens, wanted, strict=True):
-            assert found[: reference.certain] == reference.tokens[: reference.certain] and reference.certain > 8
+    wanted = torch_tokens(model, requests_of(llm, prompts_with(MLLAMA_IMAGE)), PARAMS.max_tokens)
+    assert_like(on_devices(checkpoint[0], MLLAMA_IMAGE, 1, 2), wanted)

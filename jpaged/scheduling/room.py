@@ -112,7 +112,8 @@ class Room:
                 if seq.parent is None:
                     self._memory.count_relief(relief, seq.seq_id)
             for held in victim.held.values():
-                self._memory.count_image_relief(relief, held)
+                if all(image.digest != held.image.digest for image in request.images):  # else it goes on being held
+                    self._memory.count_image_relief(relief, held)
             slots += len(victim.live)
             tokens += sum(missing_tokens(victim, seq) == 1 for seq in victim.live)
             victims.append(victim)

@@ -29,8 +29,11 @@ SETTINGS = {
     "max_num_seqs": 16,
     "max_model_len": 128,
     "max_num_batched_tokens": 96,
-    "kv_cache_memory_bytes": 8 << 20,
+    "long_prefill_token_threshold": 24,
+    "kv_cache_memory_bytes": 30 * 48 << 10,
 }
+"""A pool of 30 large pages, in which requests are preempted, and chunks of 24 tokens."""
+
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 FEW = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 SMALL, WIDE, TALL = picture(0), picture(1, (20, 90)), picture(2, (90, 30))
@@ -123,27 +126,34 @@ def test_prompts_that_begin_with_images_give_the_tokens_of_transformers_as_it_is
     assert_same_tokens(found, as_it_is[:2])
 
 
-def test_greedy_tokens_are_those_of_transformers(llm, expected, as_it_is):
-    llm.reset_prefix_cache()
-    before = llm.stats().num_encoded_images
+def test_greedy_tokens_are_those_of_transformers_while_requests_are_preempted(llm, expected, as_it_is):
+    before = llm.stats().num_preemptions
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
-    assert llm.stats().num_encoded_images == before + len(RUNS)
+    assert llm.stats().num_preemptions > before
     assert len({tuple(reference.tokens) for reference in expected}) > 12, "the prompts should be told apart"
     assert expected[2].tokens != as_it_is[2].tokens, "transformers shows text the images behind it"
 
 
 def test_greedy_tokens_are_the_same_with_prefix_hits(llm, expected):
+    assert_same_tokens(llm.generate(PROMPTS[2:6], GREEDY, use_tqdm=False), expected[2:6])
     hits = llm.stats().prefix_hits
-    assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
+    assert_same_tokens(llm.generate(PROMPTS[2:6], GREEDY, use_tqdm=False), expected[2:6])
     assert llm.stats().prefix_hits > hits
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_greedy_tokens_are_the_same_in_chunks_of_24_and_a_pool_that_forces_preemption(checkpoint, expected, mode):
-    small = SETTINGS | {"long_prefill_token_threshold": 24, "kv_cache_memory_bytes": 30 * 48 << 10}
-    llm = LLM(checkpoint[0], preemption_mode=mode, **small)
+def test_greedy_tokens_are_the_same_when_requests_are_swapped_out(checkpoint, expected):
+    llm = LLM(checkpoint[0], preemption_mode="swap", **SETTINGS)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
-    assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
+    assert llm.stats().num_swaps > 0
+    check(llm)
+
+
+@pytest.mark.nightly
+def test_in_a_large_pool_each_image_is_encoded_once(checkpoint, expected):
+    large = SETTINGS | {"long_prefill_token_threshold": 0, "kv_cache_memory_bytes": 8 << 20}
+    llm = LLM(checkpoint[0], **large)
+    assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
+    assert (llm.stats().num_encoded_images, llm.stats().num_preemptions) == (len(RUNS), 0)
     check(llm)
 
 
@@ -224,11 +234,20 @@ def test_chat_messages_have_images(llm):
     assert output.prompt_token_ids.count(MLLAMA_IMAGE) == 1 and len(output.outputs[0].token_ids) == 2
 
 
+@pytest.mark.nightly
 def test_without_its_eyes_the_model_answers_text_as_before(checkpoint, expected):
     llm = LLM(checkpoint[0], language_model_only=True, **(SETTINGS | {"max_num_seqs": 1}))
     assert_same_tokens(llm.generate(PROMPTS[3:4], GREEDY, use_tqdm=False), expected[3:4])
     with pytest.raises(ValueError, match="language_model_only=True takes no images"):
         llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.nightly
+def test_after_the_warm_up_images_compile_nothing(checkpoint, expected):
+    llm = LLM(checkpoint[0], **(SETTINGS | {"max_num_seqs": 2, "max_num_batched_tokens": 48}))
+    assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
+    assert_same_tokens(llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False), expected[:4])
+    assert llm.num_recompiles == 0
 
 
 @pytest.mark.nightly

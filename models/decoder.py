@@ -14,6 +14,7 @@ from jpaged.model_api import (
     TENSOR_AXIS,
     Attend,
     BuildContext,
+    CrossAttentionGroup,
     ImageGroup,
     LayerGroup,
     LayerRef,
@@ -41,7 +42,7 @@ class Decoder(nnx.Module):
     _norm_name = "norm"
     """A checkpoint's names: what all but the vocabulary's head begin with, the embedding, and the final norm."""
 
-    image_group: ImageGroup | None = None
+    image_group: ImageGroup | CrossAttentionGroup | None = None
     """What the model keeps of images, where it takes any; see `jpaged.model_api.SeesImages`."""
 
     _has_experts = False
@@ -60,6 +61,7 @@ class Decoder(nnx.Module):
         width: int | None = None,
         logit_scale: float | None = None,
         logit_soft_cap: float | None = None,
+        prompt_vocab_size: int | None = None,
     ):
         """Draw random weights; call it inside ``nnx.eval_shape`` for shapes only.
 
@@ -68,6 +70,7 @@ class Decoder(nnx.Module):
             width: width of the vocabulary's tables; by default ``config.hidden_size``.
             logit_scale: multiplies the logits.
             logit_soft_cap: logits become ``logit_soft_cap * tanh(logits / logit_soft_cap)``.
+            prompt_vocab_size: rows of the embedding; by default ``config.vocab_size``, the tokens that can be drawn.
 
         Raises:
             ValueError: the context asks for expert parallelism of a family without experts.
@@ -81,7 +84,9 @@ class Decoder(nnx.Module):
         self.rotary = tuple(rotary.items())
         self.logit_scale = logit_scale
         self.logit_soft_cap = logit_soft_cap
-        self.embed_tokens = Embedding(rows, columns, build, partition=by_rows)
+        self.prompt_vocab_size = prompt_vocab_size or config.vocab_size
+        embedded = padded(self.prompt_vocab_size, build.tensor_parallel)
+        self.embed_tokens = Embedding(embedded, columns, build, partition=by_rows)
         self.layers = LayerStack(kinds, make_layer, build)
         self.norm = norm
         self.lm_head = None if config.tie_word_embeddings else Embedding(rows, columns, build, partition=by_rows)
@@ -106,7 +111,7 @@ class Decoder(nnx.Module):
         live_rows: LiveRows = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         hidden, shared = self.embed(tokens, positions, live_rows), self.shared(positions, live_rows)
-        if self.image_group is not None:
+        if isinstance(self.image_group, ImageGroup):
             take: TakeImages = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)
         hidden, cache = self.layers(hidden, shared, cache, attend)
@@ -128,14 +133,19 @@ class Decoder(nnx.Module):
         self.layers.cut(layers)
 
     def weights(self) -> Iterator[WeightSource]:
-        rows = convert.vocab_rows(self.vocab_size, self.embed_tokens.weight.shape[0])
-        yield from self.embed_tokens.weights(("embed_tokens",), f"{self._prefix}.{self._embed_name}", rows)
+        embedded = convert.vocab_rows(self.prompt_vocab_size, self.embed_tokens.weight.shape[0])
+        yield from self.embed_tokens.weights(("embed_tokens",), f"{self._prefix}.{self._embed_name}", embedded)
         for number in range(len(self.layers.kinds)):
-            yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{number}", number)
+            yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{self._stored_as(number)}", number)
         if self.norm is not None:
             yield from self.norm.weights(("norm",), f"{self._prefix}.{self._norm_name}")
         if self.lm_head is not None:
+            rows = convert.vocab_rows(self.vocab_size, self.lm_head.weight.shape[0])
             yield from self.lm_head.weights(("lm_head",), "lm_head", rows)
+
+    def _stored_as(self, number: int) -> int:
+        """Return a layer's number in the checkpoint."""
+        return number
 
     def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
         return self.layers.locate(source, "layers")

@@ -182,6 +182,18 @@ def fuse_qkv(
     return convert
 
 
+def place_kv(layout: HeadLayout, num_kv_heads: int, head_dim: int) -> Converter:
+    """Return a converter of a K or V matrix, [num_kv_heads * head_dim, embed] -> [embed, kv_heads * head_dim], where
+    each slot has its own head's columns."""
+
+    def convert(stored: np.ndarray) -> Joined:
+        heads = stored.reshape(num_kv_heads, head_dim, -1)
+        padding = zeros(heads.shape[1:], stored.dtype)
+        return Joined([heads[kv] if kv >= 0 else padding for kv in layout.kv_of_slot], 0).T
+
+    return convert
+
+
 def rotary_last(heads: int, slots: int, plain: int, rotary: int, *, rotates_neighbours: bool) -> Converter:
     """Return a converter [heads * (plain + rotary), in] -> [in, slots * (plain + rotary)], zero for slots beyond the
     heads; each head's last `rotary` rows are reordered as in `fuse_qkv`.

@@ -20,7 +20,7 @@ from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import MemoryManager
-from jpaged.model_api import CausalLM, SeesImages
+from jpaged.model_api import CausalLM, CrossAttentionGroup, SeesImages
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
 from jpaged.text.images import ImageInputs
@@ -143,6 +143,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         data_parallel_size=config.data_parallel_size,
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
+        prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, SeesImages) else None,
     )
     engine.stats_log.enabled = not config.disable_log_stats
     tell_loaded(loaded, config)
@@ -168,14 +169,16 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
     """Return what prepares images for a model, or refuses them."""
     if not isinstance(loaded.model, SeesImages):
         return ImageInputs(refusal)
+    group = loaded.model.image_group
     return ImageInputs(
         refusal,
         folder=loaded.location,
         config=loaded.config,
         tokenizer=loaded.tokenizer,
         sources=config.images,
-        whole=loaded.model.image_group.whole,
+        whole=group.whole,
         padded=loaded.model.padded,
+        most_together=group.most_together if isinstance(group, CrossAttentionGroup) else None,
     )
 
 

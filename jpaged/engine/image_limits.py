@@ -22,7 +22,7 @@ def why_no_images(config: EngineConfig, model: CausalLM, platform: str, several_
     if config.data_parallel_size > 1:
         return f"images need data_parallel_size=1, not {config.data_parallel_size}"
     if config.deterministic:
-        return "images need deterministic=False: their tokens see each other, and are not computed one by one"
+        return "images need deterministic=False: steps with images are not computed token by token"
     if isinstance(config.speculative, DraftModel):
         return f"images do not go with speculative={config.speculative}: a draft model sees none"
     if several_processes:

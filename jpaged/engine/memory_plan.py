@@ -26,6 +26,7 @@ from jpaged.execution.device_memory import (
 from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
 from jpaged.memory import GroupSpec
+from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import CausalLM, LayerGroup, SeesImages
 from pallas_kernels.platform import Impl
 
@@ -179,10 +180,14 @@ def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
 
 
 def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int, watermark: float) -> int:
-    """Return the bytes with which max_num_seqs sequences of max_model_len tokens never wait for memory."""
+    """Return the bytes with which max_num_seqs sequences of max_model_len tokens, each with the largest image, never
+    wait for memory."""
     one = 0
     for spec in specs:
         policy, size = spec.policy, spec.block_size
+        if isinstance(policy, ImageFeatures) and policy.stays:
+            one += policy.peak_blocks(max_model_len, max_model_len, size) * spec.real_bytes
+            continue
         entries = max(math.ceil(max_model_len / size), policy.num_blocks(max_model_len, size))
         one += len(policy.placed(range(entries), size)) * spec.real_bytes
     return math.ceil(one * max_num_seqs / (1 - watermark) * 1.02)

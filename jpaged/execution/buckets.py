@@ -14,7 +14,7 @@ class Bucket:
         tokens: rows of the ragged batch.
         seqs: sequences.
         decode_only: every sequence has exactly one token; token i belongs to sequence i.
-        images: some tokens may stand for images.
+        images: some tokens may stand for images, or read them.
     """
 
     tokens: int
@@ -33,7 +33,8 @@ class Buckets:
     Args:
         verifies: whether steps verify drafts, mostly of a few sequences: mixed steps of 16 and 32 tokens have buckets
             too, as what is computed of padding would cost as much as the drafts save.
-        images: whether tokens may stand for images: mixed steps with some have buckets of their own.
+        images: whether tokens may stand for images, or read them: mixed steps with some have buckets of their own.
+        decodes_with_images: whether decode steps too may have tokens that read images.
         only: the one bucket all steps run in, and the sampler for max_num_seqs rows only.
     """
 
@@ -48,9 +49,11 @@ class Buckets:
         max_num_batched_tokens: int,
         verifies: bool = False,
         images: bool = False,
+        decodes_with_images: bool = False,
         only: Bucket | None = None,
     ) -> None:
         self._images = images and only is None
+        self._decodes_with_images = decodes_with_images and self._images
         if only is not None:
             self.decode, self.mixed, self.sample_rows = (only,), (), (max_num_seqs,)
             return
@@ -67,8 +70,10 @@ class Buckets:
 
     @property
     def all(self) -> tuple[Bucket, ...]:
-        with_images = tuple(replace(bucket, images=True) for bucket in self.mixed) if self._images else ()
-        return self.decode + self.mixed + with_images
+        shown = self.mixed if self._images else ()
+        if self._decodes_with_images:
+            shown = self.decode + shown
+        return self.decode + self.mixed + tuple(replace(bucket, images=True) for bucket in shown)
 
     def smallest_sample(self, rows: int) -> int:
         """Return the fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
@@ -76,14 +81,12 @@ class Buckets:
 
     def common(self, sizes: Iterable[tuple[int, int]], *, images: bool = False) -> Bucket:
         """Return the smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
-        if images:
-            tokens = max(tokens for tokens, _ in sizes)
-            return replace(next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=True)
+        sizes = list(sizes)
         each = [self.smallest(tokens=tokens, seqs=seqs) for tokens, seqs in sizes]
-        if all(bucket.decode_only for bucket in each):
-            return max(each)
-        tokens = max(bucket.tokens for bucket in each)
-        return next(bucket for bucket in self.mixed if bucket.tokens >= tokens)
+        if all(bucket.decode_only for bucket in each) and (self._decodes_with_images or not images):
+            return replace(max(each), images=images)
+        tokens = max(tokens for tokens, _ in sizes)
+        return replace(next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=images)
 
     def smallest(self, *, tokens: int, seqs: int) -> Bucket:
         """Return the smallest bucket for `tokens` tokens of `seqs` sequences.

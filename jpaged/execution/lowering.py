@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.encode import make_encode, no_rows
+from jpaged.execution.encode import make_encode, no_rows, sees_images_on
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
@@ -67,12 +67,16 @@ class StepPrograms:
         if not self.examples:
             return None
         arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
-        encode = make_encode(self.graphdef, self.spec, self.mesh)
-        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), arrays, no_rows(count))
+        encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
+        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), arrays, no_rows(self.spec, count))
 
     @property
     def _buckets(self) -> Buckets:
         return Buckets(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
+
+    @property
+    def _reads_images(self) -> bool:
+        return bool(self.examples) and sees_images_on(self.spec)
 
     @property
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
@@ -84,6 +88,7 @@ class StepPrograms:
 
     def _step(self, bucket: Bucket) -> jax.stages.Lowered:
         spec = self.spec
+        bucket = replace(bucket, images=self._reads_images)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         batch = self._of_all(batch)

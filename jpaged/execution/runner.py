@@ -19,7 +19,7 @@ from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.encode import feature_rows, no_rows
+from jpaged.execution.encode import feature_rows, no_rows, sees_images_on
 from jpaged.execution.pooling import PooledStates, owners_of_rows
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
@@ -130,6 +130,7 @@ class Runner:
             max_num_batched_tokens=max_num_batched_tokens,
             verifies=verifies,
             images=images,
+            decodes_with_images=images and sees_images_on(spec),
             only=BUCKET if deterministic else None,
         )
         self.worker = Worker(
@@ -193,9 +194,12 @@ class Runner:
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
 
     def _encode(self, encode: Encode) -> None:
-        names = tuple(sorted(encode.image.arrays))
-        rows = feature_rows(self.spec.layout, encode.stored)
-        self.worker.encode(names, tuple(encode.image.arrays[name] for name in names), rows)
+        first = 0
+        for image in encode.image.each:
+            names = tuple(sorted(image.arrays))
+            rows = feature_rows(self.spec, encode.stored, first, image.features)
+            self.worker.encode(names, tuple(image.arrays[name] for name in names), rows)
+            first += image.features
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
@@ -276,11 +280,11 @@ class Runner:
         if self._can_swap:
             yield from self.worker.prepare_swaps()
         for bucket in self.buckets.all:
-            kind = "decode" if bucket.decode_only else "mixed with images" if bucket.images else "mixed"
+            kind = ("decode" if bucket.decode_only else "mixed") + (" with images" if bucket.images else "")
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for arrays, count in self._examples:
-            yield f"image encoder, {count} features", self.worker.prepare_encode(arrays, no_rows(count))
+            yield f"image encoder, {count} features", self.worker.prepare_encode(arrays, no_rows(self.spec, count))
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))

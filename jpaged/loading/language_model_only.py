@@ -29,6 +29,8 @@ _OTHER_PARTS = {
     "vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
     "multi_modal_projector.": "multi_modal_projector.",
+    "model.vision_model.": "vision_model.",
+    "vision_model.": "vision_model.",
     "model.image_newline": "image_newline",
     "image_newline": "image_newline",
 }

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from jpaged.memory.admission import Admission, Demand, Fit
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
-from jpaged.memory.policies import Policy
+from jpaged.memory.images import HeldImage
+from jpaged.memory.policies import ImageFeatures, Policy
 from jpaged.memory.relief import Relief
 from jpaged.memory.spans import TokenSpan
 from jpaged.memory.state import MemoryState
@@ -46,7 +47,7 @@ class AdmissionQuestions(MemoryState):
                 least a copied tail block a group.
             cached_tokens: tokens that `match_prefix` already attached or, without a `seq_id`, would at best.
             shared_tokens: tokens that all of them share; None = all `num_tokens`.
-            encoder_tokens, prompt_tokens: see `add`.
+            encoder_tokens, prompt_tokens: see `add`; of images that stay, only those that have yet to take blocks.
             pinned_tokens: leading tokens that lie in pinned blocks, see `pinned_prefix`.
             seq_id: the request's first sequence, where its prefix was matched already; None = it was not.
             reserved: blocks of each group that others have yet to take, see `outstanding`.
@@ -60,7 +61,9 @@ class AdmissionQuestions(MemoryState):
         """
         demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens)
         if seq_id is not None:
-            demand = demand._replace(groups=self._sequences[seq_id].request.groups)
+            known = zip(demand.groups, self._sequences[seq_id].request.groups, strict=True)
+            groups = [asked if isinstance(asked[0], ImageFeatures) else its for asked, its in known]
+            demand = demand._replace(groups=groups)
         elif cached_tokens:
             demand = demand._replace(groups=[(policy.for_prefix(0, 0), size) for policy, size in demand.groups])
         if not self._admission.is_possible(demand, pinned_tokens=pinned_tokens, pinned_pages=self._pinned.num_pages):
@@ -125,6 +128,13 @@ class AdmissionQuestions(MemoryState):
         parent = self.swap_space.sequences.get(parent_id) or self._sequences[parent_id]
         return self._admission.forked(parent, num_tokens, shared_tokens)
 
+    def outstanding_image(self, features: int) -> list[int]:
+        """Return how many blocks of each group an image of so many features takes."""
+        blocks = [0] * len(self._groups)
+        if self.images.group is not None:
+            blocks[self.images.group] = -(-features // self.images.block_size)
+        return blocks
+
     def relief(self) -> Relief:
         """Return a count of what freeing sequences would spare, none so far: `count_relief` adds them, `can_admit`
         takes it."""
@@ -133,6 +143,11 @@ class AdmissionQuestions(MemoryState):
     def count_relief(self, relief: Relief, seq_id: int) -> None:
         """Add what freeing one more sequence would spare to `relief`. O(its blocks)."""
         relief.add(self._sequences[seq_id])
+
+    def count_image_relief(self, relief: Relief, held: HeldImage) -> None:
+        """Add what giving up an image would spare to `relief`, where nobody else holds it. O(its blocks)."""
+        if self.images.group is not None:
+            relief.add_blocks(self.images.group, held.blocks[held.given :])
 
     def _demand(
         self, num_tokens: int, num_seqs: int, shared_tokens: int | None, encoder_tokens: int, prompt_tokens: int | None

@@ -1,7 +1,8 @@
 """Which blocks hold the features of which image: a vision-embedding cache in the pool (Jenga, section 5).
 
 An image's blocks are its own, whoever asks for it: requests hold them while their tokens have yet to take the features'
-place, give up what was taken, and leave the rest of the pool's users to it. An image that nobody holds stays cached.
+place, give up what was taken, and leave the rest of the pool's users to it; or they hold all of them as long as their
+tokens read them (`ImageFeatures.stays`). An image that nobody holds stays cached.
 Its blocks then have one time, and when the first of them is evicted the others are given up too.
 """
 
@@ -63,6 +64,7 @@ class ImageBlocks:
     Attributes:
         group: number of the pool group that holds features; None = the model takes no images.
         block_size: features of a block.
+        stays: whether requests hold an image as long as their tokens see it, see `ImageFeatures`.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class ImageBlocks:
         found = [g for g, group in enumerate(layout.groups) if isinstance(group.spec.policy, ImageFeatures)]
         self.group: int | None = found[0] if found else None
         self.block_size = layout.groups[found[0]].spec.block_size if found else 1
+        policy = layout.groups[found[0]].spec.policy if found else None
+        self.stays = isinstance(policy, ImageFeatures) and policy.stays
         self._allocator = allocator
         self._next_tick = next_tick
         self._keeps = keeps
@@ -85,6 +89,11 @@ class ImageBlocks:
     def holds_content(self, digest: bytes) -> bool:
         """Tell whether an image need not be encoded again: it is there, or about to be."""
         return digest in self._images
+
+    def in_use(self, digest: bytes) -> bool:
+        """Tell whether somebody holds an image, so that holding it too takes no block."""
+        image = self._images.get(digest)
+        return image is not None and image.users > 0
 
     def hold(self, digest: bytes, features: int) -> HeldImage | None:
         """Hold an image; None, with nothing changed, when memory is short. One that is not there is `take_pending`'s.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
@@ -27,19 +28,20 @@ class Relief:
 
     def add(self, sequence: BlockTables) -> None:
         """Count one more sequence, which was not counted before. O(its blocks)."""
-        pages = self._allocator.pages
-        for g, (group, table) in enumerate(zip(self._allocator.groups, sequence.tables, strict=True)):
-            owners = self._owners[g]
-            for block in table:
-                if block == NO_BLOCK:
-                    continue
-                owners[block] += 1
-                if owners[block] < group.ref_count[block]:
-                    continue
-                page = block // group.blocks_per_page
-                self._freed[page] += 1
-                if self._freed[page] < pages.num_used[page]:
-                    self.spare[g] += 1
-                else:
-                    self.pages += 1
-                    self.spare[g] -= group.blocks_per_page - 1
+        for g, table in enumerate(sequence.tables):
+            self.add_blocks(g, [block for block in table if block != NO_BLOCK])
+
+    def add_blocks(self, g: int, blocks: Iterable[int]) -> None:
+        """Count one more owner of some blocks of a group."""
+        pages, group, owners = self._allocator.pages, self._allocator.groups[g], self._owners[g]
+        for block in blocks:
+            owners[block] += 1
+            if owners[block] < group.ref_count[block]:
+                continue
+            page = block // group.blocks_per_page
+            self._freed[page] += 1
+            if self._freed[page] < pages.num_used[page]:
+                self.spare[g] += 1
+            else:
+                self.pages += 1
+                self.spare[g] -= group.blocks_per_page - 1

@@ -17,6 +17,7 @@ Dimension letters used everywhere:
 
 from jpaged.model_api.contract import (
     Attend,
+    AttendToImages,
     AttendToLatents,
     BuildContext,
     CausalLM,
@@ -28,6 +29,7 @@ from jpaged.model_api.contract import (
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
 from jpaged.model_api.layer_groups import (
     AttentionGroup,
+    CrossAttentionGroup,
     ImageGroup,
     LatentGroup,
     LayerGroup,
@@ -40,10 +42,12 @@ from jpaged.model_api.weight_source import HostArray, WeightSource
 __all__ = [
     "TENSOR_AXIS",
     "Attend",
+    "AttendToImages",
     "AttendToLatents",
     "AttentionGroup",
     "BuildContext",
     "CausalLM",
+    "CrossAttentionGroup",
     "Cuttable",
     "HeadLayout",
     "HostArray",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import numpy as np
     from flax import nnx
-    from jaxtyping import Array, Float, Int
+    from jaxtyping import Array, Bool, Float, Int
 
-    from jpaged.model_api.layer_groups import ImageGroup, LayerGroup, LayerRef
+    from jpaged.model_api.layer_groups import CrossAttentionGroup, ImageGroup, LayerGroup, LayerRef
     from jpaged.model_api.weight_source import WeightSource
     from pallas_kernels.platform import Impl
 
@@ -51,8 +51,8 @@ class Attend(Protocol):
     attends over each token's own sequence.
 
     The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
-    For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`, for an `ImageGroup` a
-    `TakeImages`.
+    For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`, of a `CrossAttentionGroup`
+    an `AttendToImages`, for an `ImageGroup` a `TakeImages`.
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
@@ -132,21 +132,44 @@ class TakeImages(Protocol):
     ) -> tuple[Any, Float[Array, "tokens embed"]]: ...
 
 
+class AttendToImages(Protocol):
+    """What the engine does for a layer of a `CrossAttentionGroup`: each token attends to the image that it sees.
+
+    It returns (result, whether each token sees an image); the result is 0 where it sees none. In a step without any
+    image it returns None in the place of both. The cache must be threaded through, as for `Attend`.
+    """
+
+    def __call__(
+        self,
+        cache: Any,
+        layer: LayerRef,
+        q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+        *,
+        scale: float,
+    ) -> tuple[Any, tuple[Float[Array, "tokens kv_heads q_per_kv head_dim"], Bool[Array, " tokens"]] | None]: ...
+
+
 @runtime_checkable
 class SeesImages(Protocol):
     """What a `CausalLM` offers that takes images.
 
-    It has an `ImageGroup`, and calls the engine with it where tokens become hidden states, see `TakeImages`.
+    It has either an `ImageGroup`, and calls the engine with it where tokens become hidden states, see `TakeImages`; or
+    a `CrossAttentionGroup`, whose layers call it, see `AttendToImages`.
     """
 
-    image_group: ImageGroup
+    image_group: ImageGroup | CrossAttentionGroup
     encoder_parts: tuple[str, ...]
     """Attributes whose parameters `encode` alone uses."""
 
-    def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
-        """Return what the tokens of some images are to be, from what an image processor made of them.
+    prompt_vocab_size: int
+    """Token ids of prompts are below it: what stands for an image need not be a token that can be drawn."""
 
-        Features behind those of an image mean nothing.
+    def encode(self, arrays: Mapping[str, Array]) -> Any:
+        """Return what the engine is to keep of some images, from what an image processor made of them.
+
+        For an `ImageGroup` that is what their tokens are to be, [images, features, embed]; for a `CrossAttentionGroup`
+        K and V of all its layers, a pair of [images, layers, features, kv_heads, head_dim]. What stands behind an
+        image's features means nothing.
 
         Args:
             arrays: by name, each with a leading axis of images.

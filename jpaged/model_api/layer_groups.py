@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
@@ -92,6 +92,40 @@ class ImageGroup(LayerGroup):
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"layer group {self.name!r}: width={self.width} must be positive")
+
+
+@dataclass(frozen=True)
+class CrossAttentionGroup(LayerGroup):
+    """Layers that attend to images: they keep a K and a V of each of an image's features, made once by the encoder, and
+    none of the tokens that read them (Llama 3.2 Vision).
+
+    A token reads the image that comes last before it and, where several follow one another without text in between,
+    those of them that do not come behind it. Text before the first image reads none.
+
+    Attributes:
+        kv_heads, head_dim: see `AttentionGroup`.
+        image_tokens: features of the largest image.
+
+    Raises:
+        ValueError: an image has no features.
+    """
+
+    kv_heads: int
+    head_dim: int
+    image_tokens: int
+
+    most_together: ClassVar[int] = 4
+    """Images that may follow one another without text in between."""
+
+    whole: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        return "cross attention"
+
+    def __post_init__(self) -> None:
+        if self.image_tokens < 1:
+            raise ValueError(f"layer group {self.name!r}: image_tokens={self.image_tokens} must be positive")
 
 
 @dataclass(frozen=True)

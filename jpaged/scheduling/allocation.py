@@ -47,7 +47,7 @@ class Allocation:
         self.memory.add(
             seq.seq_id,
             request.request_id,
-            encoder_tokens=request.encoder_tokens,
+            encoder_tokens=0 if self.memory.images.stays else request.encoder_tokens,
             prompt_tokens=len(request.prompt_token_ids),
             kept_tokens=request.kept_tokens,
         )

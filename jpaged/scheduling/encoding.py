@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from jpaged.memory import HeldImage, MemoryManager
+from jpaged.memory.policies import UNBOUNDED
 from jpaged.scheduling.prompt_image import PromptImage
-from jpaged.scheduling.request import Request
+from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk, Encode, ImageRead
 
 
@@ -28,6 +29,9 @@ class Encoding:
 
     The encoder's work counts as many tokens of the step as it makes features, at most as many as a prompt can be sure
     of. An image that is in the pool, or encoded in this step for another request, costs nothing.
+
+    Images that stay (`ImageFeatures.stays`) are held until the last token that sees them was dispatched: one that is
+    before the next image, or the request's last. A chunk sees one of them only.
 
     Args:
         most: tokens that a prompt gets in a step however many others run.
@@ -53,6 +57,28 @@ class Encoding:
                     "long_prefill_token_threshold; raise these"
                 )
 
+    def is_due(self, request: Request, seq: Sequence) -> bool:
+        """Tell whether `reach` has to be asked before the sequence goes on."""
+        if not request.images:
+            return False
+        lacks = self._memory.images.stays and len(request.images) - 1 not in request.held
+        return lacks or seq.num_computed < seq.num_prompt
+
+    def outstanding(self, request: Request) -> int:
+        """Return the features of the largest image whose blocks the request has yet to take: of any that it may read,
+        or of those that stay, which somebody may hold already."""
+        if not self._memory.images.stays:
+            return request.encoder_tokens
+        computed = min((seq.num_computed for seq in request.live), default=0)
+        coming = (
+            image.features
+            for number, image in enumerate(request.images)
+            if number not in request.held
+            and seen_until(request, number) > computed
+            and not self._memory.images.in_use(image.digest)
+        )
+        return max(coming, default=0)
+
     def reach(self, request: Request, start: int, length: int, budget: int) -> Reach | None:
         """Return how far a chunk that begins at `start` may go, and hold what it reads; None when memory is short for
         the image without which it cannot go on at all.
@@ -61,13 +87,15 @@ class Encoding:
             length: most tokens of the chunk.
             budget: most tokens of chunk and encoder together, at least `length`.
         """
-        cost = 0
+        cost, stays = 0, self._memory.images.stays
         for number, image in enumerate(request.images):
             before = image.start - start
-            if image.stop <= start:
+            if image.stop <= start and not (stays and seen_until(request, number) > start):
                 continue
             if length <= before:
                 break
+            if stays and number and before > 0:
+                return Reach(before, cost)
             if number not in request.held:
                 own = 0 if self._memory.images.holds_content(image.digest) else min(image.features, self._most)
                 room = min(length, budget - cost - own)
@@ -94,7 +122,7 @@ class Encoding:
         Args:
             planned: the request's other chunks of this step, which go on reading what they read.
         """
-        read = images_read(request, start, start + length)
+        read = [] if self._memory.images.stays else images_read(request, start, start + length)
         needed = {n for chunk in planned for n in images_read(request, chunk.start, chunk.start + chunk.length)}
         for number in read[1:]:
             if number in request.held and number not in needed:
@@ -104,10 +132,12 @@ class Encoding:
     def reads(self, request: Request, chunk: Chunk) -> list[ImageRead]:
         """Return which features the chunk's tokens take."""
         stop, found = chunk.start + chunk.length, []
-        for number in images_read(request, chunk.start, stop):
-            image, blocks = request.images[number], request.held[number].blocks
-            first, last = max(image.start, chunk.start), min(image.stop, stop)
-            found.append(ImageRead(request, number, chunk.seq.seq_id, first, last, blocks))
+        for number, image in enumerate(request.images):
+            end = seen_until(request, number) if self._memory.images.stays else image.stop
+            first, last = max(image.start, chunk.start), min(end, stop)
+            if first < last:
+                blocks = request.held[number].blocks
+                found.append(ImageRead(request, number, chunk.seq.seq_id, first, last, blocks))
         return found
 
     def take_encodes(self) -> list[Encode]:
@@ -127,10 +157,10 @@ class Encoding:
             held = read.request.held.get(read.number)
             if held is None:
                 continue
-            image = read.request.images[read.number]
-            if read.stop == image.stop:
+            image, stays = read.image, self._memory.images.stays
+            if read.stop == (seen_until(read.request, read.number) if stays else image.stop):
                 self._memory.images.release(read.request.held.pop(read.number))
-            else:
+            elif not stays:
                 self._memory.images.consumed(held, read.stop - image.start)
 
     def let_go(self, request: Request) -> None:
@@ -143,3 +173,9 @@ class Encoding:
 def images_read(request: Request, start: int, stop: int) -> list[int]:
     """Return the places, among the request's images, of those whose tokens are among [`start`, `stop`)."""
     return [n for n, image in enumerate(request.images) if image.start < stop and start < image.stop]
+
+
+def seen_until(request: Request, number: int) -> int:
+    """Return the position behind the last token that sees an image which stays: the next one's, or none."""
+    following = request.images[number + 1 :]
+    return following[0].start if following else UNBOUNDED

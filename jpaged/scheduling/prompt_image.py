@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from jaxtyping import Int
 
 from jpaged.memory import TokenSpan
 
@@ -22,6 +23,8 @@ class PromptImage:
         features: number of vectors that the encoder makes of it; the tokens take them in order.
         arrays: the encoder's arguments by name, without a batch axis.
         whole: whether its tokens see each other, so that one step computes them together.
+        parts: the images that follow one another without text in between, where tokens behind them read them all
+            (cross-attention); this one then stands for them together, and has no `arrays`. () = it is one image.
     """
 
     start: int
@@ -30,11 +33,22 @@ class PromptImage:
     features: int
     arrays: Mapping[str, np.ndarray]
     whole: bool
+    parts: tuple[PromptImage, ...] = ()
+
+    @property
+    def each(self) -> tuple[PromptImage, ...]:
+        """Return the images that it stands for, in order; their features follow one another."""
+        return self.parts or (self,)
 
     @property
     def stop(self) -> int:
         """Return the position behind its last token."""
         return self.start + self.length
+
+    def seen(self, positions: Int[np.ndarray, " tokens"]) -> Int[np.ndarray, " tokens"]:
+        """Return how many features, the first ones, tokens at these positions read, none of which lies behind the next
+        image."""
+        return sum((np.where(positions >= image.start, image.features, 0) for image in self.each), np.zeros(1, int))
 
     def salted(self, salt: str) -> PromptImage:
         """Return the same image under a name that prompts of other salts do not know."""
@@ -45,3 +59,21 @@ class PromptImage:
     def span(self) -> TokenSpan:
         """Return what the memory is told of it."""
         return TokenSpan(self.start, self.length, self.digest, self.whole)
+
+
+def joined(images: Sequence[PromptImage]) -> tuple[PromptImage, ...]:
+    """Return images of a prompt, in order, with one for all that follow one another without text in between."""
+    runs: list[list[PromptImage]] = []
+    for image in images:
+        if runs and runs[-1][-1].stop == image.start:
+            runs[-1].append(image)
+        else:
+            runs.append([image])
+    return tuple(run[0] if len(run) == 1 else _together(run) for run in runs)
+
+
+def _together(run: Sequence[PromptImage]) -> PromptImage:
+    name = hashlib.blake2b(b"".join(image.digest for image in run), digest_size=32, person=b"jpaged-together")
+    features = sum(image.features for image in run)
+    length = run[-1].stop - run[0].start
+    return PromptImage(run[0].start, length, name.digest(), features, {}, run[0].whole, tuple(run))

@@ -27,10 +27,12 @@ class Room:
     def is_possible(self, request: Request) -> bool:
         """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
         at the beginning of its prompt are its own too."""
-        if self._verdict(request, request.max_total_tokens) is not Fit.NEVER:
+        length, images = request.max_total_tokens, request.encoder_tokens
+        if self._verdict(request, length, encoder_tokens=images) is not Fit.NEVER:
             return True
         pinned = self.pinned_tokens(request)
-        return pinned > 0 and self._verdict(request, request.max_total_tokens, pinned_tokens=pinned) is not Fit.NEVER
+        fit = self._verdict(request, length, pinned_tokens=pinned, encoder_tokens=images)
+        return pinned > 0 and fit is not Fit.NEVER
 
     def is_tight(self, request: Request) -> bool:
         """Tell whether a request is sure to grow to its full length only where its blocks are packed."""
@@ -109,6 +111,9 @@ class Room:
             for seq in victim.live:
                 if seq.parent is None:
                     self._memory.count_relief(relief, seq.seq_id)
+            for held in victim.held.values():
+                if all(image.digest != held.image.digest for image in request.images):  # else it goes on being held
+                    self._memory.count_image_relief(relief, held)
             slots += len(victim.live)
             tokens += sum(missing_tokens(victim, seq) == 1 for seq in victim.live)
             victims.append(victim)
@@ -121,6 +126,9 @@ class Room:
                 # One token more is what every step takes: the watermark is for those.
                 if seq.num_computed + 1 < seq.num_tokens and seq.finish_reason is None:
                     reserved = _sum(reserved, self._to_take(seq))
+            if request.images and self._memory.images.stays:
+                features = self._allocation.encoding.outstanding(request)
+                reserved = _sum(reserved, self._memory.outstanding_image(features))
         return reserved
 
     def _to_take(self, seq: Sequence) -> list[int]:
@@ -138,6 +146,7 @@ class Room:
         *,
         cached_tokens: int = 0,
         pinned_tokens: int = 0,
+        encoder_tokens: int | None = None,
         seq_id: int | None = None,
         reserved: list[int] | None = None,
         may_wait: bool | None = None,
@@ -146,14 +155,19 @@ class Room:
         """Return the memory's verdict on the request's live sequences, `num_tokens` each.
 
         What is attached need not fit beside what is pinned: whether it ever does was asked when the request came.
+
+        Args:
+            encoder_tokens: features of the largest image to take blocks for; None = see `Encoding.outstanding`.
         """
         shared = len(request.prompt_token_ids)
+        if encoder_tokens is None:
+            encoder_tokens = self._allocation.encoding.outstanding(request)
         return self._memory.can_admit(
             num_tokens,
             len(request.live),
             cached_tokens=cached_tokens,
             shared_tokens=shared,
-            encoder_tokens=request.encoder_tokens,
+            encoder_tokens=encoder_tokens,
             prompt_tokens=shared,
             pinned_tokens=max(pinned_tokens, cached_tokens),
             seq_id=seq_id,

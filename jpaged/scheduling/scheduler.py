@@ -180,7 +180,7 @@ class Scheduler(Entrance):
                 most = tokens_to_fork(request.sequences, seq)
                 length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
                 length = tokens_before_end(seq, length, self._prompt_tail)
-            if length > 0 and request.images and seq.num_computed < seq.num_prompt:
+            if length > 0 and self.encoding.is_due(request, seq):
                 budget = plan.left - plan.reserved + (missing == 1)
                 while (reach := self.encoding.reach(request, seq.num_computed, length, budget)) is None:
                     if not self._give_way(request, seq, plan, copies, may_preempt, left, reserved):

@@ -22,7 +22,7 @@ from jpaged.images import (
     open_image_processor,
     read_images,
 )
-from jpaged.scheduling.prompt_image import PromptImage
+from jpaged.scheduling.prompt_image import PromptImage, joined
 
 _MOST_PREPARED = 8
 """Prepared images that are remembered, as the same image tends to come in several prompts."""
@@ -65,6 +65,8 @@ class ImageInputs:
         sources: where images may come from.
         whole: whether an image's tokens see each other.
         padded: pads an image's arrays to one of few shapes.
+        most_together: images that may follow one another without text in between, which tokens behind them then read
+            together; None = tokens take the images' place, and there is no bound.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ImageInputs:
         sources: ImageSources | None = None,
         whole: bool = False,
         padded: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = dict,
+        most_together: int | None = None,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
@@ -85,6 +88,7 @@ class ImageInputs:
         self._sources = sources or ImageSources()
         self._whole = whole
         self._padded = padded
+        self._most_together = most_together
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
         self._prepared: OrderedDict[bytes, PreparedImage] = OrderedDict()
@@ -163,7 +167,15 @@ class ImageInputs:
             digest = processor.digest(picture, alone=alone)
             made = self._prepare(processor, picture, digest, alone)
             placed.append(PromptImage(start, length, digest, made.features, made.arrays, self._whole))
-        return tuple(placed)
+        if self._most_together is None:
+            return tuple(placed)
+        runs = joined(placed)
+        longest = max(len(run.each) for run in runs)
+        if longest > self._most_together:
+            raise ValueError(
+                f"{longest} images follow one another without text in between, the limit is {self._most_together}"
+            )
+        return runs
 
     def _prepare(self, processor: ImageProcessor, picture: Picture, digest: bytes, alone: bool) -> PreparedImage:
         with self._lock:

@@ -31,7 +31,8 @@ class InputProcessor:
 
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
-        vocab_size: token ids are below it.
+        vocab_size: ids of tokens that can be drawn are below it.
+        prompt_vocab_size: ids of a prompt's tokens are below it; None = `vocab_size`.
         max_model_len: most tokens of a sequence, prompt and output.
         max_num_seqs: most sequences that run at once.
         eos_token_ids: tokens that end a sequence unless it ignores them.
@@ -53,10 +54,12 @@ class InputProcessor:
         data_parallel_size: int = 1,
         seed: int = 0,
         images: ImageInputs | None = None,
+        prompt_vocab_size: int | None = None,
     ) -> None:
         self.images = images or ImageInputs()
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self._prompt_vocab_size = prompt_vocab_size or vocab_size
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.eos_ids = frozenset(eos_token_ids)
@@ -284,7 +287,7 @@ class InputProcessor:
                 f"the prompt has {len(token_ids)} tokens, which leaves no room for output within "
                 f"max_model_len={self.max_model_len}"
             )
-        check_token_ids("prompt_token_ids", (min(token_ids), max(token_ids)), self.vocab_size)
+        check_token_ids("prompt_token_ids", (min(token_ids), max(token_ids)), self._prompt_vocab_size)
 
     def _check_params(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):

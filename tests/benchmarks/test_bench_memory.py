@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from jpaged import planning
 from jpaged.benchmarks import memory_jenga, memory_report
 from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
 from jpaged.benchmarks.memory_jenga import VISION_MODELS, JengaResults, VisionCache, vision_cache
@@ -25,9 +29,27 @@ from jpaged.benchmarks.memory_traces import (
     read_trace,
 )
 from jpaged.cli.main import app
+from jpaged.execution.caches.base import BlockFormat, group_specs
+from jpaged.execution.caches.registry import layer_caches
+from jpaged.loading.open_checkpoint import described
+from jpaged.loading.parameters.targets import abstract_model
+from jpaged.model_api import BuildContext
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
+PUBLISHED = Path(planning.__file__).parent / "shapes"
 CHATS = draw_lengths(100, 60, 80, seed=0, sigma=0.5)
+
+
+def test_the_simulated_blocks_of_llama_3_2_vision_are_the_engines(tmp_path):
+    shutil.copy(PUBLISHED / "llama-3.2-11b-vision.json", tmp_path / "config.json")
+    config, family = described(tmp_path)
+    dtype = jnp.dtype(jnp.bfloat16)
+    groups = abstract_model(family, config, BuildContext(dtype=dtype)).layer_groups
+    real = group_specs(layer_caches(groups, BlockFormat(16, dtype, 1)))
+    simulated = BY_NAME["Llama-3.2-11B-Vision"].groups()
+    assert [(group.block_size, group.real_bytes) for group in real] == [
+        (group.block_size, group.real_bytes) for group in simulated
+    ]
 
 
 @given(st.integers(1, 100), st.lists(st.integers(1, 40), max_size=30), st.randoms())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
+from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
+from images_by_devices import PARTS as OF_DEVICES
 from vision_checkpoints import IMAGE, LLAVA_PROCESSOR, make_llava, picture, prompt_of, torch_vision_greedy
 
-from jpaged import LLM, SamplingParams
+from jpaged import LLM, BeamSearchParams, SamplingParams
 
 SETTINGS = {
     "dtype": "float32",
@@ -71,9 +74,38 @@ def test_greedy_tokens_are_those_of_transformers_in_chunks_that_cut_images(engin
 
 
 @pytest.mark.nightly
-def test_greedy_tokens_are_the_same_in_a_pool_that_forces_preemption(engine, checkpoint, expected):
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_greedy_tokens_are_the_same_in_a_pool_that_forces_preemption(engine, checkpoint, expected, mode):
     page = engine.memory_report().page_bytes
-    llm = LLM(checkpoint[0], **(SETTINGS | {"kv_cache_memory_bytes": 45 * 9216 // page * page}))
+    small = SETTINGS | {"kv_cache_memory_bytes": 45 * 9216 // page * page}
+    llm = LLM(checkpoint[0], preemption_mode=mode, **small)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
-    assert llm.stats().num_preemptions > 0
+    assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
     check(llm)
+
+
+@pytest.mark.nightly
+def test_beams_of_four_are_those_of_transformers(engine, checkpoint):
+    params = BeamSearchParams(4, 8, ignore_eos=True)
+    requests = [engine.input_processor.process(prompt, GREEDY) for prompt in PROMPTS[:4]]
+    prompts, more = [r.prompt_token_ids for r in requests], [seen(parts) for parts in PARTS[:4]]
+    wanted = torch_beams(checkpoint[1], prompts, params, more=more)
+    assert_same_beams(engine.beam_search(PROMPTS[:4], params, use_tqdm=False), wanted, params)
+    check(engine)
+
+
+@pytest.mark.nightly
+def test_four_outputs_fork_behind_an_image_and_output_0_is_what_one_output_gives(engine):
+    drawn = SamplingParams(n=4, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
+    alone = SamplingParams(n=1, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
+    several, one = ([out.outputs for out in engine.generate(PROMPTS[:4], p, use_tqdm=False)] for p in (drawn, alone))
+    assert all(len({tuple(o.token_ids) for o in outputs}) == 4 for outputs in several)
+    assert [outputs[0].token_ids for outputs in several] == [outputs[0].token_ids for outputs in one]
+    check(engine)
+
+
+@pytest.mark.nightly
+def test_two_devices_give_the_tokens_of_transformers(engine, checkpoint):
+    requests = [engine.input_processor.process(prompt, GREEDY) for prompt in prompts_with(IMAGE)]
+    wanted = torch_vision_greedy(checkpoint[1], requests, PARAMS.max_tokens, [seen(parts) for parts in OF_DEVICES])
+    assert_like(on_devices(checkpoint[0], IMAGE, 1, 2), wanted)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import images_by_devices
 import pytest
 import torch
 from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
-from vision_checkpoints import IMAGE_TOKENS, make_gemma3, picture, prompt_of, seen_by_torch, torch_vision_greedy
+from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
+from vision_checkpoints import BEGIN, IMAGE_TOKENS, make_gemma3, picture, prompt_of, seen_by_torch, torch_vision_greedy
 
 from jpaged import LLM, BeamSearchParams, SamplingParams
 
@@ -154,17 +148,6 @@ def test_equal_images_share_a_prefix_and_different_ones_never_do(llm):
 
 @pytest.mark.nightly
 def test_two_devices_give_the_tokens_of_transformers(checkpoint, llm):
-    here = Path(__file__).parent
-    environment = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent / "models"))),
-    }
-    command = [sys.executable, str(here / "images_by_devices.py"), checkpoint[0], "1", "2"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    requests = [llm.input_processor.process(prompt, GREEDY) for prompt in images_by_devices.PROMPTS]
-    expected = torch_vision_greedy(checkpoint[1], requests, images_by_devices.PARAMS.max_tokens)
-    for tokens in json.loads(done.stdout.splitlines()[-1]).values():
-        for found, reference in zip(tokens, expected, strict=True):
-            assert found[: reference.certain] == reference.tokens[: reference.certain] and reference.certain > 8
+    requests = [llm.input_processor.process(prompt, GREEDY) for prompt in prompts_with(BEGIN)]
+    expected = torch_vision_greedy(checkpoint[1], requests, PARAMS.max_tokens)
+    assert_like(on_devices(checkpoint[0], BEGIN, 1, 2), expected)

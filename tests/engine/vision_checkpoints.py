@@ -17,7 +17,14 @@ from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessorPil,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
+    MllamaImageProcessorPil,
     PreTrainedTokenizerFast,
+)
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
 )
 
 SIZE = {"height": 28, "width": 28}
@@ -32,10 +39,12 @@ TEMPLATE = (
 )
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Characters are tokens, and two newlines are one."""
+def tokenizer(more: int = 0) -> PreTrainedTokenizerFast:
+    """Characters are tokens, and two newlines are one; before the special tokens of images there are `more` others."""
     characters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + list("[] .\nĠ")
-    vocab = {token: number for number, token in enumerate(["<pad>", "<bos>", "<eos>", *characters, "\n\n", "?"])}
+    others = [f"<{number}>" for number in range(more)]
+    known = ["<pad>", "<bos>", "<eos>", *characters, "\n\n", "?", *others]
+    vocab = {token: number for number, token in enumerate(known)}
     inner = Tokenizer(models.BPE(vocab, [("\n", "\n")], unk_token="?"))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([AddedToken(text) for text in ("<bos>", *SPECIAL.values())])
@@ -136,18 +145,21 @@ def make_llava(folder: Path) -> LlavaOnevisionForConditionalGeneration:
 LLAVA_PROCESSOR = LlavaOnevisionImageProcessorPil(size=SIZE, image_grid_pinpoints=GRIDS)
 
 
-def _make(kind, config, processor, folder: Path):
+def _make(kind, config, processor, folder: Path, tokenizer=TOKENIZER):
+    """Write a checkpoint whose weights are all random, and large enough to tell prompts apart."""
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
-        for weight in model.parameters():
+        for name, weight in model.named_parameters():
             flat = weight.ndim < 2
             weight.normal_(0.1 if flat else 0.0, 0.3 if flat else weight[0].numel() ** -0.5)
+            if name.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):
+                weight.fill_(0.8)
         model.model.language_model.embed_tokens.weight.normal_(0.0, 0.3)
         model.lm_head.weight.normal_(0.0, 0.3)
     model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model
 
@@ -197,3 +209,89 @@ def _one(model, request, num_tokens: int, seen: dict[str, torch.Tensor]) -> Refe
         **seen,
     )
     return _reference(torch.cat(out.logits).double(), out.sequences[0, ids.shape[1] :].tolist())
+
+
+MLLAMA_TOKENIZER = tokenizer(VOCAB - IMAGE)
+MLLAMA_TOKENIZER.chat_template = TEMPLATE.replace(SPECIAL["boi_token"], SPECIAL["image_token"])
+MLLAMA_IMAGE = MLLAMA_TOKENIZER.convert_tokens_to_ids(SPECIAL["image_token"])
+assert MLLAMA_IMAGE == VOCAB, "as in the published model, the image's token is the first that cannot be drawn"
+
+
+def mllama_config() -> MllamaConfig:
+    """Odd sizes; two cross-attention layers of five, three tiles of 17 features."""
+    text = {
+        "vocab_size": VOCAB,
+        "hidden_size": 72,
+        "intermediate_size": 45,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "cross_attention_layers": [1, 3],
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    vision = {
+        "hidden_size": 30,
+        "attention_heads": 3,
+        "intermediate_size": 21,
+        "num_hidden_layers": 3,
+        "num_global_layers": 1,
+        "vision_output_dim": 90,
+        "image_size": 28,
+        "patch_size": 7,
+        "max_num_tiles": 3,
+        "intermediate_layers_indices": [0, 2],
+        "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [2, 1], [3, 1]],
+    }
+    return MllamaConfig(vision_config=vision, text_config=text, image_token_index=MLLAMA_IMAGE)
+
+
+MLLAMA_PROCESSOR = MllamaImageProcessorPil(size=SIZE, max_image_tiles=3)
+
+
+def make_mllama(folder: Path) -> MllamaForConditionalGeneration:
+    """Write a random checkpoint of Llama 3.2 Vision with all its files and return transformers' model."""
+    return _make(MllamaForConditionalGeneration, mllama_config(), MLLAMA_PROCESSOR, folder, MLLAMA_TOKENIZER)
+
+
+def blind_before_images(model: MllamaForConditionalGeneration) -> MllamaForConditionalGeneration:
+    """Make tokens before the first image attend to none, as Meta's code does.
+
+    transformers opens the mask of tokens that see nothing, so that they attend to all images and to the padding of
+    their tiles, and takes only the MLP behind that away from them.
+    """
+    for number in model.config.text_config.cross_attention_layers:
+        layer, seen = model.model.language_model.layers[number], {}
+
+        def note(_, args, kwargs, seen=seen):
+            seen["rows"] = kwargs["full_text_row_masked_out_mask"]
+
+        def blind(_, args, out, seen=seen):
+            return (out[0] * seen["rows"][:, 0], *out[1:])
+
+        layer.register_forward_pre_hook(note, with_kwargs=True)
+        layer.cross_attn.register_forward_hook(blind)
+    return model
+
+
+def mllama_seen(request, processor=MLLAMA_PROCESSOR) -> dict[str, torch.Tensor]:
+    """What transformers' model takes of a request's images; the masks are those of its own processor."""
+    images = [image for run in request.images for image in run.each]
+    if not images:
+        return {}
+    of_images = {
+        "pixel_values": np.stack([image.arrays["pixel_values"] for image in images]),
+        "aspect_ratio_ids": np.array([image.arrays["aspect_ratio_id"] for image in images]),
+        "aspect_ratio_mask": np.stack([image.arrays["aspect_ratio_mask"] for image in images]),
+    }
+    tiles = of_images["aspect_ratio_mask"].sum(axis=1).tolist()
+    ids = request.prompt_token_ids
+    mask = convert_sparse_cross_attention_mask_to_dense(
+        [get_cross_attention_token_mask(ids, MLLAMA_IMAGE)], [tiles], processor.max_image_tiles, len(ids)
+    )
+    return {name: torch.tensor(array)[None] for name, array in of_images.items()} | {
+        "cross_attention_mask": torch.tensor(mask)
+    }

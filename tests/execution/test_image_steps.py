@@ -7,26 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from vision_checkpoints import gemma3_config
+from vision_checkpoints import gemma3_config, mllama_config
 
 from jpaged.execution import Bucket, make_mesh, make_step
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.base import BlockFormat
 from jpaged.execution.caches.images import ImageBatch, ImageCache
 from jpaged.execution.caches.pool import PoolSpec, plan_pool
-from jpaged.execution.encode import make_encode
+from jpaged.execution.encode import make_encode, no_rows
 from jpaged.model_api import BuildContext, ImageGroup
 from jpaged_models.gemma3 import Gemma3
+from jpaged_models.mllama import Mllama
 
 MESH = make_mesh(1)
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", params=[(Gemma3, gemma3_config), (Mllama, mllama_config)], ids=["Gemma 3", "mllama"])
+def model(request):
     """(graph definition, parameters' shapes, a pool of 64 MiB, the model)."""
+    family, config = request.param
 
     def make():
-        return Gemma3(gemma3_config(), BuildContext(dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0)))
+        return family(config(), BuildContext(dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0)))
 
     model = nnx.eval_shape(make)
     graphdef, params = nnx.split(model)
@@ -51,8 +53,8 @@ def test_a_step_with_images_never_copies_the_pool(model):
 def test_the_encoder_never_copies_the_pool(model):
     graphdef, params, spec, module = model
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-    ((arrays, _),) = module.examples()
-    rows = np.zeros(256, np.int32)
+    ((arrays, count),) = module.examples()
+    rows = no_rows(spec, count)
     assert_in_place(make_encode(graphdef, spec, MESH).lower(params, pool, arrays, rows).compile(), spec)
 
 

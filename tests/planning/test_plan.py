@@ -118,6 +118,7 @@ def test_a_model_that_cannot_fit_is_told_with_its_numbers(no_compiler):
         ("qwen3-next-80b-a3b", 79_674_391_296, {"state", "full"}),
         ("lfm2-1.2b", 1_170_340_608, {"state", "full"}),
         ("deepseek-v2-lite", 15_706_484_224, {"full"}),
+        ("llama-3.2-11b-vision", 10_670_220_835, {"full", "images"}),
     ],
 )
 def test_published_shapes_that_are_not_all_attention_are_planned(name, parameters, groups, no_compiler, in_process):

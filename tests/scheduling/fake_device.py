@@ -177,12 +177,16 @@ class FakeDevice:
     def _encode(self, encode: Encode) -> None:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
         size, image = self.layout.groups[g].spec.block_size, encode.image
-        for i in range(image.features):
-            self._write(g, encode.stored.blocks[i // size], i % size, feature(image.digest, i))
+        features = [feature(part.digest, i) for part in image.each for i in range(part.features)]
+        for i, name in enumerate(features):
+            self._write(g, encode.stored.blocks[i // size], i % size, name)
 
     def _feature(self, read: ImageRead, position: int) -> Hashable:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
         size, number = self.layout.groups[g].spec.block_size, position - read.image.start
+        if self.layout.groups[g].spec.policy.stays:
+            (seen,) = read.image.seen(np.array([position]))
+            return tuple(self._read(g, read.blocks[i // size], i % size) for i in range(seen))
         if read.image.whole:
             assert (read.start, read.stop) == (read.image.start, read.image.stop), "a chunk cuts a whole image"
         return self._read(g, read.blocks[number // size], number % size)
@@ -213,7 +217,8 @@ class FakeDevice:
         states = [self._state(g, tables[g], start) for g in range(len(tables))]
         dropped = [num_dropped(layout.spec, seq.num_prompt, start) for layout in self.layout.groups]
         for position, token in enumerate(tokens, start):
-            token = self.seen.get((seq.seq_id, position), token)
+            if (shown := self.seen.get((seq.seq_id, position))) is not None:
+                token = (token, shown) if isinstance(shown, tuple) else shown
             read = []
             for g, layout in enumerate(self.layout.groups):
                 if is_images(layout.spec):
@@ -339,7 +344,7 @@ def is_images(spec: GroupSpec) -> bool:
 
 
 def places(read: ImageRead) -> range:
-    """The positions of the tokens that take features."""
+    """The positions of the tokens that take features, or read them."""
     return range(read.start, read.stop)
 
 
@@ -404,15 +409,19 @@ def alone_beams(request: Request, groups: list[GroupSpec]) -> list[Hypothesis]:
 
 
 def alone(
-    request: Request, groups: list[GroupSpec], model: Model = hash_model, index: int = 0
+    request: Request,
+    groups: list[GroupSpec],
+    model: Model = hash_model,
+    index: int = 0,
+    show: Callable[[int, int], Hashable] = lambda position, token: token,
 ) -> tuple[list[int], str]:
     """(generated tokens, finish reason) of one output of a request that has a device to itself, without paging or
-    batching."""
+    batching; `show` says what the token at a position is to the model."""
     tokens, names = list(request.prompt_token_ids), []
     while True:
         for token in tokens[len(names) :]:
             read = tuple(seen_names(spec, names, len(request.prompt_token_ids)) for spec in groups)
-            names.append(hash((token, read)))
+            names.append(hash((show(len(names), token), read)))
         tokens.append(draw(model, names[-1], index))
         output = tokens[len(request.prompt_token_ids) :]
         if output[-1] in request.stop_ids and len(output) >= request.params.min_tokens:

@@ -12,20 +12,22 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures
-from jpaged.scheduling.prompt_image import PromptImage
+from jpaged.scheduling.prompt_image import PromptImage, joined
 
 PIXEL = 9
 """Every image token's id."""
 
 
-def image_group(layer_bytes=8):
-    return GroupSpec("images", layer_bytes, 1, 4, ImageFeatures())
+def image_group(layer_bytes=8, stays=False):
+    return GroupSpec("images", layer_bytes, 1, 4, ImageFeatures(stays=stays))
 
 
 GROUPS = [group("full", layer_bytes=4), image_group()]
+READERS = [group("full", layer_bytes=4), image_group(stays=True)]
+"""Of a model whose tokens read images that stay; an image is one token of the prompt."""
 
 
-def with_images(parts, max_tokens=4, whole=True, **options):
+def with_images(parts, max_tokens=4, whole=True, stays=False, **options):
     """A request; its parts are numbers of text tokens, and (name, size) of images."""
     tokens, images = [], []
     for part in parts:
@@ -33,24 +35,35 @@ def with_images(parts, max_tokens=4, whole=True, **options):
             tokens += [(len(tokens) + i) % 7 for i in range(part)]
         else:
             name, size = part
-            images.append(PromptImage(len(tokens), size, f"{name} {size}".encode(), size, {}, whole))
-            tokens += [PIXEL] * size
+            length = 1 if stays else size
+            images.append(PromptImage(len(tokens), length, f"{name} {size}".encode(), size, {}, whole and not stays))
+            tokens += [PIXEL] * length
     request = make_request(tokens, max_tokens, **options)
-    request.images = tuple(images)
-    request.encoder_tokens = max((image.features for image in images), default=0)
+    request.images = joined(images) if stays else tuple(images)
+    request.encoder_tokens = max((image.features for image in request.images), default=0)
     return request
 
 
-def expected(request, groups, index=0):
+def expected(request, groups, index=0, stays=False):
     """What the request generates alone: its tokens see the images."""
+    if stays:
+        return alone(request, groups, index=index, show=lambda at, token: shown_to(request, at, token))
     shown = list(request.prompt_token_ids)
     for image in request.images:
         shown[image.start : image.stop] = [feature(image.digest, i) for i in range(image.length)]
     return alone(replace(request, prompt_token_ids=shown), groups, index=index)
 
 
+def shown_to(request, position, token):
+    """A token with what it reads: of the images that come last before it, those not behind it."""
+    last = [image for image in request.images if image.start <= position][-1:]
+    read = [part for image in last for part in image.each if part.start <= position]
+    return (token, tuple(feature(part.digest, i) for part in read for i in range(part.features))) if read else token
+
+
 def loop_of(num_pages=64, **options):
-    return Loop(make_scheduler(num_pages, groups=GROUPS, **{"prefix_caching": True, "budget": 32} | options))
+    defaults = {"groups": GROUPS, "prefix_caching": True, "budget": 32}
+    return Loop(make_scheduler(num_pages, **(defaults | options)))
 
 
 def costs(steps):
@@ -120,12 +133,43 @@ def test_a_request_whose_image_can_never_be_held_beside_its_tokens_is_refused():
     assert loop.num_used_blocks == 0
 
 
+def test_an_image_that_stays_is_held_until_the_next_one_or_the_end():
+    loop = loop_of(groups=READERS)
+    loop.scheduler.add(request := with_images([2, ("cat", 8), 3, ("dog", 4), ("cow", 6), 2], 3, stays=True))
+    used = []
+    while loop.scheduler.has_work:
+        loop.step()
+        used.append(loop.scheduler.memory.report().groups[1].used)
+    assert used == [0, 3, 3, 3, 0], "8 features for the first chunk, 10 together for all behind it"
+    assert request.sequences[0].output_token_ids == expected(request, READERS[:1], stays=True)[0]
+
+
+def test_requests_that_share_an_image_that_stays_run_together_where_apart_they_would_wait():
+    def most_at_once(names):
+        loop = loop_of(16, groups=READERS, budget=64)
+        steps = loop.run(*(with_images([1 + i, (name, 24), 2], 6, stays=True) for i, name in enumerate(names)))
+        return max(len(step.chunks) for step in steps)
+
+    assert most_at_once(["cat"] * 4) == 4
+    assert most_at_once(["cat", "dog", "cow", "hen"]) == 2
+
+
+def test_an_urgent_request_takes_the_room_of_an_image_that_stays():
+    loop = loop_of(10, groups=READERS, policy="priority")
+    late = with_images([1, ("cat", 24), 2], 12, stays=True, priority=1)
+    loop.scheduler.add(late)
+    loop.step()
+    urgent = with_images([1, ("dog", 24), 2], 2, stays=True, priority=0)
+    loop.run(urgent)
+    assert urgent.finished_time < late.finished_time and late.num_preemptions == 1
+
+
 parts = st.lists(
     st.one_of(st.integers(1, 9), st.tuples(st.sampled_from(["cat", "dog", "cow"]), st.sampled_from([3, 8]))),
     min_size=1,
     max_size=5,
 ).map(lambda found: [part for i, part in enumerate(found) for part in ([part] if i % 2 else [1, part])])
-"""Parts of a prompt; there is text between images."""
+"""Parts of a prompt; there is text between images, but for some that follow one another."""
 
 ROOMS = {
     "full": [group("full", layer_bytes=4), image_group()],
@@ -134,6 +178,7 @@ ROOMS = {
         group("window", window=5, block_size=2, layer_bytes=2),
         image_group(5),
     ],
+    "readers": READERS,
 }
 
 
@@ -160,7 +205,8 @@ ROOMS = {
 def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, extra_budget, prefix_caching, mode):
     groups, seqs = ROOMS[room], 4
     options = {"groups": groups, "max_num_seqs": seqs, "budget": seqs + extra_budget, "prefix_caching": prefix_caching}
-    made = [(when, with_images(p, most, whole, width=n), patience) for when, p, most, patience, n in arrivals]
+    stays = groups is READERS
+    made = [(when, with_images(p, most, whole, stays, width=n), patience) for when, p, most, patience, n in arrivals]
     sizes = sorted((request for _, request, _ in made), key=lambda r: r.max_total_tokens)
     middle = sizes[len(sizes) // 2]
 
@@ -194,7 +240,7 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     texts = [spec for spec in groups if not isinstance(spec.policy, ImageFeatures)]
     for request, _ in accepted:
         for seq in request.sequences:
-            tokens, reason = expected(request, texts, seq.index)
+            tokens, reason = expected(request, texts, seq.index, stays)
             if seq.finish_reason == "abort":
                 assert seq.output_token_ids == tokens[: seq.num_output]
             else:

@@ -6,6 +6,7 @@ block holds tokens; each tensor shard keeps its own columns of them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -23,6 +24,10 @@ from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import TENSOR_AXIS, ImageGroup
 from pallas_kernels.layout import LANES
+from pallas_kernels.platform import Impl
+
+_LEAST_ROWS = 256
+"""Features that a launch has places for at least; their number is a power of two."""
 
 
 class ImageBatch(NamedTuple):
@@ -36,9 +41,38 @@ class ImageBatch(NamedTuple):
     rows: Int[HostOrDevice, " tokens"] | None = None
 
 
+class EncodedCache(LayerCache):
+    """Serves what an encoder makes of images and leaves in the pool before a step."""
+
+    @abstractmethod
+    def launch_rows(self, features: int) -> int:
+        """Return how many rows of the pool a launch of the encoder has places for that makes so many features."""
+
+    @abstractmethod
+    def write(
+        self,
+        mesh: Mesh,
+        view: tuple[int, ...],
+        pool: Pool,
+        encoded: Any,
+        rows: Int[HostOrDevice, " rows"],
+        impl: Impl | None = None,
+    ) -> Pool:
+        """Write what the encoder made of one image to rows of the pool, which is updated in place.
+
+        There may be more of either; rows out of range are dropped.
+
+        Args:
+            view: shape on one device of the pool as the group sees it.
+            encoded: what `jpaged.model_api.SeesImages.encode` returns of the image, without the axis of images.
+            rows: ``block * block_size + place`` of each feature.
+            impl: version of the kernels; None = what the current platform is best at.
+        """
+
+
 @dataclass(frozen=True)
-class ImageCache(LayerCache):
-    """Serves what a model keeps of images."""
+class ImageCache(EncodedCache):
+    """Serves vectors that tokens take the place of."""
 
     group: ImageGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = ImageBatch
@@ -72,11 +106,7 @@ class ImageCache(LayerCache):
         for image in step.images:
             read = image.read
             feature = np.arange(read.start, read.stop) - read.image.start
-            blocks = np.asarray(read.blocks, np.int32)
-            if blocks.min() < 0 or blocks.max() >= plan.num_blocks:
-                raise RuntimeError(
-                    f"blocks {blocks.min()}..{blocks.max()} of an image are not in [0, {plan.num_blocks})"
-                )
+            blocks = blocks_of_image(read.blocks, plan)
             rows[image.rows] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 
@@ -107,16 +137,20 @@ class ImageCache(LayerCache):
         taken = taken[:, : self.group.width].astype(hidden.dtype)
         return pool, jnp.where(jnp.asarray(rows)[:, None] >= 0, taken, hidden)
 
+    def launch_rows(self, features: int) -> int:
+        return max(_LEAST_ROWS, 1 << (features - 1).bit_length())
+
     def write(
         self,
         mesh: Mesh,
         view: tuple[int, ...],
         pool: Pool,
-        features: Float[Array, "features embed"],
-        rows: Int[HostOrDevice, " features"],
+        encoded: Float[Array, "features embed"],
+        rows: Int[HostOrDevice, " rows"],
+        impl: Impl | None = None,
     ) -> Pool:
-        """Write an image's features to rows of the pool, which is updated in place; rows out of range are dropped."""
         missing = self.columns * self.format.shards - self.group.width
+        features, rows = encoded[: len(rows)], rows[: len(encoded)]
         features = jnp.pad(features.astype(self.dtype), ((0, 0), (0, missing)))
 
         def on_shard(pool, features, rows):
@@ -144,3 +178,15 @@ class ImageCache(LayerCache):
         if ratio > 1:
             flat = flat.reshape(len(flat), -1, ratio)
         return jax.lax.bitcast_convert_type(flat, self.dtype)
+
+
+def blocks_of_image(blocks: Sequence[int], plan: GroupLayout) -> Int[np.ndarray, " blocks"]:
+    """Return an image's blocks as an array.
+
+    Raises:
+        RuntimeError: one is out of the pool's range.
+    """
+    found = np.asarray(blocks, np.int32)
+    if found.min() < 0 or found.max() >= plan.num_blocks:
+        raise RuntimeError(f"blocks {found.min()}..{found.max()} of an image are not in [0, {plan.num_blocks})")
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from jpaged.execution.caches.attention import ChunkedAttentionCache, FullAttentionCache, SlidingWindowCache
 from jpaged.execution.caches.base import BlockFormat, LayerCache
+from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import ImageCache
 from jpaged.execution.caches.latent import LatentCache
 from jpaged.execution.caches.prompt_budget import PromptBudgetCache
@@ -20,6 +21,7 @@ KINDS: dict[str, type[LayerCache]] = {
     "state": StateCache,
     "latent attention": LatentCache,
     "image features": ImageCache,
+    "cross attention": CrossAttentionCache,
 }
 """The kinds of layers by `LayerGroup.kind`."""
 

@@ -36,7 +36,7 @@ class ScoreOutput(NamedTuple):
 
 def make_score(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
     """Return ``score(params, hidden, rows, targets, top=...) -> ScoreOutput``: the log-probability of each target at
-    the hidden state that it follows, one of ``hidden[rows]``."""
+    the hidden state that it follows, one of ``hidden[rows]``; -inf for what only a prompt can have."""
 
     def score(
         params: Any,
@@ -48,7 +48,7 @@ def make_score(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
     ) -> ScoreOutput:
         logits = nnx.merge(graphdef, params).logits(hidden[rows])
         tokens = jnp.asarray(targets)
-        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1, mode="fill", fill_value=-jnp.inf)[:, 0]
         return ScoreOutput(chosen - jax.nn.logsumexp(logits, axis=1), *rank(logits, tokens, top, True))
 
     return jax.jit(score, static_argnames=("top",), out_shardings=NamedSharding(mesh, PartitionSpec()))

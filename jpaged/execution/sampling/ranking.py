@@ -22,7 +22,7 @@ def rank(
     top = min(top, vocab)
 
     def ranking() -> Ranking:
-        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)
+        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1, mode="fill", fill_value=-jnp.inf)
         ranks = 1 + (logits > chosen).sum(axis=1, dtype=jnp.int32)
         values, ids = lax.top_k(logits, top)
         return ranks, ids, values - jax.nn.logsumexp(logits, axis=1, keepdims=True)

@@ -1,9 +1,10 @@
-"""Features of images (Jenga's vision-embedding cache): no sequence's table holds them, see `jpaged.memory.images`."""
+"""What encoders make of images (Jenga's vision-embedding cache): no sequence's table holds it, see
+`jpaged.memory.images`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jpaged.memory.policies.base import UNBOUNDED, Policy
@@ -11,19 +12,22 @@ from jpaged.memory.policies.base import UNBOUNDED, Policy
 
 @dataclass(frozen=True)
 class ImageFeatures(Policy):
-    """Vectors that an encoder made of images, which tokens take the place of once and layers never read again.
+    """What an encoder made of images: vectors that tokens take the place of once, or K and V that tokens behind the
+    image read.
 
-    They belong to images and not to sequences, so a sequence's table is always empty and a prefix of any length is
-    valid without them. Admission counts the blocks of the largest image of a request beside everything else.
+    It belongs to images and not to sequences, so a sequence's table is always empty and a prefix of any length is
+    valid without it. Admission counts the blocks of the largest image of a request beside everything else.
 
     Attributes:
         most: features of the largest image of the request; 0 = it has none.
+        stays: whether tokens read it as long as they see the image (cross-attention), and not once.
 
     Raises:
         ValueError: when `most` is negative.
     """
 
     most: int = 0
+    stays: bool = False
 
     names_tokens: ClassVar[bool] = False
 
@@ -32,7 +36,7 @@ class ImageFeatures(Policy):
             raise ValueError(f"most={self.most} features must not be negative")
 
     def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
-        return ImageFeatures(encoder_tokens)
+        return replace(self, most=encoder_tokens)
 
     def num_blocks(self, length: int, block_size: int) -> int:
         return 0

@@ -1,0 +1,84 @@
+"""Compile steps and the encoder of Llama 3.2 Vision for hardware this machine lacks.
+
+    images_program.py tpu|cuda DEVICES KERNELS
+
+Run by `test_aot_images.py`; prints what they need as JSON, as `step_program.py` does. The model is shallow and narrow,
+but an image has as many tiles and patches as in the published one, and the pool is large.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from step_program import HOPPER, report
+from targets import h200_mesh, tpu_mesh
+
+MAX_NUM_SEQS, MAX_MODEL_LEN, TOKENS, BLOCK, POOL_BYTES = 64, 1024, 256, 16, 1 << 30
+TEXT = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "cross_attention_layers": [1],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 32768,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+VISION = {
+    "hidden_size": 512,
+    "attention_heads": 8,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_global_layers": 1,
+    "vision_output_dim": 1024,
+    "intermediate_layers_indices": [0],
+    "image_size": 560,
+    "patch_size": 14,
+}
+
+
+def main(target: str, devices: int, kernels: str) -> None:
+    mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
+
+    import jax.numpy as jnp
+    from flax import nnx
+    from transformers import MllamaConfig
+
+    from jpaged.execution import plan_pool
+    from jpaged.execution.lowering import StepPrograms
+    from jpaged.loading.build_context import build_context
+    from jpaged.loading.parameters.targets import abstract_model
+    from jpaged.loading.parameters.weights import abstract_params
+    from models.mllama import Mllama
+    from pallas_kernels.gpu_launch import compiling_for
+
+    assert mesh.size == devices, mesh
+    dtype, config = jnp.dtype(jnp.bfloat16), MllamaConfig(text_config=TEXT, vision_config=VISION)
+    model = abstract_model(Mllama, config, build_context(mesh, dtype, kernel_impl=kernels))
+    pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}
+    steps = StepPrograms(
+        graphdef=nnx.split(model)[0],
+        params=abstract_params(model, mesh),
+        spec=plan_pool(model.layer_groups, **pool),
+        mesh=mesh,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=TOKENS,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=TEXT["vocab_size"],
+        kernel_impl=kernels,
+        examples=tuple(model.examples()),
+    )
+    for name, lower in (("decode", steps.decode), ("prompts", steps.mixed), ("encoder", steps.encoder)):
+        start = time.perf_counter()
+        with compiling_for(HOPPER):
+            lowered = lower()
+        report(name, lowered, steps.spec, start)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

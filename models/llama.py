@@ -89,7 +89,7 @@ class Llama(Decoder):
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = _kinds(config)
         window = getattr(config, "sliding_window", None)
-        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window)
+        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
         rotary = rotary_from_config(config, head_dim)
 
         def make(kind: LayerKind, build: BuildContext) -> LlamaLayer:

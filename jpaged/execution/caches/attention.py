@@ -205,9 +205,17 @@ def plan_of_slots(
     slots = jnp.asarray(arrays.slots)
     attention = None
     if q_per_kv is not None:
-        batch = (jnp.asarray(arrays.table), jnp.asarray(call.query_starts), jnp.asarray(call.kv_lens))
-        shapes = {"tokens": num_tokens, "q_per_kv": q_per_kv, "max_query_len": call.max_query_len}
-        attention = plan_attention(view, *batch, **shapes, **mask, impl=call.impl)
+        attention = plan_attention(
+            view,
+            jnp.asarray(arrays.table),
+            jnp.asarray(call.query_starts),
+            jnp.asarray(call.kv_lens),
+            tokens=num_tokens,
+            q_per_kv=q_per_kv,
+            max_query_len=call.max_query_len,
+            impl=call.impl,
+            **mask,
+        )
     return AttentionPlan(plan_writes(view, slots, impl=call.impl), attention)
 
 

@@ -97,7 +97,7 @@ def _truncate(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Floa
     weights = lax.cond(jnp.any(args.top_k < vocab), most_likely_k, lambda: weights)
 
     def nucleus() -> Float[Array, "seqs vocab"]:
-        mass = args.top_p * weights.sum(axis=1)
+        mass = jnp.asarray(args.top_p) * weights.sum(axis=1)
         least = largest_threshold(weights, lambda kept: jnp.where(kept, weights, 0.0).sum(axis=1), mass)
         keep = (weights >= least[:, None]) | (args.top_p >= 1.0)[:, None]
         return jnp.where(keep, weights, 0.0)

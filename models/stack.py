@@ -193,8 +193,8 @@ class LayerStack(nnx.Module):
 
         held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1
         if segment.repeats == 1 and held == 1:
-            hidden, cache = repeat(layers, hidden, cache, 0)
-            return _total(hidden), cache
+            only, cache = repeat(layers, hidden, cache, 0)
+            return _total(only), cache
         numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
         if not self.stacked:
             starts = range(0, len(layers), segment.period)
@@ -219,12 +219,13 @@ class LayerStack(nnx.Module):
         def body_of_some(carry, number):
             return body(carry, jax.tree.map(lambda x: x[number], params))
 
-        carry = (Sum(hidden, jnp.zeros_like(hidden)) if getattr(layers[-1], "leaves_sum", False) else hidden, cache)
+        leaves_sum = getattr(layers[-1], "leaves_sum", False)
+        carry = (Sum(hidden, jnp.zeros_like(hidden)) if leaves_sum else hidden, cache, jnp.int32(0))
         if segment.repeats < held:  # scanning over a part of the stacks would copy it
-            hidden, cache, _ = jax.lax.scan(body_of_some, (*carry, jnp.int32(0)), numbers)[0]
+            (last, cache, _), _ = jax.lax.scan(body_of_some, carry, numbers)
         else:
-            hidden, cache, _ = jax.lax.scan(body, (*carry, jnp.int32(0)), params)[0]
-        return _total(hidden), cache
+            (last, cache, _), _ = jax.lax.scan(body, carry, params)
+        return _total(last), cache
 
     def cut(self, depth: int) -> None:
         """Call only the first `depth` layers from now on.

@@ -203,8 +203,9 @@ class LayerStack(nnx.Module):
 
             def banked(carry, number):
                 params = choose(each, number)
-                hidden, cache = repeat(nnx.merge(graph, params), *carry, number)
-                return (_total(hidden), cache), None
+                hidden, cache = carry
+                last, cache = repeat(nnx.merge(graph, params), hidden, cache, number)
+                return (_total(last), cache), None
 
             return jax.lax.scan(banked, (hidden, cache), numbers)[0]
         graph, params = nnx.split(layers)

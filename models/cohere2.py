@@ -87,7 +87,9 @@ class Cohere2(Decoder):
             build,
             kinds,
             make,
-            groups=layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window),
+            groups=layer_groups(
+                kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
+            ),
             rotary={"window": rotary, "full": None},
             norm=LayerNorm(config.hidden_size, config.layer_norm_eps, build, bias=False),
             logit_scale=config.logit_scale,

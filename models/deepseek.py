@@ -97,7 +97,7 @@ class DeepSeek(Decoder):
             build,
             kinds,
             make,
-            groups=(LatentGroup("full", tuple(range(len(kinds))), config.kv_lora_rank, rotary),),
+            groups=(LatentGroup("full", tuple(range(len(kinds))), config.kv_lora_rank, rotary, heads.slots),),
             rotary={"full": rotary_from_config(config, rotary)},
             norm=RMSNorm(size, eps, build),
         )

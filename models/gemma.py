@@ -87,7 +87,9 @@ class Gemma(Decoder):
             raise ValueError(f"attn_logit_softcapping={config.attn_logit_softcapping} is not supported for Gemma 3")
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
         kinds = kinds_from_types(config)
-        groups = layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window)
+        groups = layer_groups(
+            kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
+        )
 
         def make(kind: LayerKind, build: BuildContext) -> GemmaLayer:
             return GemmaLayer(config, heads, build)

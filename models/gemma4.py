@@ -252,7 +252,12 @@ def _heads(config: Any, kinds: tuple[LayerKind, ...], build: BuildContext) -> Ma
 def _groups(config: Any, kinds: tuple[LayerKind, ...], heads: Mapping[str, Heads]) -> tuple[LayerGroup, ...]:
     groups = layer_groups(kinds, 1, 1, config.sliding_window)
     return tuple(
-        replace(group, kv_heads=heads[group.name].layout.kv_heads, head_dim=heads[group.name].head_dim)
+        replace(
+            group,
+            kv_heads=heads[group.name].layout.kv_heads,
+            head_dim=heads[group.name].head_dim,
+            q_per_kv=heads[group.name].layout.q_per_kv,
+        )
         for group in groups
         if isinstance(group, AttentionGroup)
     )

@@ -114,7 +114,9 @@ class GptOss(Decoder):
         check_model_type(config, ("gpt_oss",))
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
         kinds = kinds_from_types(config)
-        groups = layer_groups(kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window)
+        groups = layer_groups(
+            kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
+        )
         rotary = rotary_from_config(config, config.head_dim)
         layout = ExpertLayout(config.num_local_experts, build.tensor_parallel, build.expert_parallel)
 

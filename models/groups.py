@@ -66,8 +66,13 @@ def layer_groups(
     head_dim: int,
     sliding_window: int | None = None,
     attention_chunk_size: int | None = None,
+    *,
+    q_per_kv: int | None = None,
 ) -> tuple[LayerGroup, ...]:
     """Return the groups "window", "chunk" and "full", as far as they have layers, with the layers that keep KV.
+
+    Args:
+        q_per_kv: see `jpaged.model_api.AttentionGroup`.
 
     Raises:
         ValueError: when layers slide but `sliding_window` is not a positive number of tokens; chunks likewise.
@@ -88,7 +93,9 @@ def layer_groups(
         keepers = tuple(i for i, kind in enumerate(kinds) if kind.group == name and not kind.shares_kv)
         readers = sum(kind.group == name and kind.shares_kv for kind in kinds)
         if keepers:
-            groups.append(AttentionGroup(name, keepers, kv_heads, head_dim, **limit(), readers=readers))
+            groups.append(
+                AttentionGroup(name, keepers, kv_heads, head_dim, **limit(), readers=readers, q_per_kv=q_per_kv)
+            )
     return tuple(groups)
 
 

@@ -70,7 +70,7 @@ class Jamba(Decoder):
             assert kind.group is not None
             return PreNormLayer(size, eps, mixer(kind, build), mlp(kind, build), build, names=_NAMES[kind.group])
 
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim)
+        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
         super().__init__(
             config,
             build,

@@ -45,11 +45,12 @@ class Linear(nnx.Module):
         self.weight = random_param(build, (inputs, outputs))
         self.bias = constant_param(build, (outputs,)) if bias else None
         self.partition = partition
+        self.input_shards = build.tensor_parallel if partition[0] == TENSOR_AXIS else 1
         self.impl = build.product_impl
 
     def __call__(self, x: Float[Array, "tokens inputs"], live_rows: LiveRows = None) -> Float[Array, "tokens outputs"]:
         """Return the product in the dtype of `x`; its rows from `live_rows` on mean nothing."""
-        out = _dot(x, self.weight[...], live_rows, self.impl)
+        out = _dot(x, self.weight[...], live_rows, self.impl, self.input_shards)
         return out if self.bias is None else out + self.bias[...]
 
     def weights(
@@ -216,10 +217,10 @@ class Embedding(nnx.Module):
         yield WeightSource(weight, (f"{tensor}.weight",), convert, self.partition, contracted=contracted)
 
 
-def _dot(x: Array, weight: Array | QuantisedMatrix | Bank, live_rows: LiveRows, impl: Impl) -> Array:
+def _dot(x: Array, weight: Array | QuantisedMatrix | Bank, live_rows: LiveRows, impl: Impl, shards: int) -> Array:
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
     if isinstance(bank.matrices[0], QuantisedMatrix):
-        return quantised_matmul(x, bank.matrices, bank.index, impl=impl)
+        return quantised_matmul(x, bank.matrices, bank.index, input_shards=shards, impl=impl)
     return matmul(x, bank.matrices, bank.index, rows=live_rows, impl=impl)
 
 

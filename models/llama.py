@@ -22,7 +22,7 @@ from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
 from .rope import rotary_from_config
-from .stack import LayerKind, Shared
+from .stack import LayerKind, Shared, Sum
 
 _MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3")
 
@@ -40,6 +40,8 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
 
 class LlamaLayer(nnx.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
+
+    leaves_sum = True
 
     def __init__(self, config: Any, kind: LayerKind, heads: Heads, build: BuildContext):
         # Qwen2 fixes its biases in code; Mistral and Ministral have none; the others have a field for all four.
@@ -67,10 +69,10 @@ class LlamaLayer(nnx.Module):
 
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
+    ) -> tuple[Sum, Any]:
         mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
         hidden = hidden + mixed
-        return hidden + self.mlp(self.post_norm(hidden), shared.live_rows), cache
+        return Sum(hidden, self.mlp(self.post_norm(hidden), shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
@@ -89,7 +91,7 @@ class Llama(Decoder):
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = _kinds(config)
         window = getattr(config, "sliding_window", None)
-        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window)
+        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
         rotary = rotary_from_config(config, head_dim)
 
         def make(kind: LayerKind, build: BuildContext) -> LlamaLayer:

@@ -92,7 +92,11 @@ class Llama4(Decoder):
             kinds,
             make,
             groups=layer_groups(
-                kinds, heads.layout.kv_heads, config.head_dim, attention_chunk_size=config.attention_chunk_size
+                kinds,
+                heads.layout.kv_heads,
+                config.head_dim,
+                attention_chunk_size=config.attention_chunk_size,
+                q_per_kv=heads.layout.q_per_kv,
             ),
             rotary={"chunk": rotary, "full": None},
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),

@@ -78,7 +78,9 @@ class Mixtral(Decoder):
             build,
             kinds,
             make,
-            groups=layer_groups(kinds, heads.layout.kv_heads, head_dim, config.sliding_window),
+            groups=layer_groups(
+                kinds, heads.layout.kv_heads, head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
+            ),
             rotary={group: rotary_from_config(config, head_dim)},
             norm=RMSNorm(size, eps, build),
         )

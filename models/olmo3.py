@@ -65,7 +65,9 @@ class Olmo3(Decoder):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = kinds_from_types(config)
-        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, config.sliding_window)
+        groups = layer_groups(
+            kinds, heads.layout.kv_heads, head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
+        )
 
         def make(kind: LayerKind, build: BuildContext) -> Olmo3Layer:
             return Olmo3Layer(config, heads, build)

@@ -103,7 +103,7 @@ class OPT(Decoder):
         count = config.num_attention_heads
         heads = Heads.of(count, count, size // count, build)
         kinds = (LayerKind("full"),) * config.num_hidden_layers
-        groups = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, None)
+        groups = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, q_per_kv=heads.layout.q_per_kv)
 
         def make(kind: LayerKind, build: BuildContext) -> OPTLayer:
             return OPTLayer(config, heads, build)

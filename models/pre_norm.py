@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .layers import RMSNorm
-from .stack import Shared
+from .stack import Shared, Sum
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class PreNormLayer(nnx.Module):
         norm_offset: see `RMSNorm`.
     """
 
+    leaves_sum = True
+
     def __init__(
         self,
         size: int,
@@ -53,10 +55,10 @@ class PreNormLayer(nnx.Module):
 
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
+    ) -> tuple[Sum, Any]:
         mixed, cache = self.mixer(self.input_norm(hidden), shared, cache, ref, attend)
         hidden = hidden + mixed
-        return hidden + self.mlp(self.post_norm(hidden), shared.live_rows), cache
+        return Sum(hidden, self.mlp(self.post_norm(hidden), shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

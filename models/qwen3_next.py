@@ -136,7 +136,7 @@ class Qwen3Next(Decoder):
                 size, eps, mixer(kind, build), mlp(kind, build), build, names=_NAMES[kind.group], norm_offset=1.0
             )
 
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim)
+        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
         super().__init__(
             config,
             build,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -61,6 +62,22 @@ class Shared:
         if self.per_layer is None:
             return self
         return replace(self, per_layer=jax.lax.dynamic_index_in_dim(self.per_layer, number, keepdims=False))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("hidden", "rest"), meta_fields=())
+@dataclass(frozen=True)
+class Sum:
+    """Leaves the last addition of a layer to the next, which a TPU then fuses with its norm's reduction.
+
+    A layer whose class has ``leaves_sum = True`` returns one in place of its hidden states.
+    """
+
+    hidden: Float[Array, "tokens embed"]
+    rest: Float[Array, "tokens embed"]
+
+
+def _total(hidden: Array | Sum) -> Float[Array, "tokens embed"]:
+    return hidden.hidden + hidden.rest if isinstance(hidden, Sum) else hidden
 
 
 @dataclass(frozen=True)
@@ -166,17 +183,18 @@ class LayerStack(nnx.Module):
         pattern = self.kinds[segment.start : segment.start + segment.period]
         a_repeat = _keepers(pattern)
 
-        def repeat(layers: nnx.List, hidden: Array, cache: Any, number: int | Array):
+        def repeat(layers: nnx.List, hidden: Array | Sum, cache: Any, number: int | Array):
             for place, (kind, layer) in enumerate(zip(pattern, layers, strict=True)):
                 kept = before[kind.group] + number * a_repeat[kind.group] + _keepers(pattern[:place])[kind.group]
                 ref = None if kind.group is None else LayerRef(kind.group, kept - kind.shares_kv)
                 own = shared.of_layer(segment.start + number * segment.period + place)
-                hidden, cache = layer(hidden, own, cache, ref, attend)
+                hidden, cache = layer(_total(hidden), own, cache, ref, attend)
             return hidden, cache
 
         held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1
         if segment.repeats == 1 and held == 1:
-            return repeat(layers, hidden, cache, 0)
+            only, cache = repeat(layers, hidden, cache, 0)
+            return _total(only), cache
         numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
         if not self.stacked:
             starts = range(0, len(layers), segment.period)
@@ -186,21 +204,29 @@ class LayerStack(nnx.Module):
             def banked(carry, number):
                 params = choose(each, number)
                 hidden, cache = carry
-                return repeat(nnx.merge(graph, params), hidden, cache, number), None
+                last, cache = repeat(nnx.merge(graph, params), hidden, cache, number)
+                return (_total(last), cache), None
 
             return jax.lax.scan(banked, (hidden, cache), numbers)[0]
         graph, params = nnx.split(layers)
 
-        def body(carry, this):
-            (hidden, cache), (number, params) = carry, this
-            return repeat(nnx.merge(graph, params), hidden, cache, number), None
+        # A number that is carried costs a scalar's addition; one that is scanned over costs a slice, as much as any
+        # operation on a TPU.
+        def body(carry, params):
+            hidden, cache, number = carry
+            hidden, cache = repeat(nnx.merge(graph, params), hidden, cache, number)
+            return (hidden, cache, number + 1), None
 
         def body_of_some(carry, number):
-            return body(carry, (number, jax.tree.map(lambda x: x[number], params)))
+            return body(carry, jax.tree.map(lambda x: x[number], params))
 
+        leaves_sum = getattr(layers[-1], "leaves_sum", False)
+        carry = (Sum(hidden, jnp.zeros_like(hidden)) if leaves_sum else hidden, cache, jnp.int32(0))
         if segment.repeats < held:  # scanning over a part of the stacks would copy it
-            return jax.lax.scan(body_of_some, (hidden, cache), numbers)[0]
-        return jax.lax.scan(body, (hidden, cache), (numbers, params))[0]
+            (last, cache, _), _ = jax.lax.scan(body_of_some, carry, numbers)
+        else:
+            (last, cache, _), _ = jax.lax.scan(body, carry, params)
+        return _total(last), cache
 
     def cut(self, depth: int) -> None:
         """Call only the first `depth` layers from now on.

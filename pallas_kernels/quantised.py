@@ -1,9 +1,10 @@
 """Holds matrices as codes with scales (weight-only quantisation); `quantised_matmul` multiplies with them.
 
 Each value is ``code * scale``, or ``code * scale + minimum``, where a group of neighbours along the contracted axis
-share one scale and one minimum; a group may be the whole axis. Codes are int8, float8_e4m3fn, or two 4-bit codes a
-byte: a group's first half in the low nibbles, its second half in the high ones, as GGUF packs its blocks. 4-bit codes
-are numbers from 0 to 15, or the floats e2m1 of MXFP4 (OCP Microscaling Formats 1.0, 2023), whose scales are e8m0.
+share one scale and one minimum; a group may be the whole axis. Codes are int8, float8_e4m3fn, uint4 (on TPUs, whose
+memory packs them), or two 4-bit codes a byte: a group's first half in the low nibbles, its second half in the high
+ones, as GGUF packs its blocks. 4-bit codes are numbers from 0 to 15, or the floats e2m1 of MXFP4 (OCP Microscaling
+Formats 1.0, 2023), whose scales are e8m0.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str
     from pallas_kernels.kv_codes import TPU_TILE
     from pallas_kernels.layout import view_shape
     from pallas_kernels.paged_attention import paged_attention
-    from pallas_kernels.paged_attention.tpu import queries_of_tile
+    from pallas_kernels.paged_attention.tpu_plan import tile_of_batch
 
     array, tokens, _ = shapes_of(chip, batch)
     dtype = jnp.dtype(KV_DTYPES[kv])
@@ -104,7 +104,7 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str
         return run(*arguments, sinks=sinks)
 
     shape = view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE)
-    rows = heads.q_per_kv * queries_of_tile(longest, heads.q_per_kv, dtype)
+    rows = heads.q_per_kv * tile_of_batch(tokens, longest, heads.q_per_kv, dtype)
     key_bytes = prod(shape[2:]) * dtype.itemsize / block_size
     arguments = (
         array((tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),

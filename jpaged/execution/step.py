@@ -7,6 +7,7 @@ What follows it, the vocabulary's logits and the draw, is a function of its own
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,18 +84,16 @@ def layer_operations(
     """
     kinds = {}
     for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
-        kinds[cache.group.name] = (
-            cache,
-            LayerCall(
-                mesh=mesh,
-                query_starts=batch.query_starts,
-                kv_lens=batch.kv_lens,
-                arrays=arrays,
-                views=spec.views[its],
-                max_query_len=max_query_len,
-                impl=impl,
-            ),
+        call = LayerCall(
+            mesh=mesh,
+            query_starts=batch.query_starts,
+            kv_lens=batch.kv_lens,
+            arrays=arrays,
+            views=spec.views[its],
+            max_query_len=max_query_len,
+            impl=impl,
         )
+        kinds[cache.group.name] = (cache, replace(call, plan=cache.plan(call, len(batch.tokens))))
 
     def operate(pool: Pool, layer: LayerRef, *operands: Any, **options: Any) -> tuple[Pool, Any]:
         cache, call = kinds[prefix + layer.group]

@@ -17,6 +17,8 @@ from pallas_kernels.quantised import QuantisedMatrix
 
 INT8 = np.dtype(np.int8)
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+UINT4 = np.dtype(ml_dtypes.uint4)
+"""The dtype of 4-bit codes that a TPU packs by itself."""
 PACKED = np.dtype(np.uint8)
 """The dtype of packed codes: two 4-bit codes a byte."""
 
@@ -26,7 +28,7 @@ class Format:
     """Says what a parameter is held in.
 
     Attributes:
-        codes: `INT8`, `FP8` or `PACKED`.
+        codes: `INT8`, `FP8`, `UINT4` or `PACKED`.
         group: neighbours along the contracted axis that share a scale; 0 = all of them.
         scales: dtype of scales and minimums.
         minimums: whether a value is ``code * scale + minimum``.

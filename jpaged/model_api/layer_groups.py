@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class AttentionGroup(LayerGroup):
         chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
         readers: number of further layers that read the KV of these and keep none.
         sees_images: whether the tokens of an image see all tokens of that image, also those behind them.
+        q_per_kv: query heads of a KV head, alike in all layers, so that a step can plan for all of them at once; None =
+            not told, and each layer plans for itself. It says nothing of what is kept and is not compared.
 
     Raises:
         ValueError: both a window and chunks are given.
@@ -53,6 +55,7 @@ class AttentionGroup(LayerGroup):
     chunk_size: int | None = None
     readers: int = 0
     sees_images: bool = False
+    q_per_kv: int | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
@@ -138,6 +141,7 @@ class LatentGroup(LayerGroup):
     Attributes:
         rank: width of the latent.
         rotary: width of the rotated key.
+        heads: heads of all tensor shards together that read the latents; see `AttentionGroup.q_per_kv`.
 
     Raises:
         ValueError: a width is not positive.
@@ -145,6 +149,7 @@ class LatentGroup(LayerGroup):
 
     rank: int
     rotary: int
+    heads: int | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,6 @@ are consecutive) is detected beforehand and its runs go one at a time.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -50,13 +49,12 @@ class Runs(NamedTuple):
     """Nonzero when two runs meet in a block."""
 
 
-def _kernel(layer, *refs, lead):
+def _kernel(layer, *refs):
     """Merge runs of tokens into their blocks.
 
     SMEM: layer [1]; the fields of `Runs`.
-    HBM: the view, not used; rows [kv_heads, tiles, padded tokens, 128], `lead` zero rows before token 0; and, after
-    `words`, the view, aliased.
-    VMEM: with scales, words int32 [padded tokens / 128, kv_heads, tiles, 1, 128] with `lead` lanes before token 0;
+    HBM: the view, not used; rows [kv_heads, tiles, padded tokens, 128]; and, after `words`, the view, aliased.
+    VMEM: with scales, words int32 [padded tokens / 128, kv_heads, tiles, 1, 128] with a block's lanes before token 0;
     block_buf [ring, kv_heads, tiles, block_rows, 128], rows_buf likewise with the rows' windows.
     sems [3, ring]: a block's read, its rows' read, its write.
     """
@@ -67,6 +65,7 @@ def _kernel(layer, *refs, lead):
     wide = jnp.int32 if block_buf.dtype.itemsize == 1 else jnp.float32
     window = rows_buf.shape[3]
     align = window - block_size
+    fetched = min(window, rows.shape[2])
 
     def place(run):
         """Return (block, offset in it of the run's first slot, tokens)."""
@@ -74,10 +73,14 @@ def _kernel(layer, *refs, lead):
         return *_divmod(runs.slots[token], block_size), runs.end[token] - token
 
     def window_of(run):
-        """Return (first row of the window in `rows`, rows of it before the one that lands at offset 0 of the block)."""
-        token = runs.first[run]
-        start = token - _divmod(runs.slots[token], block_size)[1] + lead
-        return pl.multiple_of(start & -align, align), start & (align - 1)
+        """Return (first row of the window in `rows`, rows by which the window is rolled so that the run is in place).
+
+        A window holds all tokens of its run; what is rolled around its ends is of no run and is not merged.
+        """
+        token, offset = runs.first[run], place(run)[1]
+        start = jnp.minimum(token & -align, rows.shape[2] - fetched)
+        shift = start + offset - token
+        return pl.multiple_of(start, align), jnp.where(shift < 0, shift + window, shift)
 
     def home(run):
         return view.at[place(run)[0], layer[0]]
@@ -88,8 +91,8 @@ def _kernel(layer, *refs, lead):
 
     def read_rows(run):
         at = run & (ring - 1)
-        span = pl.ds(window_of(run)[0], window)
-        return pltpu.make_async_copy(rows.at[:, :, span], rows_buf.at[at], sems.at[1, at])
+        span = pl.ds(window_of(run)[0], fetched)
+        return pltpu.make_async_copy(rows.at[:, :, span], rows_buf.at[at, :, :, pl.ds(0, fetched)], sems.at[1, at])
 
     def write_block(run):
         at = run & (ring - 1)
@@ -112,18 +115,18 @@ def _kernel(layer, *refs, lead):
         def _():
             read_block(run).wait()
 
-        (base, roll), (_, offset, count) = window_of(run), place(run)
+        (_, shift), (_, offset, count) = window_of(run), place(run)
         at = run & (ring - 1)
         token_rows = pl.ds(0, block_size)
         row = lax.broadcasted_iota(jnp.int32, (block_size, LANES), 0)
         mine = (row >= offset) & (row < offset + count)
         for head in range(block_buf.shape[1]):
             for tile in range(block_buf.shape[2]):
-                new = pltpu.roll(rows_buf[at, head, tile].astype(wide), window - roll, 0)[:block_size]
+                new = pltpu.roll(rows_buf[at, head, tile].astype(wide), shift, 0)[:block_size]
                 old = block_buf[at, head, tile, token_rows].astype(wide)
                 block_buf[at, head, tile, token_rows] = jnp.where(mine, new, old).astype(block_buf.dtype)
                 if words:
-                    merge_scales(at, head, tile, offset, count, base + roll)
+                    merge_scales(at, head, tile, offset, count, runs.first[run] - offset + block_size)
         write_block(run).start()
 
     def merge_scales(at, head, tile, offset, count, start):
@@ -167,7 +170,9 @@ def _kernel(layer, *refs, lead):
                 merge_and_start_write(i - ahead)
 
 
-def _find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int) -> Runs:
+def find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int) -> Runs:
+    """Return the runs of a step's slots, which are the same for all layers of a view of so many blocks."""
+    slots = slots.astype(jnp.int32)
     (tokens,) = slots.shape
     index = jnp.arange(tokens, dtype=jnp.int32)
     live = (slots >= 0) & (slots < blocks * block_size)
@@ -196,9 +201,13 @@ def write_rows(
     rows: Float[Array, "tokens kv_heads tiles 128"],
     slots: Int[Array, " tokens"],
     *,
+    runs: Runs | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "blocks layers kv_heads tiles block_size 128"]:
     """See `pallas_kernels.kv_write.write_rows`. `view` is aliased to the result.
+
+    Args:
+        runs: what `find_runs` makes of `slots`, for a step that has made it already; None = it is made here.
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
@@ -208,21 +217,20 @@ def write_rows(
     blocks, _, kv_heads, tiles, block_rows, _ = view.shape
     block_size, align = tokens_of(view), 32 // view.dtype.itemsize
     tokens = slots.shape[0]
-    slots = slots.astype(jnp.int32)
+    runs = find_runs(slots, blocks, block_size) if runs is None else runs
     window = block_size + align
-    lead = block_size
-    tail = window + (-(lead + tokens + window)) % align
     words = []
     if has_scales(view.dtype):
         rows, scales = encode(rows)
-        words.append(_words(scales, lead))
+        words.append(_words(scales, lead=block_size))
     rows = jnp.moveaxis(stored(rows, view.dtype), 0, 2)
-    rows = jnp.pad(rows, ((0, 0), (0, 0), (lead, tail), (0, 0)))
+    if tail := -tokens % align:
+        rows = jnp.pad(rows, ((0, 0), (0, 0), (0, tail), (0, 0)))
     run_bytes = kv_heads * tiles * (block_rows + window) * LANES * view.dtype.itemsize
     ring = 1 << (max(2, min(MAX_RING, RING_BYTES // run_bytes, tokens)).bit_length() - 1)  # so that & finds a place
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
-        functools.partial(_kernel, lead=lead),
+        _kernel,
         out_shape=jax.ShapeDtypeStruct(view.shape, view.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1 + len(Runs._fields),
@@ -239,7 +247,7 @@ def write_rows(
         compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),  # ids are checked here
         interpret=interpret,
         name="kv_write",
-    )(jnp.asarray(layer, jnp.int32)[None], *_find_runs(slots, blocks, block_size), view, rows, *words)
+    )(jnp.asarray(layer, jnp.int32)[None], *runs, view, rows, *words)
 
 
 def _words(scales: Int8[Array, "tokens kv_heads tiles 4"], lead: int) -> Int[Array, "rows kv_heads tiles 1 128"]:

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel
-from pallas_kernels.kv_write import write_rows
+from pallas_kernels.kv_write import Runs, write_rows
 from pallas_kernels.latent_attention import gpu_shapes
 from pallas_kernels.layout import check_latent_view, pack_latents
-from pallas_kernels.paged_attention import cpu, reference, tpu, xla
+from pallas_kernels.paged_attention import Plan, cpu, reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["latent_attention", "latent_write"]
@@ -39,6 +39,7 @@ def latent_attention(
     rank: int,
     scale: float,
     max_query_len: int | None = None,
+    plan: Plan | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "tokens heads rank"]:
     """Attend causally from each token to its own sequence's latents, its own included.
@@ -48,12 +49,13 @@ def latent_attention(
         view: a layer group's latents, laid out as `pallas_kernels.layout` says; only read.
         rank: width of the latent, the first lanes of a row, which are its value.
         layer, block_tables, query_starts, kv_lens, scale, max_query_len: see `paged_attention`.
+        plan: what `plan_attention` made of the same arguments, all heads being queries of one KV head.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform; ``gpu`` runs ``xla`` where a row is not powers
             of two of tiles.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, `rank` is not from 1 to their width, or `impl` does
-            not take the view's dtype.
+            not take the view's dtype or a `plan`.
     """
     width = q.shape[2]
     check_latent_view(view, width)
@@ -61,6 +63,8 @@ def latent_attention(
         raise ValueError(f"rank={rank} must be from 1 to the queries' width {width}")
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
+    if plan is not None and chosen not in ("tpu", "tpu_interpret"):
+        raise ValueError(f"impl={chosen!r} takes no plan: plan_attention makes none for it")
     if chosen == "gpu" and not gpu_shapes.takes(width, rank):
         _say_once(width, rank)
         chosen = "xla"
@@ -77,7 +81,7 @@ def latent_attention(
     elif chosen in ("xla", "cpu"):
         run = xla.paged_attention
     else:
-        run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
+        run = partial(tpu.paged_attention, plan=plan, interpret=chosen == "tpu_interpret")
     out = run(q[:, None], *batch, scale=scale, max_query_len=max_query_len, value_dim=rank)
     return out[:, 0]
 
@@ -88,13 +92,14 @@ def latent_write(
     rows: Float[Array, "tokens width"],
     slots: Int[Array, " tokens"],
     *,
+    plan: Runs | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "blocks layers 1 tiles block_size 128"]:
     """Write each token's row to its slot of one layer; returns the view, in place when `view` is donated.
 
     Args:
         rows: latents, each with its rotated key behind it.
-        slots: see `pallas_kernels.kv_write.kv_write`.
+        slots, plan: see `pallas_kernels.kv_write.kv_write`.
         impl: see `latent_attention`.
 
     Raises:
@@ -104,7 +109,8 @@ def latent_write(
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
     # XLA scatters whole rows in place; the Triton kernel of `kv_write` takes K and V.
-    return write_rows(view, layer, pack_latents(rows), slots, impl="xla" if chosen == "gpu" else chosen)
+    chosen = "xla" if chosen == "gpu" else chosen
+    return write_rows(view, layer, pack_latents(rows), slots, plan=plan, impl=chosen)
 
 
 @cache

@@ -17,9 +17,11 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.layout import check_view
 from pallas_kernels.paged_attention import cpu, reference, tpu, xla
+from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.tpu_plan import Plan, make_plan
 from pallas_kernels.platform import Impl, resolve_impl
 
-__all__ = ["paged_attention"]
+__all__ = ["Plan", "paged_attention", "plan_attention"]
 
 
 def paged_attention(
@@ -37,6 +39,7 @@ def paged_attention(
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
+    plan: Plan | None = None,
     impl: Impl | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
     """Attend causally from each token to its own sequence's cached tokens, itself included.
@@ -60,15 +63,19 @@ def paged_attention(
             own. The TPU kernel takes none; on GPUs the `xla` version runs with it.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
+        plan: what `plan_attention` made of the same arguments for several layers; None = each call makes its own.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
 
     Raises:
-        ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype or `last_keys`.
+        ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype or `last_keys`,
+            or it takes no `plan`.
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
     args = (q, view, layer, block_tables, query_starts, kv_lens)
+    if plan is not None and chosen not in ("tpu", "tpu_interpret"):
+        raise ValueError(f"impl={chosen!r} takes no plan: plan_attention makes none for it")
     run: Callable[..., Array]
     if chosen == "reference":
         run = reference.paged_attention
@@ -83,7 +90,7 @@ def paged_attention(
     elif last_keys is not None:
         raise ValueError(f"impl={chosen!r} takes no last_keys: its queries see nothing behind their own position")
     else:
-        run = partial(tpu.paged_attention, interpret=chosen == "tpu_interpret")
+        run = partial(tpu.paged_attention, plan=plan, interpret=chosen == "tpu_interpret")
     more: dict[str, Any] = {} if last_keys is None else {"last_keys": last_keys}
     return run(
         *args,
@@ -93,5 +100,46 @@ def paged_attention(
         sliding_window=sliding_window,
         chunk_size=chunk_size,
         sinks=sinks,
+        max_query_len=max_query_len,
+    )
+
+
+def plan_attention(
+    view: Any,
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    tokens: int,
+    q_per_kv: int,
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+    max_query_len: int | None = None,
+    impl: Impl | None = None,
+) -> Plan | None:
+    """Return what `paged_attention` computes from the batch alone, to be given to the calls of all layers.
+
+    It is None for implementations that compute nothing beforehand: only TPUs plan, where a small operation costs a
+    layer as much as a large one.
+
+    Args:
+        view: the layer group's view, of which shape and dtype are read only.
+        tokens: rows of the batch.
+        q_per_kv: query heads of a KV head.
+        block_tables, query_starts, kv_lens, sliding_window, chunk_size, max_query_len, impl: see `paged_attention`.
+
+    Raises:
+        ValueError: when `impl` does not take the view, or the block tables do not fit in a TPU's scalar memory.
+    """
+    if resolve_impl(impl) not in ("tpu", "tpu_interpret"):
+        return None
+    return make_plan(
+        block_tables,
+        query_starts,
+        kv_lens,
+        view,
+        tokens=tokens,
+        q_per_kv=q_per_kv,
+        reach=Reach(sliding_window, chunk_size),
         max_query_len=max_query_len,
     )

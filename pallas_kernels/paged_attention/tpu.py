@@ -15,17 +15,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
+from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import in_halves, of_halves
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
+from pallas_kernels.paged_attention.tpu_plan import Plan, copies_of, make_plan, tile_of_batch
 from pallas_kernels.paged_attention.tpu_ring import CURSOR
 from pallas_kernels.paged_attention.tpu_softmax import MASKED
-from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units, unit_of_token
 
-MAX_ROWS = 128
-"""Query rows of one matrix product."""
 RING = 4
 """Steps that VMEM holds at once: one is computed, the others are in flight."""
 MAX_STEP_KEYS = 1024
@@ -35,9 +33,6 @@ MAX_SPAN_KEYS = 256
 """Keys that are multiplied at once."""
 MAX_HEADS = 8
 """KV heads a grid step takes at once."""
-
-TABLE_BYTES = 768 * 2**10
-"""Largest block tables: they lie in scalar memory, 1 MiB on a TPU v5e."""
 
 
 def paged_attention(
@@ -55,28 +50,27 @@ def paged_attention(
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     max_query_len: int | None = None,
     value_dim: int | None = None,
+    plan: Plan | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`.
 
+    Args:
+        plan: what `make_plan` makes of the batch, for a step that has made it already; None = it is made here.
+
     Raises:
-        ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
-            TPUs hold it, or the block tables do not fit in scalar memory.
+        ValueError: see `make_plan`.
     """
     tokens, kv_heads, group, head_dim = q.shape
     blocks, layers, _, tiles, block_rows, _ = view.shape
-    block_size = tokens_of(view)
-    seqs, pages = block_tables.shape
-    check_tpu_view(view)
-    if 4 * seqs * pages > TABLE_BYTES:
-        raise ValueError(
-            f"block tables of {seqs} x {pages} ids take {4 * seqs * pages} bytes, more than {TABLE_BYTES}: "
-            f"use larger blocks than {block_size} tokens, or fewer sequences"
-        )
-
-    longest = min(tokens, max_query_len or tokens)
-    tile = queries_of_tile(longest, group, view.dtype)
-    copies = _copies(view.dtype)
+    block_size, pages = tokens_of(view), block_tables.shape[1]
+    reach = Reach(sliding_window, chunk_size)
+    if plan is None:
+        batch = (block_tables, query_starts, kv_lens, view)
+        plan = make_plan(*batch, tokens=tokens, q_per_kv=group, reach=reach, max_query_len=max_query_len)
+    units, gathers = len(plan.units.entry), plan.gathers
+    tile = tile_of_batch(tokens, max_query_len, group, view.dtype)
+    copies = copies_of(view.dtype)
     rows = tile * group * copies
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     span_pages, step_pages = _step_pages(heads * tiles * LANES * view.dtype.itemsize, block_size, pages)
@@ -84,22 +78,18 @@ def paged_attention(
     lanes, value_lanes = len(held.keys) * LANES, len(held.values) * LANES
     in_bf16 = q.dtype == jnp.bfloat16 and view.dtype != jnp.float32
 
-    reach = Reach(sliding_window, chunk_size)
-    units = max_units(tokens, seqs, tile, max_query_len)
-    tables, broken = check_tables(block_tables, query_starts, kv_lens, blocks, block_size, reach)
-    plan, first_row = cut_into_units(
-        query_starts, kv_lens, broken, tile=tile, units=units, reach=reach, pages=pages, block_size=block_size
-    )
-    tables = jnp.where(tables < 0, -1, tables * layers + layer).reshape(-1)
-
-    picked = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
-    queries = jnp.pad(q[picked], ((0, 0),) * 4 + ((0, lanes - head_dim),))
-    queries = queries.transpose(0, 2, 3, 1, 4).reshape(units, kv_heads, tile * group, lanes)
+    queries = q if lanes == head_dim else jnp.pad(q, ((0, 0),) * 3 + ((0, lanes - head_dim),))
+    if gathers is not None:
+        queries = queries[gathers.rows].transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(units, kv_heads, tile * group, lanes)
     queries = in_halves(queries) if copies == 2 else queries
 
-    def block_of_unit(h, u, num_units, *_):
+    def block_of_unit(h, u, _, num_units, *__):
         # Units past the last live one name its block again, which moves no memory.
         return jnp.minimum(u, jnp.maximum(num_units[0] - 1, 0)), h, 0, 0
+
+    def own_block(h, u, *_):  # the rows of units that are not live become zero
+        return u, h, 0, 0
 
     in_specs = [pl.BlockSpec((1, heads, rows, lanes), block_of_unit), pl.BlockSpec(memory_space=pltpu.HBM)]
     inputs = [queries, view.reshape(blocks * layers, *view.shape[2:])]
@@ -118,13 +108,15 @@ def paged_attention(
             span_pages=span_pages,
             held=held,
             compute_dtype=jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
+            layers=layers,
+            zero_dead_units=gathers is None,
         ),
         out_shape=jax.ShapeDtypeStruct((*queries.shape[:3], value_lanes), q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(plan) + 1,
+            num_scalar_prefetch=1 + len(plan.units) + 1,
             grid=(kv_heads // heads, units),
             in_specs=in_specs,
-            out_specs=pl.BlockSpec((1, heads, rows, value_lanes), block_of_unit),
+            out_specs=pl.BlockSpec((1, heads, rows, value_lanes), block_of_unit if gathers else own_block),
             scratch_shapes=[
                 pltpu.VMEM((RING, step_pages, heads, tiles, block_rows, LANES), view.dtype),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
@@ -139,34 +131,14 @@ def paged_attention(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), disable_bounds_checks=True),
         interpret=interpret,
         name="paged_attention",
-    )(*plan, tables, *inputs)
+    )(jnp.asarray(layer, jnp.int32)[None], *plan.units, plan.tables, *inputs)
 
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     out = of_halves(out) if copies == 2 else out
     out = out.reshape(units, kv_heads, group, tile, value_lanes)[..., start_of_v:][..., : value_dim or head_dim]
-    unit, place = unit_of_token(query_starts, tokens, tile)
-    live = jnp.arange(tokens) < query_starts[-1]
-    return jnp.where(live[:, None, None, None], out[jnp.minimum(unit, units - 1), :, :, place], 0)
-
-
-def queries_of_tile(longest: int, group: int, dtype: jnp.dtype) -> int:
-    """Return how many queries of one sequence are multiplied at once: a power of two, so that a row's query is its low
-    bits.
-
-    Args:
-        longest: most queries of a sequence.
-        group: query heads of a KV head.
-        dtype: dtype of the view.
-    """
-    tile = 1
-    while 2 * tile * group * _copies(dtype) <= MAX_ROWS and tile < longest:
-        tile *= 2
-    return tile
-
-
-def _copies(dtype: jnp.dtype) -> int:
-    """Return how many rows a query takes, see `tpu_codes`."""
-    return 2 if has_scales(dtype) else 1
+    if gathers is None:
+        return out[..., 0, :]
+    return jnp.where(gathers.live[:, None, None, None], out[gathers.unit, :, :, gathers.place], 0)
 
 
 def _step_pages(key_bytes: int, block_size: int, pages: int) -> tuple[int, int]:

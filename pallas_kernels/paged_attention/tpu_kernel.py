@@ -33,21 +33,25 @@ def attend_to_unit(
     span_pages: int,
     held: KVTiles,
     compute_dtype: jnp.dtype,
+    layers: int,
+    zero_dead_units: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
-    `refs`: in SMEM the fields of `Units` and the tables; in VMEM q [1, heads, rows, lanes] with row = group member *
-    tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, and out [1, heads, rows, value
-    lanes]. Then scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`: pages whose keys are
-    multiplied at once.
+    `refs`: in SMEM the layer [1], the fields of `Units` and the tables; in VMEM q [1, heads, rows, lanes] with row =
+    group member * tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, and out [1,
+    heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`:
+    pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and layers together.
+    `zero_dead_units`: units that are not live have rows of `out`.
     """
-    units = Units(*refs[: len(Units._fields)])
-    tables, q, view, *sinks, out, buffers, top, total, acc, penalty, cursor, sems = refs[len(units) :]
+    layer, units = refs[0], Units(*refs[1 : 1 + len(Units._fields)])
+    tables, q, view, *sinks, out, buffers, top, total, acc, penalty, cursor, sems = refs[1 + len(units) :]
     _, heads, rows, _ = q.shape
     step_pages = buffers.shape[1]
     block_size = tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
     unit = pl.program_id(1)
+    view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
     ring = Ring(units, tables, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
     softmax = OnlineSoftmax(q, top, total, acc, scale, soft_cap, compute_dtype, *sinks)
 
@@ -141,3 +145,9 @@ def attend_to_unit(
             ring.release()
 
         out[0] = softmax.result().astype(out.dtype)
+
+    if zero_dead_units:
+
+        @pl.when(unit >= units.num_units[0])
+        def _():
+            out[0] = jnp.zeros(out.shape[1:], out.dtype)

@@ -32,7 +32,7 @@ class Ring:
     Attributes:
         units: SMEM.
         tables: SMEM [seqs * pages]: row of `view` that holds a page, negative for no block.
-        view: HBM [rows, kv_heads, tiles, block_size, 128].
+        view: HBM [rows, kv_heads, tiles, block_size, 128], beginning with the layer's row of the first block.
         buffers: VMEM [depth, step_pages, heads, tiles, block_size, 128].
         sems: one DMA semaphore a buffer.
         cursor: SMEM [CURSOR]: the unit to fetch next, where in `tables` and how many pages of it are left, and the

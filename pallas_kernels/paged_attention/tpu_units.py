@@ -61,7 +61,8 @@ def cut_into_units(
     seq = jnp.minimum(jnp.sum(unit[:, None] >= ends, axis=1), len(kv_lens) - 1)
     offset = (unit - (ends - tiles)[seq]) * tile
     query_pos = (kv_lens - lengths)[seq] + offset
-    key_start = reach.first_key(query_pos)
+    # At most the query itself: the compiler would compute zeros, which it knows, in each layer anew.
+    key_start = jnp.minimum(reach.first_key(query_pos), query_pos)
     key_stop = jnp.minimum(query_pos + tile, jnp.minimum(kv_lens[seq], pages * block_size))
     first_page = key_start // block_size
     num_pages = jnp.maximum((key_stop + block_size - 1) // block_size - first_page, 0)

@@ -7,6 +7,7 @@ a module of their own run `reference`. All of them take local arrays as well, so
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +20,7 @@ from pallas_kernels.quantised import QuantisedMatrix
 
 __all__ = ["quantised_matmul", "quantised_matmul_grouped", "quantised_matmul_table"]
 
-_MODULES: dict[Impl, str] = {"reference": f"{__name__}.reference", "cpu": f"{__name__}.cpu"}
+_MODULES: dict[Impl, str] = {"reference": f"{__name__}.reference", "cpu": f"{__name__}.cpu", "tpu": f"{__name__}.tpu"}
 """The module that multiplies for an `Impl`, imported when it first does: Triton's packages may be missing."""
 
 
@@ -29,6 +30,7 @@ def quantised_matmul(
     index: int | Int[Array, ""] = 0,
     *,
     out_dtype: jnp.dtype | None = None,
+    input_shards: int = 1,
     impl: Impl | None = None,
 ) -> Float[Array, "rows outputs"]:
     """Return ``x @ matrices[index]``; only that matrix is read.
@@ -37,9 +39,12 @@ def quantised_matmul(
         matrices: [inputs, outputs] each, with axis -2.
         index: may be traced.
         out_dtype: the result's dtype; None = that of `x`.
+        input_shards: shards over which XLA has split the contracted axis. Only TPUs' version asks, to sum up once.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
     """
     run = _module(impl).quantised_matmul
+    if resolve_impl(impl) == "tpu":
+        run = partial(run, input_shards=input_shards)
     dtype = jnp.dtype(out_dtype or x.dtype)
     return chosen_product(lambda x, matrix: run(x, matrix, dtype), x, matrices, index)
 

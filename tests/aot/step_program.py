@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from hlo_collectives import collectives
+from layer_ops import layer_ops
 from targets import AXIS, h200_mesh, tpu_mesh
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
@@ -108,6 +109,7 @@ def report(name: str, lowered: Any, spec: Any, start: float) -> None:
         "temp": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,
         "collectives": [c.kind for c in collectives(text)],
+        "layer": layer_ops(text) if "while(" in text and "tpu_custom_call" in text else None,
         "kernel calls": len(KERNEL_CALLS.findall(text)),
         "seconds": round(time.perf_counter() - start, 1),
     }

@@ -46,6 +46,23 @@ def test_a_layer_has_two_all_reduces_and_the_embedding_one(programs, name):
     assert programs[name]["collectives"] == ["all-reduce"] * ((2 * layers + 1) if programs["devices"] > 1 else 0)
 
 
+LAYER_ON_TPU = {"decode": (24, 202_000, 0, 0.8), "mixed": (40, 480_000, 2, 0.6)}
+"""Of a layer of each step: most operations, cycles and gathers, and the least share of products in its cycles."""
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_a_layer_on_a_tpu_repeats_nothing_that_needs_the_batch_only(programs, name):
+    """Every operation takes a TPU about 1,800 cycles, whatever it does."""
+    if programs["kernels"] != "tpu":
+        pytest.skip("the estimates are those of the TPU's compiler")
+    layer, (operations, cycles, gathers, products) = programs[name]["layer"], LAYER_ON_TPU[name]
+    assert layer["sorts"] == 0
+    assert layer["gathers"] <= gathers
+    assert layer["operations"] <= operations
+    assert layer["cycles"] <= cycles
+    assert layer["products"] >= products * layer["cycles"]
+
+
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_no_matrix_of_a_layer_is_copied(programs, name):
     """XLA:GPU copies layers out of a stack, which costs a decode step twice the time of reading the weights."""

@@ -28,6 +28,18 @@ def test_a_pattern_is_scanned_and_its_remainder_is_not():
     assert [(s.period, s.repeats) for s in segments("FFFFSS")] == [(1, 4), (1, 2)]
 
 
+class Shift:
+    """Stands where `Shared` would: a number that is the same for every layer."""
+
+    value = jnp.float32(0.1)
+
+    def of_layer(self, number):
+        return self
+
+
+SHIFT = Shift()
+
+
 class Toy(nnx.Module):
     """Marks its cache row with what came in; every layer's weight differs."""
 
@@ -37,7 +49,7 @@ class Toy(nnx.Module):
     def __call__(self, hidden, shared, cache, ref: LayerRef | None, attend):
         if ref is not None:
             cache = attend(cache, ref, hidden)
-        return jnp.tanh(hidden * self.weight[...] + shared), cache
+        return jnp.tanh(hidden * self.weight[...] + shared.value), cache
 
 
 def make(kind, build):
@@ -58,7 +70,7 @@ def run_toy(stack, pattern):
 
     cache = {name: jnp.zeros((pattern.count(name), 3)) for name in set(pattern) - {"-"}}
     graph, params = nnx.split(stack)
-    step = jax.jit(lambda params, x, cache: nnx.merge(graph, params)(x, jnp.float32(0.1), cache, mark))
+    step = jax.jit(lambda params, x, cache: nnx.merge(graph, params)(x, SHIFT, cache, mark))
     return step(params, jnp.ones(3), cache)
 
 
@@ -95,7 +107,7 @@ def test_layers_that_share_kv_are_given_the_row_of_the_last_that_keeps_it():
             jax.debug.callback(lambda index, group=ref.group: seen.append((group, int(index))), ref.index, ordered=True)
             return cache
 
-        jax.block_until_ready(stack(jnp.ones(3), jnp.float32(0.1), jnp.zeros(1), note))
+        jax.block_until_ready(stack(jnp.ones(3), SHIFT, jnp.zeros(1), note))
         jax.effects_barrier()
     first = [("L", 0), ("L", 1), ("G", 0), ("L", 2), ("L", 2), ("G", 1), ("G", 1), ("L", 2)]
     second = [("L", 3), ("L", 4), ("G", 2), ("L", 5), ("L", 5), ("G", 3), ("G", 3), ("L", 5)]
@@ -106,7 +118,7 @@ def test_layers_that_are_not_stacked_are_looped_over_or_follow_one_another():
     looped = run_toy(LayerStack(kinds_of("LGLGL"), make, context()), "LGLGL")
     stack = LayerStack(kinds_of("LGLGL"), make, context(unrolled=True))
     unrolled = run_toy(stack, "LGLGL")
-    program = jax.make_jaxpr(lambda x: stack(x, x, {}, lambda cache, ref, hidden: cache)[0])(jnp.ones(3))
+    program = jax.make_jaxpr(lambda x: stack(x, SHIFT, {}, lambda cache, ref, hidden: cache)[0])(jnp.ones(3))
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), unrolled, looped)
     assert [str(line.primitive) for line in program.eqns].count("tanh") == 5
 
@@ -134,7 +146,7 @@ def test_a_scan_updates_its_cache_in_place():
         def write(pool, ref, hidden):
             return pool.at[ref.index, 7].set(hidden)
 
-        return nnx.merge(graph, params)(jnp.ones(3), jnp.float32(0.1), pool, write)
+        return nnx.merge(graph, params)(jnp.ones(3), SHIFT, pool, write)
 
     compiled = jax.jit(step, donate_argnums=1).lower(params, pool).compile()
     memory = compiled.memory_analysis()

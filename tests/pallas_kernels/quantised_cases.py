@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jpaged.loading.code_format import FP8, INT8, PACKED, Format
+from jpaged.loading.code_format import FP8, INT8, PACKED, UINT4, Format
 
 RNG = np.random.default_rng(0)
 FLOAT32, HALF = np.dtype(np.float32), np.dtype(np.float16)
@@ -12,6 +12,7 @@ FORMS = {
     "int8 minimums": Format(INT8, 16, HALF, minimums=True),
     "fp8": Format(FP8, 0, FLOAT32),
     "int4": Format(PACKED, 32, HALF, minimums=True),
+    "uint4": Format(UINT4, 16, FLOAT32, minimums=True),
     "mxfp4": Format(PACKED, 32, np.dtype(np.uint8), e2m1=True),
 }
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -27,8 +28,8 @@ def random_matrix(form, shape, axis=-2):
         if form.e2m1:  # all codes; exponents around that of one
             low, high = {"codes": (0, 256), "scales": (120, 132)}[next(parts)]
             return RNG.integers(low, high, shape).astype(dtype)
-        if dtype in (INT8, PACKED):
-            return RNG.integers(0, 100, shape).astype(dtype)
+        if dtype in (INT8, PACKED, UINT4):
+            return RNG.integers(0, 16 if dtype == UINT4 else 100, shape).astype(dtype)
         return RNG.standard_normal(shape, np.float32).astype(dtype)
 
     return form.parts(axis, shape, make)

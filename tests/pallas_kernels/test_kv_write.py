@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.kv_codes import TPU_TILE
-from pallas_kernels.kv_write import kv_write, tpu
+from pallas_kernels.kv_write import kv_write, plan_writes, tpu
 from pallas_kernels.layout import pack_kv, unpack_kv, view_shape
 
 IMPLS = ["xla", "tpu_interpret"]
@@ -128,13 +128,13 @@ def test_the_tpu_kernel_has_no_race(monkeypatch, slots, dtype, ring_bytes):
 
 
 def test_without_the_one_at_a_time_path_runs_of_one_block_would_race(monkeypatch):
-    find_runs = tpu._find_runs
+    find_runs = tpu.find_runs
 
     def never_shared(*args):
         runs = find_runs(*args)
         return runs._replace(shared=jnp.zeros_like(runs.shared))
 
-    monkeypatch.setattr(tpu, "_find_runs", never_shared)
+    monkeypatch.setattr(tpu, "find_runs", never_shared)
     view, k, v = inputs(128, 16, "float32")
     _, races = run_recording_races(tpu.write_rows, view, 1, pack_kv(k, v), padded([3, 20, 7]))
     assert races
@@ -144,3 +144,23 @@ def test_the_tpu_kernel_refuses_blocks_that_split_a_memory_tile():
     view, k, v = inputs(128, 8, "bfloat16")
     with pytest.raises(ValueError, match="block_size=8"):
         tpu.write_rows(view, 0, pack_kv(k, v), padded([1]), interpret=True)
+
+
+def test_a_plan_of_the_writes_serves_all_layers_and_others_refuse_it():
+    view, k, v = inputs(128, 16, "bfloat16")
+    slots = padded([*range(5, 16), *range(48, 64), 80])
+    plan = plan_writes(view, slots, impl="tpu_interpret")
+    for layer in range(LAYERS):
+        got = kv_write(view, layer, k, v, slots, plan=plan, impl="tpu_interpret")
+        np.testing.assert_array_equal(got, kv_write(view, layer, k, v, slots, impl="reference"))
+    assert plan_writes(view, slots, impl="xla") is None
+    with pytest.raises(ValueError, match="impl='xla' takes no plan"):
+        kv_write(view, 0, k, v, slots, plan=plan, impl="xla")
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_fewer_tokens_than_a_block_holds_are_written_too(tokens):
+    view, k, v = inputs(128, 128, "bfloat16")
+    slots = jnp.arange(100, 100 + tokens, dtype=jnp.int32)
+    got = kv_write(view, 1, k[:tokens], v[:tokens], slots, impl="tpu_interpret")
+    np.testing.assert_array_equal(got, kv_write(view, 1, k[:tokens], v[:tokens], slots, impl="reference"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, last_keys, make_batch
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import cpu, paged_attention, tpu
+from pallas_kernels.paged_attention import cpu, paged_attention, plan_attention, tpu, tpu_plan
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
@@ -270,6 +270,29 @@ def test_a_view_of_other_heads_is_refused(impl):
 def test_the_tpu_kernel_refuses_block_tables_beyond_scalar_memory():
     batch = make_batch(Case(), [1], [3])
     q, view, layer, _, starts, kv_lens = map(jnp.asarray, batch.arrays)
-    tables = jnp.zeros((4, tpu.TABLE_BYTES // 16 + 1), jnp.int32)
-    with pytest.raises(ValueError, match=str(tpu.TABLE_BYTES)):
+    tables = jnp.zeros((4, tpu_plan.TABLE_BYTES // 16 + 1), jnp.int32)
+    with pytest.raises(ValueError, match=str(tpu_plan.TABLE_BYTES)):
         tpu.paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0)
+
+
+@pytest.mark.parametrize("name", ["llama heads", "decode only"])
+def test_a_plan_serves_all_layers_and_changes_no_bit(name):
+    case = CASES[name]
+    batch = make_batch(case, [1, 1, 1], [140, 0, 37])
+    q, view, _, *where = map(jnp.asarray, batch.arrays)
+    limits = {"max_query_len": case.max_query_len, "impl": "tpu_interpret"}
+    plan = plan_attention(view, *where, tokens=case.tokens, q_per_kv=case.q_per_kv, **limits)
+    attend = jax.jit(partial(paged_attention, scale=1.0, **limits))
+    for layer in range(case.layers):
+        planned, alone = (np.asarray(attend(q, view, layer, *where, plan=given)) for given in (plan, None))
+        assert planned.tobytes() == alone.tobytes()  # memory of other layers holds NaN
+
+
+def test_implementations_that_plan_nothing_refuse_a_plan():
+    case = CASES["llama heads"]
+    q, view, layer, *where = map(jnp.asarray, make_batch(case, [5], [3]).arrays)
+    shapes = {"tokens": case.tokens, "q_per_kv": case.q_per_kv}
+    assert plan_attention(view, *where, **shapes, impl="xla") is None
+    plan = plan_attention(view, *where, **shapes, impl="tpu")
+    with pytest.raises(ValueError, match="impl='xla' takes no plan"):
+        paged_attention(q, view, layer, *where, scale=1.0, plan=plan, impl="xla")

@@ -34,7 +34,7 @@ def test_only_products_and_rows_understand_it():
         matrix[0]
 
 
-@pytest.mark.parametrize("name", ["int8", "int8 groups", "fp8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int8 groups", "fp8", "int4", "uint4"])
 @pytest.mark.parametrize(("shape", "axis"), [((64, 6), -2), ((6, 64), -1), ((3, 64, 5), -2)])
 def test_quantised_values_are_within_half_a_step(name, shape, axis, monkeypatch):
     monkeypatch.setattr("jpaged.loading.parameters.quantise._CHUNK_BYTES", 64 * 4 * 2)  # several chunks

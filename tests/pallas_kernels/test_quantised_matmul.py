@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from quantised_cases import FORMS, RNG, by_hand, random_matrix
 
-from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
+from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table, tpu
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -87,3 +87,18 @@ def test_rows_meet_their_experts_and_others_give_nothing(form, impl, counts):
 def test_an_implementation_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="impl='cuda' is not one of"):
         quantised_matmul(jnp.ones((1, 32)), [random_matrix(FORMS["int8"], (32, 8))], impl="cuda")
+
+
+@pytest.mark.parametrize("rows", [5, tpu.FEW_ROWS + 2, tpu.MANY_ROWS])
+@pytest.mark.parametrize("input_shards", [1, 2])
+@pytest.mark.parametrize("form", [FORMS["uint4"], FORMS["int8"]], ids=["uint4", "int8"])
+def test_a_tpu_multiplies_codes_as_they_are(form, input_shards, rows):
+    matrix = random_matrix(form, (64, 24))
+    x = jnp.asarray(RNG.standard_normal((rows, 64), np.float32), jnp.bfloat16)
+    x = x.at[1].set(0)
+    multiply = partial(quantised_matmul, input_shards=input_shards, impl="tpu")
+    found = jax.jit(lambda x, matrix: multiply(x, [matrix]))(x, matrix)
+    want = np.asarray(x, np.float64) @ by_hand(matrix)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(found, np.float64), want, atol=2e-2 * np.abs(want).max())
+    assert not np.asarray(found[1]).any()

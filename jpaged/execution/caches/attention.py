@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -21,9 +22,9 @@ from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow
 from jpaged.model_api import TENSOR_AXIS, AttentionGroup
-from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_write import Runs, kv_write, plan_writes
 from pallas_kernels.layout import view_shape
-from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention import Plan, paged_attention, plan_attention
 
 
 class AttentionBatch(NamedTuple):
@@ -40,6 +41,19 @@ class AttentionBatch(NamedTuple):
     last_keys: Int[HostOrDevice, " tokens"] | None = None
 
 
+class AttentionPlan(NamedTuple):
+    """Holds what attention kernels compute from the batch alone; None where they compute nothing, or where each layer
+    does it for itself.
+
+    Attributes:
+        writes: see `pallas_kernels.kv_write.plan_writes`.
+        attention: see `pallas_kernels.paged_attention.plan_attention`.
+    """
+
+    writes: Runs | None = None
+    attention: Plan | None = None
+
+
 class Place(NamedTuple):
     """Says where a layer finds the tokens of each sequence.
 
@@ -49,6 +63,7 @@ class Place(NamedTuple):
         kv_lens: tokens of each sequence that lie there.
         last_keys: see `AttentionBatch`.
         extra: what else `attend`'s `finish` needs.
+        plan: what the kernels need, if it is alike for all layers.
     """
 
     layer: Int[Array, ""]
@@ -57,6 +72,7 @@ class Place(NamedTuple):
     kv_lens: Int[HostOrDevice, " seqs"]
     extra: Any = ()
     last_keys: Int[HostOrDevice, " tokens"] | None = None
+    plan: AttentionPlan = AttentionPlan()
 
 
 class Mask(TypedDict, total=False):
@@ -118,6 +134,9 @@ class AttentionCache(TokenSlots):
             (len(group.layers) + group.readers) * group.head_dim,
         )
 
+    def plan(self, call: LayerCall, num_tokens: int) -> AttentionPlan:
+        return plan_of_slots(call, self.format.dtype, num_tokens, self.group.q_per_kv, self.mask)
+
     def operate(
         self,
         call: LayerCall,
@@ -132,7 +151,8 @@ class AttentionCache(TokenSlots):
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         table, slots, seen_last = call.arrays
-        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last)
+        plan = call.plan or AttentionPlan()
+        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, plan=plan)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
 
 
@@ -168,6 +188,35 @@ class ChunkedAttentionCache(AttentionCache):
     @property
     def mask(self) -> Mask:
         return {"chunk_size": self.group.chunk_size}
+
+
+def plan_of_slots(
+    call: LayerCall, dtype: jnp.dtype, num_tokens: int, q_per_kv: int | None, mask: Mask
+) -> AttentionPlan:
+    """Return the kernels' plan of a step whose `AttentionBatch` serves all layers of the group.
+
+    Args:
+        dtype: dtype of the pool.
+        num_tokens: rows of the batch.
+        q_per_kv: query heads of a KV head; None = not known, and attention is planned by each layer.
+    """
+    arrays, shape = call.arrays, call.views[0]
+    view = jax.ShapeDtypeStruct(shape, dtype)
+    slots = jnp.asarray(arrays.slots)
+    attention = None
+    if q_per_kv is not None:
+        attention = plan_attention(
+            view,
+            jnp.asarray(arrays.table),
+            jnp.asarray(call.query_starts),
+            jnp.asarray(call.kv_lens),
+            tokens=num_tokens,
+            q_per_kv=q_per_kv,
+            max_query_len=call.max_query_len,
+            impl=call.impl,
+            **mask,
+        )
+    return AttentionPlan(plan_writes(view, slots, impl=call.impl), attention)
 
 
 def write_slots(
@@ -224,7 +273,7 @@ def attend(
         view = pool.reshape(call.views[0])
         if kv:
             new_k, new_v = kv
-            view = kv_write(view, place.layer, new_k, new_v, place.slots, impl=call.impl)
+            view = kv_write(view, place.layer, new_k, new_v, place.slots, plan=place.plan.writes, impl=call.impl)
         out = paged_attention(
             q,
             view,
@@ -238,6 +287,7 @@ def attend(
             sinks=sinks,
             last_keys=place.last_keys,
             max_query_len=call.max_query_len,
+            plan=place.plan.attention,
             impl=call.impl,
         )
         if finish is not None:

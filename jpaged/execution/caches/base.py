@@ -102,6 +102,7 @@ class LayerCall:
         views: shapes on one device of the pool as each of the kind's pool groups sees it.
         max_query_len: most tokens of a sequence, where that is known when the step is compiled.
         impl: which kernels run; None = what the current platform is best at.
+        plan: what `LayerCache.plan` made for this step, and the calls of all layers share.
     """
 
     mesh: Mesh
@@ -111,6 +112,7 @@ class LayerCall:
     views: tuple[tuple[int, ...], ...]
     max_query_len: int | None
     impl: Impl | None
+    plan: Any = None
 
 
 class Reads(NamedTuple):
@@ -208,6 +210,18 @@ class LayerCache(ABC):
         )
 
     # ------------------------------------------------------------------ a layer, on the devices
+
+    def plan(self, call: LayerCall, num_tokens: int) -> Any:
+        """Return what the layers' operations need of the batch alone, computed on the devices before the first layer.
+
+        Layers are a loop in the compiled program: what `operate` computes is computed for each of them. None by
+        default: nothing is.
+
+        Args:
+            call: the step; its `plan` is not made yet.
+            num_tokens: rows of the batch, with padding.
+        """
+        return None
 
     @abstractmethod
     def operate(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.caches.attention import Place, TokenSlots
+from jpaged.execution.caches.attention import AttentionPlan, Place, TokenSlots, plan_of_slots
 from jpaged.execution.caches.base import LayerCall, Pool, Reads
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupSpec
@@ -38,6 +38,11 @@ class LatentCache(TokenSlots):
         lanes = (self.group.width + self.group.rank) / 2
         return Reads(spec.real_bytes / spec.block_size, None, round(len(self.group.layers) * lanes))
 
+    def plan(self, call: LayerCall, num_tokens: int) -> AttentionPlan:
+        heads = self.group.heads
+        own = None if heads is None else heads // self.format.shards
+        return plan_of_slots(call, self.format.dtype, num_tokens, own, {})
+
     def operate(
         self,
         call: LayerCall,
@@ -51,7 +56,9 @@ class LatentCache(TokenSlots):
         """Write a layer's rows and attend, each shard with its own heads; see `jpaged.model_api.AttendToLatents`."""
 
         def on_shard(pool, place, q, rows, query_starts):
-            view = latent_write(pool.reshape(call.views[0]), place.layer, rows, place.slots, impl=call.impl)
+            view = latent_write(
+                pool.reshape(call.views[0]), place.layer, rows, place.slots, plan=place.plan.writes, impl=call.impl
+            )
             out = latent_attention(
                 q,
                 view,
@@ -62,6 +69,7 @@ class LatentCache(TokenSlots):
                 rank=self.group.rank,
                 scale=scale,
                 max_query_len=call.max_query_len,
+                plan=place.plan.attention,
                 impl=call.impl,
             )
             return view.reshape(pool.shape), out
@@ -70,5 +78,6 @@ class LatentCache(TokenSlots):
         sharded = over_tensor(
             on_shard, call.mesh, in_specs=(shard, whole, heads, whole, whole), out_specs=(shard, heads)
         )
-        place = Place(jnp.asarray(index, jnp.int32), call.arrays.table, call.arrays.slots, call.kv_lens)
+        plan, (table, slots, _) = call.plan or AttentionPlan(), call.arrays
+        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, plan=plan)
         return sharded(pool, place, q, rows, call.query_starts)

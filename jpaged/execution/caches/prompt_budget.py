@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.arrays import HostOrDevice
-from jpaged.execution.caches.attention import FullAttentionCache, Place, attend, write_slots
+from jpaged.execution.caches.attention import AttentionPlan, FullAttentionCache, Place, attend, write_slots
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool
 from jpaged.execution.caches.prompt_budget_select import Selection, select_kept
 from jpaged.memory.layout import GroupLayout, GroupSpec
@@ -73,6 +73,9 @@ class PromptBudgetCache(FullAttentionCache):
             for table, plan, of_band in zip(tables, plans, dropped, strict=True)
         ]
         return PromptBudgetBatch(np.stack(tables), np.stack(slots), dropped, ending)
+
+    def plan(self, call: LayerCall, num_tokens: int) -> AttentionPlan:
+        return AttentionPlan()  # a layer's band says which tables are its own
 
     def operate(
         self,

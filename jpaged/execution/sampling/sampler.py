@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.sampling.logit_edits import LogitEdits, edit_logits
+from jpaged.execution.sampling.thresholds import largest_threshold
 
 
 class SamplingArrays(NamedTuple):
@@ -85,31 +86,23 @@ def _draw(logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[
 
 
 def _truncate(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
-    """Cut to the top-k tokens, then to the top-p of those: the k-th weight and the nucleus' smallest are found by
-    bisection."""
-    k = jnp.clip(args.top_k, 1, weights.shape[1])
-    kth = _largest_threshold(weights, lambda kept: kept.sum(axis=1) >= k)
-    weights = jnp.where(weights >= kth[:, None], weights, 0.0)
-    mass = args.top_p * weights.sum(axis=1)
-    least = _largest_threshold(weights, lambda kept: jnp.where(kept, weights, 0.0).sum(axis=1) >= mass)
-    keep = (weights >= least[:, None]) | (args.top_p >= 1.0)[:, None]
-    return jnp.where(keep, weights, 0.0)
+    """Cut to the top-k tokens, then to the top-p of those; what no row asks for is not searched."""
+    vocab = weights.shape[1]
 
+    def most_likely_k() -> Float[Array, "seqs vocab"]:
+        k = jnp.clip(args.top_k, 1, vocab)
+        kth = largest_threshold(weights, lambda kept: kept.sum(axis=1), k)
+        return jnp.where(weights >= kth[:, None], weights, 0.0)
 
-def _largest_threshold(weights: Float[Array, "seqs vocab"], enough) -> Float[Array, " seqs"]:
-    """Return the largest t for which the tokens with weight >= t are `enough`, which falls with t.
+    weights = lax.cond(jnp.any(args.top_k < vocab), most_likely_k, lambda: weights)
 
-    Exact: non-negative floats order like their bit patterns, so 31 halvings of the integers find the very value.
-    """
-    bits = lax.bitcast_convert_type(weights, jnp.int32)
+    def nucleus() -> Float[Array, "seqs vocab"]:
+        mass = jnp.asarray(args.top_p) * weights.sum(axis=1)
+        least = largest_threshold(weights, lambda kept: jnp.where(kept, weights, 0.0).sum(axis=1), mass)
+        keep = (weights >= least[:, None]) | (args.top_p >= 1.0)[:, None]
+        return jnp.where(keep, weights, 0.0)
 
-    def halve(i: Int[Array, ""], low: Int[Array, " seqs"]) -> Int[Array, " seqs"]:
-        candidate = low | (1 << (30 - i))
-        kept: Bool[Array, "seqs vocab"] = bits >= candidate[:, None]
-        return jnp.where(enough(kept), candidate, low)
-
-    low = lax.fori_loop(0, 31, halve, jnp.zeros(weights.shape[0], jnp.int32))
-    return lax.bitcast_convert_type(low, jnp.float32)
+    return lax.cond(jnp.any(args.top_p < 1.0), nucleus, lambda: weights)
 
 
 def _arrivals(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:

@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType
 
 from jpaged.config import QUANTIZATIONS
 from jpaged.execution.kv_dtype import check_float8
-from jpaged.loading.code_format import FP8, INT8, PACKED, Format, Forms
+from jpaged.loading.code_format import FP8, INT8, PACKED, UINT4, Format, Forms
 from jpaged.loading.gguf.codes import CODED, Coded
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.mxfp4 import MXFP4Names, MXFP4Weights
@@ -32,14 +32,21 @@ _FORMS = {
     "fp8": Format(FP8, 0, np.dtype(np.float32)),
     "int4": Format(PACKED, 32, np.dtype(np.float16), minimums=True),
 }
+_INT4_ON_TPU = Format(UINT4, 128, np.dtype(np.float32), minimums=True)
+"""Groups as deep as the matrix units of the smaller TPUs: those of 32 would fill a quarter of them."""
 
 
 def forms_of(
-    quantization: str | None, targets: Sequence[Target], shards: int, reader: TensorReader | StoredBlocks | None = None
+    quantization: str | None,
+    targets: Sequence[Target],
+    shards: int,
+    reader: TensorReader | StoredBlocks | None = None,
+    platform: str = "cpu",
 ) -> Forms:
     """Return the format of each parameter that is quantised; parameters that it does not name stay float.
 
     Args:
+        platform: what computes, see `jpaged.execution.mesh.platform`: TPUs hold 4 bits in a form of their own.
         reader: the source: with "gguf" the file whose blocks are kept; a checkpoint in MXFP4 stays so if nothing else
             is asked for.
 
@@ -51,15 +58,16 @@ def forms_of(
     return (
         forms_of_gguf(reader, targets, shards)
         if quantization == "gguf"
-        else forms_on_load(quantization, targets, shards)
+        else forms_on_load(quantization, targets, shards, platform)
     )
 
 
-def forms_on_load(quantization: str, targets: Sequence[Target], shards: int) -> Forms:
+def forms_on_load(quantization: str, targets: Sequence[Target], shards: int, platform: str = "cpu") -> Forms:
     """Return the formats that "int8", "int4" and "fp8" give a model's parameters.
 
     Where shards leave groups of less than `_SMALLEST_GROUP` values, whose scales would take more memory than their
-    codes, a parameter takes int8 instead of int4, which is logged.
+    codes, a parameter takes int8 instead of int4, which is logged. On TPUs 4 bits have groups of 128 where shards leave
+    them whole, and else those of other platforms.
     """
     forms: dict[tuple[str, ...], Format] = {}
     for target in targets:
@@ -67,6 +75,9 @@ def forms_on_load(quantization: str, targets: Sequence[Target], shards: int) -> 
         if source.contracted is None or source.path in forms:
             continue
         form = _FORMS[quantization].fitted(source, target.shape, shards)
+        if quantization == "int4" and platform == "tpu":
+            own = _INT4_ON_TPU.fitted(source, target.shape, shards)
+            form = own if own.group == _INT4_ON_TPU.group else form
         if quantization == "int4" and form.group < _SMALLEST_GROUP:
             logger.info("%s: int8, as %d shards leave groups of %d", ".".join(source.path), shards, form.group)
             form = _CHANNEL_INT8

@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from jpaged.loading.code_format import FP8, INT8, PACKED, Format
+from jpaged.loading.code_format import FP8, INT8, PACKED, UINT4, Format
 from jpaged.model_api import HostArray
 from pallas_kernels.quantised import QuantisedMatrix
 
 _CHUNK_BYTES = 32 << 20
 """Bytes of float32 held at a time, so that a large matrix is never float32 as a whole."""
 
-_LARGEST = {INT8: 127.0, FP8: 448.0, PACKED: 15.0}
-"""Largest code: int8 and fp8 are symmetric, packed ones count from the group's minimum."""
+_LARGEST = {INT8: 127.0, FP8: 448.0, PACKED: 15.0, UINT4: 15.0}
+"""Largest code: int8 and fp8 are symmetric, those of four bits count from the group's minimum."""
 
 
 def quantise(array: HostArray, axis: int, form: Format) -> QuantisedMatrix:
@@ -57,7 +57,7 @@ def _quantise_lines(lines: np.ndarray, axis: int, form: Format, out: QuantisedMa
     if form.codes == FP8:
         out.codes[...] = codes.astype(FP8).reshape(out.codes.shape)
         return
-    limits = (0, 15) if form.codes == PACKED else (-127, 127)
+    limits = (0, 15) if form.codes in (PACKED, UINT4) else (-127, 127)
     codes = np.clip(np.rint(codes), *limits).astype(form.codes)
     out.codes[...] = (pack(codes, at) if form.codes == PACKED else codes).reshape(out.codes.shape)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jpaged.execution.mesh import platform
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.mxfp4 import MXFP4Weights
 from jpaged.loading.parameters.forms import forms_of, read_blocks
@@ -41,7 +42,7 @@ def abstract_params(
         ValueError: see `targets_of` and `forms_of`.
     """
     targets = targets_of(model)
-    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader))
+    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh)))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 
 
@@ -77,7 +78,7 @@ def read_params(
 ) -> nnx.State:
     """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`."""
     targets = targets_of(model)
-    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader))
+    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh)))
     keeps_blocks = quantization in (None, "gguf")
     values = place_all(targets, partial(_convert, reader=reader, keeps_blocks=keeps_blocks), mesh)
     warn_of_unused(reader, targets)

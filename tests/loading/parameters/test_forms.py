@@ -1,6 +1,7 @@
 """Quantised parameters: which, in what form, and that they compute what their values compute."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -20,7 +21,7 @@ from jpaged.loading.code_format import INT8, PACKED, Format
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.parameters.forms import check_device
+from jpaged.loading.parameters.forms import _INT4_ON_TPU, check_device
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.parameters.weights import abstract_params, load_params
 from jpaged.loading.registry import model_class
@@ -70,6 +71,24 @@ def test_values_are_near_those_that_were_loaded(folder, quantization, stacked):
     for name, value in floats.items():
         error = np.abs(near[name] - value).max()
         assert error <= limit * np.abs(value).max() + 1e-7, name
+
+
+def test_a_tpu_holds_int4_in_codes_that_its_memory_packs(folder, monkeypatch):
+    floats = values_of(load_model(folder, stacked=True).params)
+    monkeypatch.setattr("jpaged.loading.parameters.weights.platform", lambda mesh: "tpu")
+    monkeypatch.setattr("jpaged.loading.parameters.forms._INT4_ON_TPU", replace(_INT4_ON_TPU, group=16))
+    loaded = load_model(folder, quantization="int4", stacked=True)
+    held = {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)}
+    assert "uint4" in held
+    assert "uint8" not in held
+    for name, value in values_of(loaded.params).items():
+        assert np.abs(value - floats[name]).max() <= 1 / 14 * np.abs(floats[name]).max() + 1e-7, name
+
+
+def test_a_tpu_keeps_the_common_form_where_groups_of_128_do_not_fit(folder, monkeypatch):
+    monkeypatch.setattr("jpaged.loading.parameters.weights.platform", lambda mesh: "tpu")
+    held = {leaf.dtype.name for leaf in jax.tree.leaves(load_model(folder, quantization="int4").params)}
+    assert "uint8" in held
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])

@@ -1,0 +1,88 @@
+"""Counts what a compiled TPU step runs once a layer: the operations and estimated cycles of its longest loop's body.
+
+The compiler writes an estimate beside most operations (``estimated_cycles``); kernels, sorts and all-reduces have none
+and count as 0, and the time that DMAs take is in none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_FREE = ("get-tuple-element", "parameter", "bitcast", "tuple", "constant")
+_PRODUCT_CYCLES = 10_000
+"""Fusions around a product that take fewer are small products of something else than weights."""
+
+
+class Operation(NamedTuple):
+    """An instruction of a loop's body: its opcode, operands, estimated cycles and text."""
+
+    opcode: str
+    operands: list[str]
+    cycles: int
+    text: str
+    is_root: bool
+
+
+def layer_ops(hlo: str) -> dict[str, int]:
+    """Return the body's ``operations``, ``cycles``, ``sorts``, ``gathers``, the cycles of ``products`` with weights,
+    and how many operations are ``the same for all layers``, as they need nothing that changes in the loop."""
+    bodies = _computations(hlo)
+    longest = max(re.findall(r"body=%?([\w.\-]+)", hlo), key=lambda name: len(bodies.get(name, [])))
+    operations = dict(filter(None, map(_parse, bodies[longest])))
+    changing = _changing(operations)
+    real = {name: op for name, op in operations.items() if op.opcode not in _FREE}
+    products = [op for op in real.values() if "dot_general" in op.text and op.opcode == "fusion"]
+    return {
+        "operations": len(real),
+        "cycles": sum(op.cycles for op in real.values()),
+        "products": sum(op.cycles for op in products if op.cycles > _PRODUCT_CYCLES),
+        "sorts": sum(op.opcode == "sort" for op in real.values()),
+        "gathers": sum(op.opcode == "gather" or name.startswith("gather") for name, op in real.items()),
+        "the same for all layers": sum(name not in changing for name in real),
+    }
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    """Return the lines of each computation of a program."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] | None = None
+    for line in hlo.splitlines():
+        head = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head:
+            lines = found.setdefault(head[1], [])
+        elif line.startswith("}"):
+            lines = None
+        elif lines is not None:
+            lines.append(line.strip())
+    return found
+
+
+def _parse(line: str) -> tuple[str, Operation] | None:
+    head = re.match(r"(ROOT )?%([\w.\-]+) = ", line)
+    if head is None:
+        return None
+    rest = line[head.end() :]
+    opcode = re.search(r"(?:^|[\s)}])([a-z][\w\-]*)\(", rest)
+    assert opcode is not None, line
+    cycles = re.search(r'"estimated_cycles":"(\d+)"', rest)
+    operands = re.findall(r"%([\w.\-]+)", rest.split("metadata")[0])
+    return head[2], Operation(opcode[1], operands, int(cycles[1]) if cycles else 0, line, bool(head[1]))
+
+
+def _changing(operations: dict[str, Operation]) -> set[str]:
+    """Return the names of what is not the same in every turn of the loop."""
+    (root,) = (op for op in operations.values() if op.is_root)
+    (parameter,) = (name for name, op in operations.items() if op.opcode == "parameter")
+    index = {}
+    for name, op in operations.items():
+        found = re.search(r"index=(\d+)", op.text)
+        if op.opcode == "get-tuple-element" and parameter in op.operands and found:
+            index[name] = int(found[1])
+    results = [name for name in root.operands if name in operations]
+    kept = {place for place, name in enumerate(results) if index.get(name) == place}
+    changing = {name for name, place in index.items() if place not in kept}
+    for name, op in operations.items():  # operands stand before their uses
+        if name not in index and name != parameter and changing.intersection(op.operands):
+            changing.add(name)
+    return changing

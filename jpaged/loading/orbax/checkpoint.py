@@ -34,6 +34,7 @@ from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.model_api import BuildContext, CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled import TiledMatrix
 
 if TYPE_CHECKING:
     from jpaged.loading.loaded_model import LoadedModel
@@ -68,6 +69,8 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     forms = {}
     for target in targets_of(loaded.model):
         value = values[target.path]
+        if isinstance(value, TiledMatrix):
+            value = value.untiled()
         if isinstance(value, QuantisedMatrix):
             forms[".".join(target.source.path)] = Format.of(value).as_json()
         params |= _parts(target, jax.tree.map(partial(_single, index=target.index), value))

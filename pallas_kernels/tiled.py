@@ -21,7 +21,7 @@ from pallas_kernels.quantised import QuantisedMatrix
 OUTPUTS, INPUTS = 16, 4
 """Outputs and inputs of a tile."""
 MOST_OF_A_GROUP = 64
-"""The longest group along the inputs, unless it is the whole axis: a product's loop over a group is unrolled."""
+"""The longest group along the inputs, unless it is the whole axis."""
 
 
 @partial(

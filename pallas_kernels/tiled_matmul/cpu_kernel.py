@@ -67,7 +67,7 @@ def _bound(function: Any, name: str, **names: Any) -> Any:
 def _rows_by_panels(form: Form, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
     most = form.tiles[0][0]
-    full, four, two, one = (product(form, min(rows, most), panels) for rows in (most, 4, 2, 1))
+    full, one = product(form, most, panels), product(form, 1, panels)
 
     @njit
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
@@ -76,14 +76,6 @@ def _rows_by_panels(form: Form, panels: int) -> Any:
             mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
             full(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
             row += most
-        while most > 4 and rows - row >= 4:
-            mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
-            four(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
-            row += 4
-        while most > 2 and rows - row >= 2:
-            mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
-            two(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
-            row += 2
         while row < rows:
             mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
             one(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
@@ -114,7 +106,7 @@ def _multiply(frame, begin, end):
     rows, outputs = dimension(result(frame, 0), 0), dimension(result(frame, 0), 1)
     groups, panels = dimension(factors, 1), dimension(codes, 0)
     x, x_stride, f, f_stride = address(numbers), dimension(numbers, 1), address(factors), groups * FACTORS
-    w_panel, s_panel = dimension(codes, 1) * TILE_BYTES, groups * OUTPUTS * _scale_bytes
+    w_panel, s_panel = dimension(codes, 1) * TILE_BYTES, dimension(scales, 1) * OUTPUTS * _scale_bytes
     quads, stride = dimension(codes, 1) // groups, outputs * FLOAT
     of_minimums = address(argument(frame, 2 + 2 * matrices + index)) if _has_minimums else 0
     room = stack_memory(TILE_BYTES)

@@ -25,7 +25,8 @@ class Form:
 
     Attributes:
         kind: which instructions multiply.
-        quads: tiles of a panel in a group; 0 where all of them share a scale.
+        quads: tiles of a panel in a group of a row's numbers; 0 where all of them share a scale.
+        shared: whether an output has one scale for all its groups.
         packed: whether a byte holds two codes, of a group's first and second half.
         minimums: whether there are minimums.
         offset: what codes are too large by.
@@ -34,6 +35,7 @@ class Form:
 
     kind: Kind
     quads: int
+    shared: bool
     packed: bool
     minimums: bool
     offset: int
@@ -42,7 +44,8 @@ class Form:
     @property
     def name(self) -> str:
         """Return a name that no other form has."""
-        parts = ("packed" if self.packed else "bytes", "least" if self.minimums else "", "half" if self.half else "")
+        of_scales = "shared" if self.shared else "", "least" if self.minimums else "", "half" if self.half else ""
+        parts = ("packed" if self.packed else "bytes", *of_scales)
         return "_".join([self.kind, *filter(None, parts), str(self.quads), str(self.offset)])
 
     @property
@@ -56,11 +59,11 @@ class Form:
 
     @property
     def tiles(self) -> tuple[tuple[int, ...], int]:
-        """Return the numbers of rows of the product's tiles, falling to 1, and how many panels a tile has."""
+        """Return the numbers of rows of the product's tiles, the last being 1, and how many panels a tile has."""
         dots, grouped = self.dots, self.quads > 0
         if dots.registers == 32 and dots.pieces == 1:
-            return ((4, 2, 1) if grouped else (8, 4, 2, 1)), 3
-        return ((4, 2, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
+            return ((4, 1) if grouped else (8, 1)), 3
+        return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
 
 
 def product(form: Form, rows: int, panels: int) -> Any:
@@ -112,7 +115,7 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         """Return a group's sums as floats, added to those of the groups before."""
         at = emit.times(group, 16 * (2 if form.half else 4))
         of_panels = [emit.at(at, emit.times(scales_panel, panel)) for panel in range(panels)]
-        factors_of = [_scales(emit, emit.at(scales, panel), form) for panel in of_panels]
+        factors_of = [] if form.shared else [_scales(emit, emit.at(scales, panel), form) for panel in of_panels]
         least = [_scales(emit, emit.at(minimums, panel), form) for panel in of_panels] if form.minimums else []
         found = []
         for row, factor_row in enumerate(factor_rows):
@@ -125,35 +128,43 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
                 whole = dots.totals(emit, sums[place])
                 if form.makes_up:
                     whole = builder.add(whole, makes_up)
-                value = builder.fmul(builder.sitofp(whole, FLOATS), factors_of[panel])
+                value = builder.sitofp(whole, FLOATS)
+                if not form.shared:
+                    value = builder.fmul(value, factors_of[panel])
                 value = builder.fmul(value, mine) if totals is None else _fma(emit, value, mine, totals[place])
                 if form.minimums:
                     value = _fma(emit, least[panel], moment, value)
                 found.append(value)
         return found
 
-    zeros = [[emit.constant(dots.piece, 0)] * dots.pieces] * count
+    def all_quads(first: ir.Value, before: ir.Value) -> list[list[ir.Value]]:
+        """Return the sums over a group, whose tiles begin at number `first`."""
+
+        def by_place(flat: list[ir.Value]) -> list[list[ir.Value]]:
+            return [flat[at : at + dots.pieces] for at in range(0, len(flat), dots.pieces)]
+
+        def one_quad(quad: ir.Value, flat: list[ir.Value]) -> list[ir.Value]:
+            sums = add_tile(by_place(flat), emit.at(first, quad), before)
+            return [piece for place in sums for piece in place]
+
+        zeros = [emit.constant(dots.piece, 0)] * (dots.pieces * count)
+        return by_place(repeated(emit, quads, zeros, one_quad))
+
     if form.quads:
         start = [emit.constant(FLOATS, 0.0)] * count
 
         def one_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            sums, first = zeros, builder.mul(group, quads)
-            before = emit.times(first, halves - 1)
-            for quad in range(form.quads):
-                sums = add_tile(sums, emit.at(first, quad), before)
+            first = builder.mul(group, quads)
+            sums = all_quads(first, emit.times(first, halves - 1))
             return scaled(sums, totals, group)
 
         results = repeated(emit, groups, start, one_group)
     else:
         none = ir.Constant(_WORD, 0)
-
-        def one_quad(quad: ir.Value, flat: list[ir.Value]) -> list[ir.Value]:
-            sums = [flat[at : at + dots.pieces] for at in range(0, len(flat), dots.pieces)]
-            return [piece for place in add_tile(sums, quad, none) for piece in place]
-
-        flat = repeated(emit, quads, [piece for place in zeros for piece in place], one_quad)
-        sums = [flat[at : at + dots.pieces] for at in range(0, len(flat), dots.pieces)]
-        results = scaled(sums, None, none)
+        results = scaled(all_quads(none, none), None, none)
+    if form.shared:
+        of_panels = [_scales(emit, emit.at(scales, emit.times(scales_panel, panel)), form) for panel in range(panels)]
+        results = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]
     for row in range(rows):
         line = emit.at(out, emit.times(out_stride, row))
         for panel in range(panels):

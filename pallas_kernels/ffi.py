@@ -65,6 +65,16 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
     return compiled
 
 
+def named(function: Callable[..., Any], name: str) -> Any:
+    """Give a function that is made several times a name of its own, and return it.
+
+    Its symbol is made of its name and of a number that begins anew in every process: two functions of one name that
+    different processes kept on disk may have the same symbol, and then one is called in the other's place.
+    """
+    function.__name__ = function.__qualname__ = f"{function.__name__}_{name}"
+    return function
+
+
 @cache
 def _fingerprint() -> str:
     """Return a hash of this package's files."""
@@ -242,7 +252,6 @@ def _handler(
     binding.add_symbol(symbol, run.address)
     binding.add_symbol(symbol_before, first.address)
 
-    @cfunc(types.intp(types.intp))  # kept on disk as it closes over plain values only
     def handler(frame):
         if _answered(frame):
             return 0
@@ -278,7 +287,7 @@ def _handler(
         _release(job)
         return 0
 
-    return handler
+    return cfunc(types.intp(types.intp))(named(handler, name))  # kept on disk as it closes over plain values only
 
 
 _registering = threading.Lock()

@@ -59,9 +59,7 @@ def rounded_bytes(inputs: int) -> int:
 
 def _bound(function: Any, name: str, **names: Any) -> Any:
     """Return a function with these global names besides its module's, kept on disk under a name of its own."""
-    made = FunctionType(function.__code__, function.__globals__ | names, f"{function.__name__}_{name}")
-    made.__qualname__ = made.__name__
-    return made
+    return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
 
 
 def _rows_by_panels(form: Form, panels: int) -> Any:
@@ -69,7 +67,6 @@ def _rows_by_panels(form: Form, panels: int) -> Any:
     most = form.tiles[0][0]
     full, one = product(form, most, panels), product(form, 1, panels)
 
-    @njit
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
         at, row = w_panel, 0
         while rows - row >= most:
@@ -81,7 +78,7 @@ def _rows_by_panels(form: Form, panels: int) -> Any:
             one(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
             row += 1
 
-    return multiply
+    return njit(ffi.named(multiply, f"{form.name}_{panels}"))
 
 
 def _round(frame, begin, end):

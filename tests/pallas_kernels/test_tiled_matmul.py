@@ -1,5 +1,6 @@
 """Products with tiled matrices: to the last bit where integers are, against float64 of the rounded rows elsewhere."""
 
+import re
 from functools import partial
 
 import jax
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding, ir
 from quantised_cases import FORMS, random_matrix
 
-from pallas_kernels.cpu_dots import kinds_here
+from pallas_kernels.cpu_dots import Emitter, kinds_here
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_table
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
+from pallas_kernels.tiled_matmul.cpu_tiles import Form, emit_product
 
 KINDS = kinds_here()
 RNG = np.random.default_rng(0)
@@ -56,7 +59,7 @@ def test_products_are_those_of_rounded_rows(kind, form):
     np.testing.assert_allclose(found, want, atol=2e-6 * np.abs(want).max())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(1, 20),
     inputs=st.sampled_from([32, 64, 160]),
@@ -130,3 +133,28 @@ def test_other_products_take_tiles_too_and_round_nothing(impl):
 def test_what_has_no_whole_numbers_is_refused(form):
     with pytest.raises(ValueError, match="cannot be tiled"):
         tiled(random_matrix(FORMS[form], (64, 24)))
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_no_copy_of_the_matrix_is_made(form):
+    matrix = jax.tree.map(jnp.asarray, tiled(random_matrix(TILED[form], (256, 512))))
+    compiled = jax.jit(tiled_matmul).lower(jnp.ones((2, 256)), [matrix]).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < matrix.codes.nbytes / 4
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_arms_form_compiles_to_its_dot_product(packed):
+    """Nothing runs: LLVM's compiler for the processor reads the instructions."""
+    module = ir.Module()
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 13)
+    function = ir.Function(module, kind, "tile")
+    builder = ir.IRBuilder(function.append_basic_block())
+    form = Form("neon", 8, False, packed, packed, 0 if packed else 128, False)
+    emit_product(Emitter(builder), form, form.tiles[0][0], form.tiles[1], *function.args)
+    builder.ret_void()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple("aarch64-unknown-linux-gnu").create_target_machine(features="+dotprod")
+    text = target.emit_assembly(binding.parse_assembly(str(module)))
+    rows = form.tiles[0][0]
+    assert len(re.findall(r"\bsdot\b", text)) == rows * 4 * (2 if packed else 1)

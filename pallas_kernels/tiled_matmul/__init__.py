@@ -51,9 +51,8 @@ def tiled_matmul(
     shared = groups == 1 and not first.packed and not has_minimums
     if shared:
         groups = first.inputs // rounded_together(first.inputs)
-    quads = 0 if groups == 1 else first.codes.shape[1] // groups
     half = first.scales.dtype == jnp.float16
-    form = Form(kind or best_kind(), quads, shared and groups > 1, first.packed, has_minimums, first.offset, half)
+    form = Form(kind or best_kind(), groups > 1, shared and groups > 1, first.packed, has_minimums, first.offset, half)
     results = (
         jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
         jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs)), jnp.int8),

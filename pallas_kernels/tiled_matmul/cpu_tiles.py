@@ -25,7 +25,7 @@ class Form:
 
     Attributes:
         kind: which instructions multiply.
-        quads: tiles of a panel in a group of a row's numbers; 0 where all of them share a scale.
+        grouped: whether groups of a row's numbers have scales of their own.
         shared: whether an output has one scale for all its groups.
         packed: whether a byte holds two codes, of a group's first and second half.
         minimums: whether there are minimums.
@@ -34,7 +34,7 @@ class Form:
     """
 
     kind: Kind
-    quads: int
+    grouped: bool
     shared: bool
     packed: bool
     minimums: bool
@@ -46,7 +46,7 @@ class Form:
         """Return a name that no other form has."""
         of_scales = "shared" if self.shared else "", "least" if self.minimums else "", "half" if self.half else ""
         parts = ("packed" if self.packed else "bytes", *of_scales)
-        return "_".join([self.kind, *filter(None, parts), str(self.quads), str(self.offset)])
+        return "_".join([self.kind, *filter(None, parts), "groups" if self.grouped else "whole", str(self.offset)])
 
     @property
     def dots(self) -> Dots:
@@ -60,9 +60,9 @@ class Form:
     @property
     def tiles(self) -> tuple[tuple[int, ...], int]:
         """Return the numbers of rows of the product's tiles, the last being 1, and how many panels a tile has."""
-        dots, grouped = self.dots, self.quads > 0
+        dots = self.dots
         if dots.registers == 32 and dots.pieces == 1:
-            return ((4, 1) if grouped else (8, 1)), 3
+            return ((4, 1) if self.grouped else (8, 1)), 3
         return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
 
 
@@ -150,7 +150,7 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         zeros = [emit.constant(dots.piece, 0)] * (dots.pieces * count)
         return by_place(repeated(emit, quads, zeros, one_quad))
 
-    if form.quads:
+    if form.grouped:
         start = [emit.constant(FLOATS, 0.0)] * count
 
         def one_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:

@@ -149,7 +149,7 @@ def test_arms_form_compiles_to_its_dot_product(packed):
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 13)
     function = ir.Function(module, kind, "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    form = Form("neon", 8, False, packed, packed, 0 if packed else 128, False)
+    form = Form("neon", True, False, packed, packed, 0 if packed else 128, False)
     emit_product(Emitter(builder), form, form.tiles[0][0], form.tiles[1], *function.args)
     builder.ret_void()
     binding.initialize_all_targets()

@@ -73,7 +73,8 @@ class Linear(nnx.Module):
             may_quantise: whether the weight may be held quantised.
         """
         weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
-        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit)
+        tiled = self.impl == "cpu"
+        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit, tiled)
         if self.bias is not None:
             biases = tuple(f"{tensor}.bias" for tensor in tensors)
             yield WeightSource((*path, "bias"), biases, convert_bias, P(self.partition[-1]), layer)
@@ -205,7 +206,7 @@ class Embedding(nnx.Module):
         """Return ``hidden @ table.T`` in float32; its rows from `live_rows` on mean nothing."""
         table = self.weight[...]
         if isinstance(table, QuantisedMatrix):
-            return quantised_matmul_table(hidden, table, impl=self.impl)
+            return quantised_matmul_table(hidden, table, rows=live_rows, impl=self.impl)
         return matmul_table(hidden, table, rows=live_rows, impl=self.impl)
 
     def weights(
@@ -213,14 +214,14 @@ class Embedding(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the table's source: the checkpoint tensor ``{tensor}.weight``."""
         contracted = -1 if may_quantise else None
-        weight = (*path, "weight")
-        yield WeightSource(weight, (f"{tensor}.weight",), convert, self.partition, contracted=contracted)
+        weight, tiled = (*path, "weight"), self.impl == "cpu"
+        yield WeightSource(weight, (f"{tensor}.weight",), convert, self.partition, contracted=contracted, tiled=tiled)
 
 
 def _dot(x: Array, weight: Array | QuantisedMatrix | Bank, live_rows: LiveRows, impl: Impl, shards: int) -> Array:
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
     if isinstance(bank.matrices[0], QuantisedMatrix):
-        return quantised_matmul(x, bank.matrices, bank.index, input_shards=shards, impl=impl)
+        return quantised_matmul(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)
     return matmul(x, bank.matrices, bank.index, rows=live_rows, impl=impl)
 
 

@@ -26,9 +26,10 @@ def _features() -> dict[str, bool]:
         return {}
 
 
-_FEATURES = _features()
-_MANY_REGISTERS = any(_FEATURES.get(name) for name in ("avx512f", "neon"))
-LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
+FEATURES = _features()
+"""What this machine's processor has."""
+_MANY_REGISTERS = any(FEATURES.get(name) for name in ("avx512f", "neon"))
+LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
 """How many float32 a vector register holds."""
 ROWS = 8 if _MANY_REGISTERS else 4
 """Rows of x in a tile."""

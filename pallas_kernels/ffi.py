@@ -30,7 +30,7 @@ RUN = types.void(types.intp, types.intp, types.intp)
 """Signature of what `register` takes."""
 
 # XLA_FFI_CallFrame.
-_EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS = 8, 16, 24, 72, 112
+_EXTENSION, _API, _CONTEXT, _NUM_ARGUMENTS, _ARGUMENTS, _RESULTS = 8, 16, 24, 56, 72, 112
 # XLA_FFI_Extension_Base and XLA_FFI_Metadata_Extension: XLA asks for the version a handler was built against.
 _EXTENSION_TYPE, _METADATA, _METADATA_TYPE = 8, 24, 1
 _MAJOR, _MINOR, _TRAITS, _API_VERSION = 24, 28, 32, (0, 1)
@@ -40,7 +40,8 @@ _DATA, _RANK, _DIMENSIONS = 24, 32, 40
 _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
 # A job: what the threads that share a call know of it. Words of 8 bytes.
-_NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN, _CALL, _JOB_BYTES = 0, 8, 16, 24, 32, 40, 48, 56, 96
+_NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN = 0, 8, 16, 24, 32, 40, 48
+_NEXT_BEFORE, _DONE_BEFORE, _ITEMS_BEFORE, _GRAIN_BEFORE, _BEFORE, _CALL, _JOB_BYTES = 56, 64, 72, 80, 88, 96, 136
 
 
 def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
@@ -62,6 +63,16 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
             numba.config.CACHE_DIR = before
 
     return compiled
+
+
+def named(function: Callable[..., Any], name: str) -> Any:
+    """Give a function that is made several times a name of its own, and return it.
+
+    Its symbol is made of its name and of a number that begins anew in every process: two functions of one name that
+    different processes kept on disk may have the same symbol, and then one is called in the other's place.
+    """
+    function.__name__ = function.__qualname__ = f"{function.__name__}_{name}"
+    return function
 
 
 @cache
@@ -93,6 +104,12 @@ def _answered(frame):
 def argument(frame, index):
     """Return the address of an argument's ``XLA_FFI_Buffer``."""
     return load(load(frame + _ARGUMENTS) + 8 * index)
+
+
+@njit
+def arguments(frame):
+    """Return how many arguments there are."""
+    return load(frame + _NUM_ARGUMENTS)
 
 
 @njit
@@ -161,7 +178,17 @@ def _release(job):
 
 @njit
 def _work(job):
-    items, grain, frame = load(job + _ITEMS), load(job + _GRAIN), load(job + _FRAME)
+    items, grain, frame = load(job + _ITEMS_BEFORE), load(job + _GRAIN_BEFORE), load(job + _FRAME)
+    while items > 0:
+        begin = add(job + _NEXT_BEFORE, grain)
+        if begin >= items:
+            break
+        end = min(begin + grain, items)
+        run_range(load(job + _BEFORE), frame, begin, end)
+        add(job + _DONE_BEFORE, end - begin)
+    while items > 0 and add(job + _DONE_BEFORE, 0) < items:
+        pass
+    items, grain = load(job + _ITEMS), load(job + _GRAIN)
     while True:
         begin = add(job + _NEXT, grain)
         if begin >= items:
@@ -181,7 +208,15 @@ def _task(job):
 binding.add_symbol("jpaged_ffi_task", _task.address)
 
 
-def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], portion: int = 1, grains: int = 8) -> None:
+def register(
+    name: str,
+    run: Any,
+    *,
+    items_of: tuple[tuple[int, int], ...],
+    portion: int = 1,
+    grains: int = 8,
+    before: tuple[Any, int, int] | None = None,
+) -> None:
     """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
 
     A second call for a name does nothing: engines that are made in several threads at once ask for the same targets.
@@ -193,19 +228,30 @@ def register(name: str, run: Any, *, items_of: tuple[tuple[int, int], ...], port
         run: ``cfunc(RUN)`` of a frame and a range of items, which it computes; called on several threads at once.
         items_of: an argument and one of its axes, whose lengths' product, `portion` at a time, are a call's items.
         grains: items are handed out so many times a thread; several even out items of different cost.
+        before: a `run`, and an argument and one of its axes, whose length is its number of items; they are computed,
+            by the same threads, before the first of the others.
     """
     with _registering:
         if name not in _alive:
-            _alive[name] = run, _handler(f"{name}_run", run, items_of, portion, grains)
-            handler = _alive[name][1]
+            handler = _handler(name, run, items_of, portion, grains, before or (run, -1, 0))
+            _alive[name] = run, before, handler
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
 
 
-def _handler(symbol: str, run: Any, items_of: tuple[tuple[int, int], ...], portion: int, grains: int) -> Any:
-    """Compile what XLA calls; `symbol` is the name by which it finds `run`."""
+def _handler(
+    name: str,
+    run: Any,
+    items_of: tuple[tuple[int, int], ...],
+    portion: int,
+    grains: int,
+    before: tuple[Any, int, int],
+) -> Any:
+    """Compile what XLA calls, which finds `run` and what comes before it by symbols."""
+    symbol, symbol_before = f"{name}_run", f"{name}_before"
+    first, items_argument, items_axis = before
     binding.add_symbol(symbol, run.address)
+    binding.add_symbol(symbol_before, first.address)
 
-    @cfunc(types.intp(types.intp))  # kept on disk as it closes over plain values only
     def handler(frame):
         if _answered(frame):
             return 0
@@ -213,6 +259,7 @@ def _handler(symbol: str, run: Any, items_of: tuple[tuple[int, int], ...], porti
         for index, axis in items_of:
             items *= dimension(argument(frame, index), axis)
         items = (items + portion - 1) // portion
+        items_before = 0 if items_argument < 0 else dimension(argument(frame, items_argument), items_axis)
         job = allocate(_JOB_BYTES)
         threads = max(1, min(_num_threads(frame, job), items))
         store(job + _DONE, 0)
@@ -221,6 +268,11 @@ def _handler(symbol: str, run: Any, items_of: tuple[tuple[int, int], ...], porti
         store(job + _ITEMS, items)
         store(job + _GRAIN, max(1, items // (threads * grains)))
         store(job + _RUN, address_of(symbol))
+        store(job + _NEXT_BEFORE, 0)
+        store(job + _DONE_BEFORE, 0)
+        store(job + _ITEMS_BEFORE, items_before)
+        store(job + _GRAIN_BEFORE, max(1, items_before // (threads * 2)))
+        store(job + _BEFORE, address_of(symbol_before))
         call = job + _CALL
         for _ in range(1, threads):
             add(job + _OWNERS, 1)
@@ -235,9 +287,9 @@ def _handler(symbol: str, run: Any, items_of: tuple[tuple[int, int], ...], porti
         _release(job)
         return 0
 
-    return handler
+    return cfunc(types.intp(types.intp))(named(handler, name))  # kept on disk as it closes over plain values only
 
 
 _registering = threading.Lock()
-_alive: dict[str, tuple[Any, Any]] = {}
+_alive: dict[str, tuple[Any, ...]] = {}
 """Compiled functions whose addresses XLA holds, by the target's name."""

@@ -1,10 +1,12 @@
 """Measures throughput on the demo model: a batch and one sequence, against this machine's limits and transformers.
 
     .venv/bin/python scripts/bench_throughput.py [--num-prompts 64] [--no-reference] [--deterministic]
+    .venv/bin/python scripts/bench_throughput.py --weights int8 int4 gguf [--rounds 3]
 
 64 real prompts with lognormal lengths (mean 160 tokens in, 64 out, seeded), greedy, float32, all sent at once; then
 one sequence, 128 in and 128 out. Where torch is installed, transformers' continuous batching does the same batch in
 the same run. With --deterministic an engine with ``deterministic=True`` does it once more, to show what that costs.
+With --weights engines of these quantisations take turns with float32, and the best of some rounds counts.
 The figures mean most on a machine that does nothing else.
 """
 
@@ -23,7 +25,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the lengths (0)")
     parser.add_argument("--no-reference", action="store_true", help="leave transformers on torch out")
     parser.add_argument("--deterministic", action="store_true", help="measure deterministic=True as well")
+    parser.add_argument("--weights", nargs="+", default=[], help="quantisations to measure beside float32")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each with --weights (3)")
     args = parser.parse_args()
+    if args.weights:
+        compare_weights(args.weights, args.num_prompts, args.seed, args.rounds)
+        return
 
     start = time.perf_counter()  # before the imports, which are part of getting ready
     from jpaged.benchmarks import throughput
@@ -64,6 +71,39 @@ def main() -> None:
         f"reference {other.output_tokens} tokens out in {other.seconds:.2f} s: {other.tokens_per_second:.1f} output "
         f"tokens/s (transformers' continuous batching on torch); jpaged is {ratio:.2f} times as fast"
     )
+
+
+def compare_weights(quantisations: list[str], num_prompts: int, seed: int, rounds: int) -> None:
+    """Print each quantisation's speed in the batch and for one sequence, and how many times that of float32 it is."""
+    from jpaged.benchmarks import throughput
+    from jpaged.benchmarks.prompts import Lengths
+    from jpaged.llm import LLM
+
+    lengths = Lengths(num_prompts=num_prompts, seed=seed)
+    engines = {}
+    for name in ("float32", *quantisations):
+        engines[name] = LLM(
+            MODEL,
+            dtype="float32",
+            quantization=None if name == "float32" else name,
+            max_num_seqs=64,
+            max_num_batched_tokens=TOKEN_BUDGET,
+            max_model_len=1024,
+        )
+        engines[name].warmup()
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(rounds):
+        for name, llm in engines.items():
+            found = throughput.run(llm, lengths)
+            speeds = found.output_tokens / found.batch_seconds, found.single_tokens / found.single_seconds
+            batch, single = best.get(name, (0.0, 0.0))
+            best[name] = max(batch, speeds[0]), max(single, speeds[1])
+    print(
+        "| weights | batch, tokens/s | times float32 | one sequence, tokens/s | times float32 |\n|---|---|---|---|---|"
+    )
+    for name, (batch, single) in best.items():
+        of_batch, of_single = (mine / base for mine, base in zip((batch, single), best["float32"], strict=True))
+        print(f"| {name} | {batch:.0f} | {of_batch:.2f} | {single:.0f} | {of_single:.2f} |")
 
 
 if __name__ == "__main__":

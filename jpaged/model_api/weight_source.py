@@ -44,6 +44,8 @@ class WeightSource:
         contracted: axis of the (unstacked) parameter that products sum over, counted from the end, if it may be
             quantised: the engine then puts a `pallas_kernels.quantised.QuantisedMatrix` in its place.
         unit: `convert` keeps this many neighbours along `contracted` together (a head); 0 = all of them.
+        tiled: whether a CPU's product reads the quantised parameter in tiles: it is then a
+            `pallas_kernels.tiled.TiledMatrix`, if its format allows.
     """
 
     path: tuple[str, ...]
@@ -53,3 +55,4 @@ class WeightSource:
     layer: int | None = None
     contracted: int | None = None
     unit: int = 0
+    tiled: bool = False

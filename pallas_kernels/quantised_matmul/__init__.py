@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.matmul import chosen_product
 from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled import TiledMatrix
+from pallas_kernels.tiled_matmul import tiled_matmul
 
 __all__ = ["quantised_matmul", "quantised_matmul_grouped", "quantised_matmul_table"]
 
@@ -29,6 +31,7 @@ def quantised_matmul(
     matrices: Sequence[QuantisedMatrix],
     index: int | Int[Array, ""] = 0,
     *,
+    rows: Int[Array, ""] | None = None,
     out_dtype: jnp.dtype | None = None,
     input_shards: int = 1,
     impl: Impl | None = None,
@@ -36,8 +39,10 @@ def quantised_matmul(
     """Return ``x @ matrices[index]``; only that matrix is read.
 
     Args:
-        matrices: [inputs, outputs] each, with axis -2.
+        matrices: [inputs, outputs] each, with axis -2. On a CPU that holds a `TiledMatrix`, the numbers of x are
+            rounded to 8 bits, see `pallas_kernels.tiled_matmul`.
         index: may be traced.
+        rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: the result's dtype; None = that of `x`.
         input_shards: shards over which XLA has split the contracted axis. Only TPUs' version asks, to sum up once.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform.
@@ -46,14 +51,23 @@ def quantised_matmul(
     if resolve_impl(impl) == "tpu":
         run = partial(run, input_shards=input_shards)
     dtype = jnp.dtype(out_dtype or x.dtype)
-    return chosen_product(lambda x, matrix: run(x, matrix, dtype), x, matrices, index)
+    if _multiplies_tiles(matrices, impl):
+        return tiled_matmul(x, matrices, index, rows=rows).astype(dtype)
+    return chosen_product(lambda x, matrix: run(x, _untiled(matrix), dtype), x, matrices, index)
 
 
 def quantised_matmul_table(
-    x: Float[Array, "rows embed"], table: QuantisedMatrix, *, impl: Impl | None = None
+    x: Float[Array, "rows embed"],
+    table: QuantisedMatrix,
+    *,
+    rows: Int[Array, ""] | None = None,
+    impl: Impl | None = None,
 ) -> Float[Array, "rows vocab"]:
     """Return ``x @ table.T`` in float32; `table` is [vocab, embed], with axis -1. See `quantised_matmul`."""
-    return _module(impl).quantised_matmul_table(x, table)
+    tables = [table]
+    if _multiplies_tiles(tables, impl):
+        return tiled_matmul(x, tables, rows=rows)
+    return _module(impl).quantised_matmul_table(x, _untiled(table))
 
 
 def quantised_matmul_grouped(
@@ -71,6 +85,14 @@ def quantised_matmul_grouped(
         impl: see `quantised_matmul`; ``cpu`` needs unsharded operands.
     """
     return _module(impl).quantised_matmul_grouped(x, table, counts)
+
+
+def _multiplies_tiles(matrices: Sequence[QuantisedMatrix], impl: Impl | None) -> TypeGuard[Sequence[TiledMatrix]]:
+    return isinstance(matrices[0], TiledMatrix) and resolve_impl(impl) == "cpu"
+
+
+def _untiled(matrix: QuantisedMatrix) -> QuantisedMatrix:
+    return matrix.untiled() if isinstance(matrix, TiledMatrix) else matrix
 
 
 def _module(impl: Impl | None) -> Any:

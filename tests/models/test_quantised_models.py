@@ -10,6 +10,7 @@ from flax import nnx
 
 from jpaged.loading import load_model
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled import TiledMatrix
 
 TOKENS = np.random.default_rng(0).integers(3, 211, 20)
 
@@ -32,7 +33,9 @@ def at_night(name):
 
 @pytest.mark.parametrize("name", map(at_night, NAMES + RECURRENT))
 @pytest.mark.parametrize(("quantization", "stacked"), [("int8", False), ("int4", True)])
-def test_quantised_products_are_those_of_the_values(name, quantization, stacked, tmp_path):
+def test_quantised_products_are_those_of_the_values(name, quantization, stacked, tmp_path, monkeypatch):
+    """XLA multiplies: a CPU's own products round activations."""
+    monkeypatch.setattr("jpaged.loading.build_context._product_impl", lambda mesh, impl: "xla")
     make_checkpoint(name, tmp_path)
     loaded = load_model(tmp_path, dtype="float32", quantization=quantization, stacked=stacked)
     assert any(map(is_quantised, jax.tree.leaves(loaded.params, is_leaf=is_quantised)))
@@ -41,3 +44,15 @@ def test_quantised_products_are_those_of_the_values(name, quantization, stacked,
     known = slice(loaded.model.vocab_size)
     rounding = 1e-4 if name in RECURRENT else 2e-5  # which a recurrence may multiply, token by token
     np.testing.assert_allclose(found[:, known], want[:, known], atol=rounding * np.abs(want[:, known]).max())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_cpus_tiles_give_the_values_products_but_for_rounded_activations(name, quantization, tmp_path):
+    make_checkpoint(name, tmp_path)
+    loaded = load_model(tmp_path, dtype="float32", quantization=quantization)
+    leaves = jax.tree.leaves(loaded.params, is_leaf=is_quantised)
+    assert any(isinstance(leaf, TiledMatrix) for leaf in leaves)
+    found = run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)[:, : loaded.model.vocab_size]
+    want = run_dense(nnx.merge(loaded.graphdef, dequantised(loaded.params)), TOKENS)[:, : loaded.model.vocab_size]
+    assert 0 < np.sqrt(np.mean((found - want) ** 2)) < 0.06 * np.std(want)

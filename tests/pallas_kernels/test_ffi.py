@@ -38,6 +38,7 @@ def test_offsets_are_those_of_the_installed_header():
     frame = offsets("XLA_FFI_CallFrame")
     assert [frame["api"], frame["ctx"]] == [ffi._API, ffi._CONTEXT]
     assert frame["args"] + offsets("XLA_FFI_Args")["args"] == ffi._ARGUMENTS
+    assert frame["args"] + offsets("XLA_FFI_Args")["size"] == ffi._NUM_ARGUMENTS
     assert frame["rets"] + offsets("XLA_FFI_Rets")["rets"] == ffi._RESULTS
     buffer = offsets("XLA_FFI_Buffer")
     assert [buffer["data"], buffer["dims"]] == [ffi._DATA, ffi._DIMENSIONS]
@@ -127,3 +128,15 @@ def test_compiled_code_is_kept_until_a_file_of_the_package_changes(tmp_path, mon
         assert (double.ctypes(4), double.cache_hits) == (8, hits)
         assert list((tmp_path / fingerprint).rglob("*.nbc"))
     assert str(tmp_path) == numba.config.CACHE_DIR
+
+
+def test_functions_made_twice_have_symbols_of_their_own():
+    """Kept on disk by different processes, they may have the same number behind their names."""
+
+    @numba.cfunc(ffi.RUN)
+    def nothing(frame, begin, end):
+        pass
+
+    handlers = [ffi._handler(name, nothing, ((0, 0),), 1, 1, (nothing, -1, 0)) for name in ("once", "twice")]
+    symbols = [re.sub(r"\d", "", handler.native_name) for handler in handlers]
+    assert symbols[0] != symbols[1]

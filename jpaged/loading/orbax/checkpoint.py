@@ -34,6 +34,7 @@ from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.model_api import BuildContext, CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled import TiledMatrix
 
 if TYPE_CHECKING:
     from jpaged.loading.loaded_model import LoadedModel
@@ -68,9 +69,12 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     forms = {}
     for target in targets_of(loaded.model):
         value = values[target.path]
+        value = jax.tree.map(partial(_single, index=target.index), value)
+        if isinstance(value, TiledMatrix):
+            value = value.untiled()
         if isinstance(value, QuantisedMatrix):
             forms[".".join(target.source.path)] = Format.of(value).as_json()
-        params |= _parts(target, jax.tree.map(partial(_single, index=target.index), value))
+        params |= _parts(target, value)
     # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
     # It warns that there is nothing to merge, as without OCDBT there never is.

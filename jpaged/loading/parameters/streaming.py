@@ -14,6 +14,7 @@ from jpaged.loading.parameters.placement import Parts, empty_stack, own_parts, p
 from jpaged.loading.parameters.targets import StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled import tiled
 
 _READERS = 2
 _IN_FLIGHT = 4
@@ -79,7 +80,8 @@ def _wait(target: Target, future: Future[Held]) -> tuple[Target, Held]:
 def _own_parts(
     target: Target, read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh, memory: HostMemory
 ) -> Held:
-    likes = abstract_value(target, mesh, stacked=False)
-    return jax.tree.map(
-        lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), read(target), likes
-    )
+    likes, value = abstract_value(target, mesh, stacked=False), read(target)
+    if target.tiled:
+        assert isinstance(value, QuantisedMatrix)
+        value = tiled(value)
+    return jax.tree.map(lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), value, likes)

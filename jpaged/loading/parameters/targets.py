@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
-from jpaged.loading.code_format import Format, Forms, partition_of
+from jpaged.loading.code_format import PACKED, Format, Forms, partition_of
 from jpaged.loading.parameters.placement import sharding_of
 from jpaged.model_api import BuildContext, CausalLM, WeightSource
+from pallas_kernels import tiled
 from pallas_kernels.quantised import QuantisedMatrix
 
 StatePath = tuple[str | int, ...]
@@ -25,7 +27,7 @@ class Target:
     """Says where one weight source goes: a parameter, or layer `index` of a stack of `layers`.
 
     `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
-    values when the parameter is quantised.
+    values when the parameter is quantised, and `tiled` says whether in a `pallas_kernels.tiled.TiledMatrix`.
     """
 
     source: WeightSource
@@ -35,6 +37,7 @@ class Target:
     shape: tuple[int, ...]
     dtype: np.dtype
     form: Format | None = None
+    tiled: bool = False
 
     @property
     def name(self) -> str:
@@ -81,7 +84,21 @@ def targets_of(model: CausalLM) -> list[Target]:
 
 def in_forms(targets: Sequence[Target], forms: Forms) -> list[Target]:
     """Return the targets with the formats that `forms` names for them."""
-    return [replace(target, form=forms.get(target.source.path)) for target in targets]
+
+    def formed(target: Target) -> Target:
+        form = forms.get(target.source.path)
+        return replace(target, form=form, tiled=form is not None and _is_tiled(target, form))
+
+    return [formed(target) for target in targets]
+
+
+def _is_tiled(target: Target, form: Format) -> bool:
+    """Tell whether products want a parameter in tiles, and its format has them."""
+    if not target.source.tiled or len(target.shape) != 2:
+        return False
+    assert target.source.contracted is not None
+    inputs = target.shape[target.source.contracted]
+    return tiled.takes(form.codes, form.group or inputs, inputs, packed=form.codes == PACKED, e2m1=form.e2m1)
 
 
 def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = True) -> Value:
@@ -95,7 +112,14 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
     if target.form is None:
         return struct(target.shape, target.dtype)
     assert target.source.contracted is not None
-    return target.form.parts(target.source.contracted, target.shape, struct)
+    if not target.tiled:
+        return target.form.parts(target.source.contracted, target.shape, struct)
+    sharding = sharding_of(mesh, PartitionSpec(), stacked=bool(stack))
+    whole = target.form.parts(target.source.contracted, target.shape, jax.ShapeDtypeStruct)
+    return jax.tree.map(
+        lambda part: jax.ShapeDtypeStruct((*stack, *part.shape), part.dtype, sharding=sharding),
+        tiled.abstract(whole),
+    )
 
 
 def flat_values(state: nnx.State) -> dict[StatePath, Any]:

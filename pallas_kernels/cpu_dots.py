@@ -1,0 +1,176 @@
+"""Adds up products of 8-bit numbers in 32-bit integers, as LLVM instructions of each kind of processor.
+
+Every kind multiplies a tile of 64 codes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each
+output's products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`).
+Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
+of them this machine has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from llvmlite import ir
+
+from pallas_kernels.cpu_tiles import FEATURES
+
+Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "neon", "plain"]
+
+_BYTE, _SHORT, _INT, _WORD, _FLOAT = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
+INTS, FLOATS = ir.VectorType(_INT, 16), ir.VectorType(_FLOAT, 16)
+"""What a tile's 16 outputs are added up in, and scaled in."""
+_CODES = ir.VectorType(_BYTE, 64)
+
+
+def vector(number: ir.Type, lanes: int) -> ir.VectorType:
+    return ir.VectorType(number, lanes)
+
+
+class Emitter:
+    """Appends instructions that all kinds share; addresses are words."""
+
+    def __init__(self, builder: ir.IRBuilder):
+        self.builder = builder
+
+    def load(self, address: ir.Value, kind: ir.Type) -> ir.Value:
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=1)
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+    def at(self, base: ir.Value, *offsets: ir.Value | int) -> ir.Value:
+        for offset in offsets:
+            base = self.builder.add(base, ir.Constant(_WORD, offset) if isinstance(offset, int) else offset)
+        return base
+
+    def times(self, value: ir.Value, factor: int) -> ir.Value:
+        return self.builder.mul(value, ir.Constant(_WORD, factor))
+
+    def spread(self, number: ir.Value, lanes: int) -> ir.Value:
+        """Return a vector whose numbers all are `number`."""
+        none = ir.Constant(vector(number.type, lanes), ir.Undefined)
+        first = self.builder.insert_element(none, number, ir.Constant(_INT, 0))
+        return self.builder.shuffle_vector(first, none, ir.Constant(vector(_INT, lanes), [0] * lanes))
+
+    def pick(self, value: ir.Value, lanes: range | list[int], other: ir.Value | None = None) -> ir.Value:
+        """Return some numbers of a vector, or of two behind one another."""
+        other = ir.Constant(value.type, ir.Undefined) if other is None else other
+        return self.builder.shuffle_vector(value, other, ir.Constant(vector(_INT, len(lanes)), list(lanes)))
+
+    def joined(self, parts: list[ir.Value]) -> ir.Value:
+        """Return vectors behind one another as one."""
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self.pick(low, range(2 * low.type.count), high) for low, high in pairs]
+        return parts[0]
+
+    def constant(self, kind: ir.VectorType, number: float) -> ir.Constant:
+        return ir.Constant(kind, [number] * kind.count)
+
+    def call(self, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:
+        """Call what LLVM calls `name`."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        function = self.builder.module.globals.get(name) or ir.Function(self.builder.module, kind, name)
+        return self.builder.call(function, arguments)
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Says how one kind of processor multiplies a tile.
+
+    Attributes:
+        piece: a register of sums.
+        pieces: how many hold the sums of a tile's 16 outputs.
+        registers: how many registers there are of that size.
+    """
+
+    kind: Kind
+    piece: ir.VectorType
+    pieces: int
+    registers: int
+
+    @property
+    def signed(self) -> bool:
+        """Tell whether codes are taken as numbers from -128 to 127."""
+        return self.kind == "neon"
+
+    def tile(self, emit: Emitter, codes: ir.Value) -> list[ir.Value]:
+        """Return 64 codes in the operands that `add` takes."""
+        if self.kind == "avx2":
+            parts = [emit.pick(codes, range(start, start + 16)) for start in range(0, 64, 16)]
+            return [emit.builder.zext(part, vector(_SHORT, 16)) for part in parts]
+        if self.kind == "plain":
+            places = [emit.pick(codes, range(place, 64, 4)) for place in range(4)]
+            return [emit.builder.zext(part, INTS) for part in places]
+        size = 64 // self.pieces
+        parts = [emit.pick(codes, range(start, start + size)) for start in range(0, 64, size)] if size < 64 else [codes]
+        return parts if self.kind == "neon" else [emit.builder.bitcast(part, self.piece) for part in parts]
+
+    def four(self, emit: Emitter, address: ir.Value) -> list[ir.Value]:
+        """Return a row's four numbers at an address in the operands that `add` takes."""
+        if self.kind == "avx2":
+            wide = emit.builder.sext(emit.load(address, vector(_BYTE, 4)), vector(_SHORT, 4))
+            return [emit.builder.bitcast(emit.spread(emit.builder.bitcast(wide, _WORD), 4), vector(_SHORT, 16))]
+        if self.kind == "plain":
+            wide = emit.builder.sext(emit.load(address, vector(_BYTE, 4)), vector(_INT, 4))
+            return [emit.spread(emit.builder.extract_element(wide, ir.Constant(_INT, n)), 16) for n in range(4)]
+        numbers = emit.spread(emit.load(address, _INT), self.piece.count)
+        return [emit.builder.bitcast(numbers, vector(_BYTE, 16)) if self.kind == "neon" else numbers]
+
+    def add(self, emit: Emitter, sums: list[ir.Value], tile: list[ir.Value], four: list[ir.Value]) -> list[ir.Value]:
+        """Return a tile's sums with its products with a row's four numbers added."""
+        if self.kind == "plain":
+            (total,) = sums
+            for codes, number in zip(tile, four, strict=True):
+                total = emit.builder.add(total, emit.builder.mul(codes, number))
+            return [total]
+        (numbers,) = four
+        if self.kind == "avx2":
+            pairs = [emit.call("llvm.x86.avx2.pmadd.wd", self.piece, [codes, numbers]) for codes in tile]
+            return [emit.builder.add(total, pair) for total, pair in zip(sums, pairs, strict=True)]
+        name = {
+            "vnni512": "llvm.x86.avx512.vpdpbusd.512",
+            "vnni256": "llvm.x86.avx512.vpdpbusd.256",
+            "neon": "llvm.aarch64.neon.sdot.v4i32.v16i8",
+        }[self.kind]
+        return [emit.call(name, self.piece, [s, codes, numbers]) for s, codes in zip(sums, tile, strict=True)]
+
+    def totals(self, emit: Emitter, sums: list[ir.Value]) -> ir.Value:
+        """Return a tile's sums as one vector of `INTS`."""
+        both = emit.joined(sums)
+        if self.kind != "avx2":
+            return both
+        return emit.builder.add(emit.pick(both, range(0, 32, 2)), emit.pick(both, range(1, 32, 2)))
+
+
+KINDS: dict[Kind, Dots] = {
+    "vnni512": Dots("vnni512", INTS, 1, 32),
+    "vnni256": Dots("vnni256", vector(_INT, 8), 2, 16),
+    "avx2": Dots("avx2", vector(_INT, 8), 4, 16),
+    "neon": Dots("neon", vector(_INT, 4), 4, 32),
+    "plain": Dots("plain", INTS, 1, 4),
+}
+"""``vnni512`` and ``vnni256``: vpdpbusd. ``avx2``: vpmaddwd of codes widened to 16 bits, as vpmaddubsw saturates.
+``neon``: sdot of ARM's dot product extension. ``plain``: what LLVM makes of multiplications on any machine."""
+
+
+def kinds_here() -> tuple[Kind, ...]:
+    """Return the kinds that this machine has, best first."""
+
+    def has(*names: str) -> bool:
+        return all(FEATURES.get(name) for name in names)
+
+    here: dict[Kind, bool] = {
+        "vnni512": has("avx512vnni", "avx512bw"),
+        "vnni256": has("avx512vnni", "avx512vl") or has("avxvnni"),
+        "avx2": has("avx2"),
+        "neon": has("dotprod"),
+        "plain": True,
+    }
+    return tuple(kind for kind, is_here in here.items() if is_here)
+
+
+def best_kind() -> Kind:
+    """Return the kind that is fastest here."""
+    return kinds_here()[0]

@@ -1,0 +1,179 @@
+"""Lays quantised matrices out in tiles, as a CPU's integer instructions read them: 16 outputs by 4 inputs, 64 bytes.
+
+An instruction multiplies four neighbouring inputs of each of 16 outputs with four numbers of a row and adds each
+output's products up. So a panel of 16 outputs is one run of memory, which a product reads from end to end. Codes are
+held without a sign, as the instructions want one operand so: int8 codes as ``code + 128``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.quantised import QuantisedMatrix
+
+OUTPUTS, INPUTS = 16, 4
+"""Outputs and inputs of a tile."""
+MOST_OF_A_GROUP = 64
+"""The longest group along the inputs, unless it is the whole axis."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("codes", "scales", "minimums"),
+    meta_fields=("axis", "packed", "e2m1", "inputs", "outputs", "offset"),
+)
+@dataclass(frozen=True)
+class TiledMatrix(QuantisedMatrix):
+    """Holds a `QuantisedMatrix` of two dimensions in tiles; `tiled` makes it.
+
+    Attributes:
+        codes: uint8 [panels, quads, 16, 4]; packed, a group's bytes hold its first half in their low nibbles.
+        scales: [panels, groups, 16].
+        minimums: has the shape of `scales`, or is None.
+        inputs, outputs: of the matrix; what tiles have beyond is zero.
+        offset: what was added to every code.
+    """
+
+    inputs: int = field(default=0)
+    outputs: int = field(default=0)
+    offset: int = field(default=0)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the matrix that this stands for."""
+        return (self.inputs, self.outputs) if self.axis == -2 else (self.outputs, self.inputs)
+
+    @property
+    def T(self) -> TiledMatrix:
+        """Return the transposed matrix, which has the same tiles."""
+        return self._with(self.codes, self.scales, self.minimums, axis=-3 - self.axis)
+
+    @property
+    def scales_follow(self) -> bool:
+        """Tell whether an output has one scale and no minimum."""
+        return self.scales.shape[-2] == 1 and self.minimums is None
+
+    def rows(self, ids: Int[Array, " ids"]) -> QuantisedMatrix:
+        """Return the rows of a table that have these ids; ids out of range read some row."""
+        ids = jnp.clip(ids, 0, self.outputs - 1)
+        panel, place = ids // OUTPUTS, ids % OUTPUTS
+        minimums = None if self.minimums is None else self.minimums[panel, :, place]
+        codes = self.codes[panel, :, place].reshape(len(ids), -1)[:, : self._codes_of_an_output]
+        return QuantisedMatrix(self._signed(codes), self.scales[panel, :, place], minimums, -1, self.packed)
+
+    def untiled(self) -> QuantisedMatrix:
+        """Return the matrix that was tiled, to the last bit."""
+        codes = self.codes.transpose(1, 3, 0, 2).reshape(-1, len(self.codes) * OUTPUTS)
+        codes = self._signed(codes[: self._codes_of_an_output, : self.outputs])
+
+        def one_a_group(part: Any) -> Any:
+            part = part.transpose(1, 0, 2).reshape(part.shape[1], -1)[:, : self.outputs]
+            return part if self.axis == -2 else part.T
+
+        minimums = None if self.minimums is None else one_a_group(self.minimums)
+        return QuantisedMatrix(
+            codes if self.axis == -2 else codes.T, one_a_group(self.scales), minimums, self.axis, self.packed
+        )
+
+    def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
+        """Return the matrix, computed in float32 and rounded to `dtype`."""
+        return self.untiled().dequantised(dtype)
+
+    @property
+    def _codes_of_an_output(self) -> int:
+        return self.inputs // 2 if self.packed else self.inputs
+
+    def _signed(self, codes: Any) -> Any:
+        if self.packed:
+            return codes
+        signed = codes ^ np.uint8(128)
+        return signed.view(np.int8) if isinstance(signed, np.ndarray) else jax.lax.bitcast_convert_type(signed, "int8")
+
+    def _with(self, codes: Any, scales: Any, minimums: Any, *, axis: int) -> TiledMatrix:
+        sizes = self.inputs, self.outputs, self.offset
+        return TiledMatrix(codes, scales, minimums, axis, self.packed, False, *sizes)
+
+
+def takes(codes: np.dtype, group: int, inputs: int, *, packed: bool, e2m1: bool) -> bool:
+    """Tell whether a matrix can be tiled: its codes are int8 or packed numbers, and its groups whole tiles.
+
+    Args:
+        group: values that share a scale; `inputs` of them if all do.
+    """
+    unit = 2 * INPUTS if packed else INPUTS
+    known = (packed and not e2m1) or np.dtype(codes) == np.int8
+    if group == inputs:
+        return known and (not packed or inputs % unit == 0)
+    return known and group % unit == 0 and group <= MOST_OF_A_GROUP
+
+
+def sizes(inputs: int, outputs: int, groups: int, *, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the codes and of the scales of a tiled matrix."""
+    panels, quads = -(-outputs // OUTPUTS), -(-inputs // (2 * INPUTS if packed else INPUTS))
+    return (panels, quads, OUTPUTS, INPUTS), (panels, groups, OUTPUTS)
+
+
+def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
+    """Return a matrix of two dimensions, held by NumPy, in tiles.
+
+    Raises:
+        ValueError: the matrix cannot be tiled, see `takes`.
+    """
+    axis, packed = matrix.axis, matrix.packed
+    inputs, outputs = matrix.shape if axis == -2 else matrix.shape[::-1]
+    groups = matrix.scales.shape[axis]
+    if not takes(matrix.codes.dtype, inputs // groups, inputs, packed=packed, e2m1=matrix.e2m1):
+        raise ValueError(f"a matrix of {matrix.codes.dtype} in {groups} groups of {inputs} inputs cannot be tiled")
+    shape, of_scales = sizes(inputs, outputs, groups, packed=packed)
+
+    def by_inputs(part: Any) -> np.ndarray:
+        part = np.asarray(part)
+        return part if axis == -2 else part.T
+
+    given = by_inputs(matrix.codes)
+    codes = np.full(shape, 0 if packed else 128, np.uint8)
+    _fill(codes, given if packed else given.view(np.uint8) ^ np.uint8(128))
+    scales = _by_panels(by_inputs(matrix.scales), of_scales)
+    minimums = None if matrix.minimums is None else _by_panels(by_inputs(matrix.minimums), of_scales)
+    return TiledMatrix(codes, scales, minimums, axis, packed, False, inputs, outputs, 0 if packed else 128)
+
+
+def abstract(matrix: QuantisedMatrix) -> TiledMatrix:
+    """Return the shapes that `tiled` would make of a matrix of shapes."""
+    axis, packed = matrix.axis, matrix.packed
+    inputs, outputs = matrix.shape if axis == -2 else matrix.shape[::-1]
+    shape, of_scales = sizes(inputs, outputs, matrix.scales.shape[axis], packed=packed)
+    codes, scales = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(of_scales, matrix.scales.dtype)
+    minimums = None if matrix.minimums is None else scales
+    return TiledMatrix(codes, scales, minimums, axis, packed, False, inputs, outputs, 0 if packed else 128)
+
+
+def _fill(codes: np.ndarray, given: np.ndarray) -> None:
+    """Put codes [inputs, outputs] into their tiles."""
+    inputs, outputs = given.shape
+    whole = inputs // INPUTS * INPUTS
+    for start in range(0, outputs, OUTPUTS):
+        columns = given[:, start : start + OUTPUTS]
+        panel, width = codes[start // OUTPUTS], columns.shape[1]
+        panel[: whole // INPUTS, :width] = columns[:whole].reshape(-1, INPUTS, width).swapaxes(1, 2)
+        if whole < inputs:
+            panel[-1, :width, : inputs - whole] = columns[whole:].T
+
+
+def _by_panels(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return scales or minimums [groups, outputs] by panels, zero beyond the outputs."""
+    panels, groups, lanes = shape
+    padded = np.zeros((groups, panels * lanes), part.dtype)
+    padded[:, : part.shape[1]] = part
+    return np.ascontiguousarray(padded.reshape(groups, panels, lanes).transpose(1, 0, 2))

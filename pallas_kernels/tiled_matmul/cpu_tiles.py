@@ -1,0 +1,213 @@
+"""Multiplies a few rows of 8-bit numbers with a few panels of a tiled matrix, every sum in a register."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from pallas_kernels.cpu_dots import FLOATS, KINDS, Dots, Emitter, Kind, vector
+from pallas_kernels.cpu_tiles import FEATURES
+
+_BYTE, _SHORT, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(64), ir.IntType(32), ir.FloatType()
+TILE_BYTES, FLOAT = 64, 4
+FACTORS = 12
+"""Bytes of what a row has beside a group's numbers: their scale, the integer that makes up for the codes' offset, and
+what multiplies the matrix' minimums."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Says what is known of a tiled matrix when its product is compiled.
+
+    Attributes:
+        kind: which instructions multiply.
+        grouped: whether groups of a row's numbers have scales of their own.
+        shared: whether an output has one scale for all its groups.
+        packed: whether a byte holds two codes, of a group's first and second half.
+        minimums: whether there are minimums.
+        offset: what codes are too large by.
+        half: whether scales and minimums are float16.
+    """
+
+    kind: Kind
+    grouped: bool
+    shared: bool
+    packed: bool
+    minimums: bool
+    offset: int
+    half: bool
+
+    @property
+    def name(self) -> str:
+        """Return a name that no other form has."""
+        of_scales = "shared" if self.shared else "", "least" if self.minimums else "", "half" if self.half else ""
+        parts = ("packed" if self.packed else "bytes", *of_scales)
+        return "_".join([self.kind, *filter(None, parts), "groups" if self.grouped else "whole", str(self.offset)])
+
+    @property
+    def dots(self) -> Dots:
+        return KINDS[self.kind]
+
+    @property
+    def makes_up(self) -> bool:
+        """Tell whether sums are to be corrected for the codes' offset."""
+        return self.offset != 0 and not self.dots.signed
+
+    @property
+    def tiles(self) -> tuple[tuple[int, ...], int]:
+        """Return the numbers of rows of the product's tiles, the last being 1, and how many panels a tile has."""
+        dots = self.dots
+        if dots.registers == 32 and dots.pieces == 1:
+            return ((4, 1) if self.grouped else (8, 1)), 3
+        return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
+
+
+def product(form: Form, rows: int, panels: int) -> Any:
+    """Return ``f(x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, groups, quads, out,
+    out_stride)``, to be called from compiled loops.
+
+    out [rows, panels * 16], float32, gets the product of some rows and panels. Strides and ``_panel``, from one panel
+    to the next, are bytes; `quads` are the tiles of a panel in a group; `factors` are a row's `FACTORS` of each group.
+    """
+
+    @intrinsic
+    def tile(typingctx, x, x_stride, f, f_stride, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
+        def generate(context, builder, signature, args):
+            emit_product(Emitter(builder), form, rows, panels, *args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 13), generate
+
+    return tile
+
+
+def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: ir.Value) -> None:
+    """Append the instructions of `product`."""
+    x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, groups, quads, out, out_stride = (
+        arguments
+    )
+    builder, dots, count = emit.builder, form.dots, rows * panels
+    x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
+    factor_rows = [emit.at(factors, emit.times(factors_stride, row)) for row in range(rows)]
+    w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
+    halves = 2 if form.packed else 1
+
+    def add_tile(sums: list[list[ir.Value]], quad: ir.Value, half_of_group: ir.Value) -> list[list[ir.Value]]:
+        """Add the products of the tiles number `quad`; a packed tile's upper codes meet numbers further on."""
+        offset = emit.times(quad, TILE_BYTES)
+        loaded = [emit.load(emit.at(panel, offset), vector(_BYTE, TILE_BYTES)) for panel in w_panels]
+        out = list(sums)
+        for half in range(halves):
+            tiles = [dots.tile(emit, _codes(emit, codes, form, half)) for codes in loaded]
+            number = emit.at(half_of_group, quad) if half == 0 else emit.at(half_of_group, quad, quads)
+            for row, x_row in enumerate(x_rows):
+                four = dots.four(emit, emit.at(x_row, emit.times(number, 4)))
+                for panel, tile in enumerate(tiles):
+                    place = row * panels + panel
+                    out[place] = dots.add(emit, out[place], tile, four)
+        return out
+
+    def scaled(sums: list[list[ir.Value]], totals: list[ir.Value] | None, group: ir.Value) -> list[ir.Value]:
+        """Return a group's sums as floats, added to those of the groups before."""
+        at = emit.times(group, 16 * (2 if form.half else 4))
+        of_panels = [emit.at(at, emit.times(scales_panel, panel)) for panel in range(panels)]
+        factors_of = [] if form.shared else [_scales(emit, emit.at(scales, panel), form) for panel in of_panels]
+        least = [_scales(emit, emit.at(minimums, panel), form) for panel in of_panels] if form.minimums else []
+        found = []
+        for row, factor_row in enumerate(factor_rows):
+            address = emit.at(factor_row, emit.times(group, FACTORS))
+            mine = emit.spread(emit.load(address, _FLOAT), 16)
+            makes_up = emit.spread(emit.load(emit.at(address, 4), _INT), 16)
+            moment = emit.spread(emit.load(emit.at(address, 8), _FLOAT), 16)
+            for panel in range(panels):
+                place = row * panels + panel
+                whole = dots.totals(emit, sums[place])
+                if form.makes_up:
+                    whole = builder.add(whole, makes_up)
+                value = builder.sitofp(whole, FLOATS)
+                if not form.shared:
+                    value = builder.fmul(value, factors_of[panel])
+                value = builder.fmul(value, mine) if totals is None else _fma(emit, value, mine, totals[place])
+                if form.minimums:
+                    value = _fma(emit, least[panel], moment, value)
+                found.append(value)
+        return found
+
+    def all_quads(first: ir.Value, before: ir.Value) -> list[list[ir.Value]]:
+        """Return the sums over a group, whose tiles begin at number `first`."""
+
+        def by_place(flat: list[ir.Value]) -> list[list[ir.Value]]:
+            return [flat[at : at + dots.pieces] for at in range(0, len(flat), dots.pieces)]
+
+        def one_quad(quad: ir.Value, flat: list[ir.Value]) -> list[ir.Value]:
+            sums = add_tile(by_place(flat), emit.at(first, quad), before)
+            return [piece for place in sums for piece in place]
+
+        zeros = [emit.constant(dots.piece, 0)] * (dots.pieces * count)
+        return by_place(repeated(emit, quads, zeros, one_quad))
+
+    if form.grouped:
+        start = [emit.constant(FLOATS, 0.0)] * count
+
+        def one_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            first = builder.mul(group, quads)
+            sums = all_quads(first, emit.times(first, halves - 1))
+            return scaled(sums, totals, group)
+
+        results = repeated(emit, groups, start, one_group)
+    else:
+        none = ir.Constant(_WORD, 0)
+        results = scaled(all_quads(none, none), None, none)
+    if form.shared:
+        of_panels = [_scales(emit, emit.at(scales, emit.times(scales_panel, panel)), form) for panel in range(panels)]
+        results = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]
+    for row in range(rows):
+        line = emit.at(out, emit.times(out_stride, row))
+        for panel in range(panels):
+            emit.store(results[row * panels + panel], emit.at(line, panel * 16 * FLOAT))
+
+
+def _codes(emit: Emitter, loaded: ir.Value, form: Form, half: int) -> ir.Value:
+    """Return the codes of 64 bytes, or of one half of them."""
+    builder, bytes_ = emit.builder, loaded.type
+    if not form.packed:
+        return builder.xor(loaded, emit.constant(bytes_, 128)) if form.dots.signed else loaded
+    if half == 0:
+        return builder.and_(loaded, emit.constant(bytes_, 15))
+    return builder.lshr(loaded, emit.constant(bytes_, 4))
+
+
+def _scales(emit: Emitter, address: ir.Value, form: Form) -> ir.Value:
+    if not form.half:
+        return emit.load(address, FLOATS)
+    return emit.builder.fpext(emit.load(address, vector(ir.HalfType(), 16)), FLOATS)
+
+
+def _fma(emit: Emitter, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    if FEATURES.get("fma") or FEATURES.get("neon"):
+        return emit.call("llvm.fma.v16f32", FLOATS, [a, b, c])
+    return emit.builder.fadd(emit.builder.fmul(a, b), c)
+
+
+def repeated(emit: Emitter, times: ir.Value, start: list[ir.Value], turn: Any) -> list[ir.Value]:
+    """Repeat ``turn(counter, values) -> values`` at least once, from `start`."""
+    builder, before = emit.builder, emit.builder.block
+    loop, after = builder.append_basic_block("turn"), builder.append_basic_block("after")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    counter = builder.phi(_WORD)
+    values = [builder.phi(value.type) for value in start]
+    changed = turn(counter, values)
+    following, last = emit.at(counter, 1), builder.block
+    counter.add_incoming(ir.Constant(_WORD, 0), before)
+    counter.add_incoming(following, last)
+    for phi, first, later in zip(values, start, changed, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(later, last)
+    builder.cbranch(builder.icmp_signed("<", following, times), loop, after)
+    builder.position_at_end(after)
+    return changed

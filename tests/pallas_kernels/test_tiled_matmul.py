@@ -1,0 +1,160 @@
+"""Products with tiled matrices: to the last bit where integers are, against float64 of the rounded rows elsewhere."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llvmlite import binding, ir
+from quantised_cases import FORMS, random_matrix
+
+from pallas_kernels.cpu_dots import Emitter, kinds_here
+from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_table
+from pallas_kernels.tiled import tiled
+from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
+from pallas_kernels.tiled_matmul.cpu_tiles import Form, emit_product
+
+KINDS = kinds_here()
+RNG = np.random.default_rng(0)
+TILED = {name: FORMS[name] for name in ("int8", "int8 groups", "int8 minimums", "int4")}
+
+
+def multiplied(x, matrix, kind=None, rows=None):
+    return np.asarray(jax.jit(partial(tiled_matmul, kind=kind))(x, [jax.tree.map(jnp.asarray, matrix)], rows=rows))
+
+
+def rounded(x, groups):
+    """Return rows as the product rounds them, in float64: a group's largest number becomes 127 steps."""
+    grouped = x.reshape(len(x), groups, -1)
+    largest = np.abs(grouped).max(-1, keepdims=True)
+    factor = np.divide(np.float32(127), largest, where=largest > 1e-30, out=np.zeros_like(largest))
+    steps = np.rint(grouped * factor).astype(np.float64)
+    return (steps * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 48), (5, 576, 112), (13, 37, 50), (16, 3, 1)])
+def test_whole_numbers_are_multiplied_exactly(kind, rows, inputs, outputs):
+    codes = RNG.integers(-128, 128, (inputs, outputs)).astype(np.int8)
+    scales = np.exp2(RNG.integers(-3, 3, (1, outputs))).astype(np.float32)
+    x = RNG.integers(-127, 128, (rows, inputs)).astype(np.float32)
+    x[:, :: rounded_together(inputs)] = 127
+    found = multiplied(x, tiled(QuantisedMatrix(codes, scales)), kind)
+    np.testing.assert_array_equal(found, (x.astype(np.int64) @ codes.astype(np.int64)) * scales)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
+def test_products_are_those_of_rounded_rows(kind, form):
+    matrix = random_matrix(form, (96, 50))
+    x = RNG.standard_normal((11, 96), np.float32)
+    found = multiplied(x, tiled(matrix), kind)
+    groups = matrix.scales.shape[0] if matrix.scales.shape[0] > 1 else 96 // rounded_together(96)
+    want = rounded(x, groups) @ np.asarray(matrix.dequantised(jnp.float32), np.float64)
+    np.testing.assert_allclose(found, want, atol=2e-6 * np.abs(want).max())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    inputs=st.sampled_from([32, 64, 160]),
+    outputs=st.integers(1, 70),
+    form=st.sampled_from(sorted(TILED)),
+    seed=st.integers(0, 99),
+)
+def test_a_row_gives_the_same_bits_whatever_is_beside_it(rows, inputs, outputs, form, seed):
+    matrix = tiled(random_matrix(TILED[form], (inputs, outputs)))
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, inputs), np.float32)
+    together = np.asarray(tiled_matmul(x, [matrix]))
+    row = rng.integers(rows)
+    np.testing.assert_array_equal(together[row], np.asarray(tiled_matmul(x[row : row + 1], [matrix]))[0])
+
+
+@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_tiles_hold_the_matrix_to_the_last_bit(form, axis):
+    matrix = random_matrix(form, (64, 50) if axis == -2 else (50, 64), axis=axis)
+    tiles = tiled(matrix)
+    assert tiles.shape == matrix.shape
+    for found, want in zip(jax.tree.leaves(tiles.untiled()), jax.tree.leaves(matrix), strict=True):
+        assert found.dtype == want.dtype
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
+def test_rows_of_a_table_are_those_of_the_matrix(form):
+    table = random_matrix(form, (50, 64), axis=-1)
+    ids = jnp.asarray([0, 49, 17, 16, 15, 99])
+    found = jax.tree.map(jnp.asarray, tiled(table)).rows(ids).dequantised(jnp.float32)
+    want = jax.tree.map(jnp.asarray, table).rows(ids).dequantised(jnp.float32)
+    np.testing.assert_array_equal(found, want)
+
+
+def test_one_of_several_matrices_is_chosen_by_a_traced_number():
+    matrices = [tiled(random_matrix(TILED["int4"], (64, 24))) for _ in range(3)]
+    x = RNG.standard_normal((4, 64), np.float32)
+    chosen = jax.jit(lambda x, index: quantised_matmul(x, matrices, index, impl="cpu"))
+    for number, matrix in enumerate(matrices):
+        np.testing.assert_array_equal(chosen(x, number), tiled_matmul(x, [matrix]))
+
+
+def test_rows_that_are_not_wanted_are_zero_and_change_nothing():
+    matrix, x = tiled(random_matrix(TILED["int8"], (64, 50))), RNG.standard_normal((12, 64), np.float32)
+    found = multiplied(x, matrix, rows=jnp.int32(5))
+    np.testing.assert_array_equal(found[:5], multiplied(x, matrix)[:5])
+    assert not found[5:].any()
+
+
+def test_rows_of_zeros_and_of_the_smallest_numbers_give_zeros():
+    matrix = tiled(random_matrix(TILED["int4"], (64, 20)))
+    x = np.zeros((2, 64), np.float32)
+    x[1] = 1e-38
+    assert not multiplied(x, matrix).any()
+
+
+@pytest.mark.parametrize("impl", ["xla", "reference"])
+def test_other_products_take_tiles_too_and_round_nothing(impl):
+    table = random_matrix(TILED["int8 groups"], (50, 64), axis=-1)
+    x = RNG.standard_normal((3, 64), np.float32)
+    want = x.astype(np.float64) @ np.asarray(table.dequantised(jnp.float32), np.float64).T
+    found = quantised_matmul_table(jnp.asarray(x), tiled(table), impl=impl)
+    np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
+    found = quantised_matmul(jnp.asarray(x), [tiled(table).T], impl=impl)
+    np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("form", ["fp8", "mxfp4"])
+def test_what_has_no_whole_numbers_is_refused(form):
+    with pytest.raises(ValueError, match="cannot be tiled"):
+        tiled(random_matrix(FORMS[form], (64, 24)))
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_no_copy_of_the_matrix_is_made(form):
+    matrix = jax.tree.map(jnp.asarray, tiled(random_matrix(TILED[form], (256, 512))))
+    compiled = jax.jit(tiled_matmul).lower(jnp.ones((2, 256)), [matrix]).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < matrix.codes.nbytes / 4
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_arms_form_compiles_to_its_dot_product(packed):
+    """Nothing runs: LLVM's compiler for the processor reads the instructions."""
+    module = ir.Module()
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 13)
+    function = ir.Function(module, kind, "tile")
+    builder = ir.IRBuilder(function.append_basic_block())
+    form = Form("neon", True, False, packed, packed, 0 if packed else 128, False)
+    emit_product(Emitter(builder), form, form.tiles[0][0], form.tiles[1], *function.args)
+    builder.ret_void()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple("aarch64-unknown-linux-gnu").create_target_machine(features="+dotprod")
+    text = target.emit_assembly(binding.parse_assembly(str(module)))
+    rows = form.tiles[0][0]
+    assert len(re.findall(r"\bsdot\b", text)) == rows * 4 * (2 if packed else 1)

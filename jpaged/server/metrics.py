@@ -56,22 +56,31 @@ class RequestTimes:
 
     Attributes:
         num_tokens: tokens so far of each of its outputs.
-        gap: seconds between the last output with tokens and the one before; None before there are two.
+        gap: seconds between the last output with tokens and the one before it, or the first token where it is the first.
+        shared: tokens of each sequence that share the gap: of the first output all but the first.
     """
 
     def __init__(self) -> None:
         self.num_tokens: Counts[int] = Counts()
-        self.gap: float | None = None
+        self.gap = 0.0
+        self.shared: dict[int, int] = {}
         self._last: float | None = None
 
     def count(self, output: RequestOutput) -> None:
         """Take in what came, the new tokens where outputs are deltas."""
         new = {each.index: len(each.token_ids) for each in output.outputs if each.token_ids}
-        if new:
-            now = time.monotonic()
-            self.gap = None if self._last is None else now - self._last
-            self._last = now
-            self.num_tokens.update(new)
+        self.shared = {}
+        if not new:
+            return
+        now, took = time.monotonic(), output.metrics
+        since, self._last = self._last, now
+        if since is None:
+            since = now if took is None or took.first_token_time is None else took.first_token_time
+            self.shared = {index: number - 1 for index, number in new.items() if number > 1}
+        else:
+            self.shared = new
+        self.gap = max(0.0, now - since)
+        self.num_tokens.update(new)
 
 
 class ServerMetrics:
@@ -91,13 +100,11 @@ class ServerMetrics:
         }
         self._histograms = {name: histogram.labels(model) for name, histogram in made.items()}
 
-    def streamed(self, output: RequestOutput, times: RequestTimes) -> None:
+    def streamed(self, times: RequestTimes) -> None:
         """Count an output of a stream: the tokens of each sequence share the time since the output before."""
-        if times.gap is None:
-            return
-        for each in output.outputs:
-            for _ in each.token_ids:
-                self._histograms["inter_token_latency_seconds"].observe(times.gap / len(each.token_ids))
+        for number in times.shared.values():
+            for _ in range(number):
+                self._histograms["inter_token_latency_seconds"].observe(times.gap / number)
 
     def finished(self, output: RequestOutput, times: RequestTimes) -> None:
         """Count a request that ended."""

@@ -127,7 +127,7 @@ class Serving:
             async for output in outputs:
                 times.count(output)
                 if params.output_kind is RequestOutputKind.DELTA:
-                    self.metrics.streamed(output, times)
+                    self.metrics.streamed(times)
                 if output.finished:
                     self.metrics.finished(output, times)
                     caller.count(output, times.num_tokens.total())

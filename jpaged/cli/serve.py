@@ -9,27 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.options import (
-    BlockSize,
-    DownloadDir,
-    Dtype,
-    ExpertParallel,
-    KVBytes,
-    KVCacheDtype,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    PreemptionMode,
-    PrefixEviction,
-    Quantization,
-    Speculative,
-    TensorParallel,
-    bad_parameters,
-    build_llm,
-    check_serve_extra,
-)
+from jpaged.cli.engine_options import ServeOptions, with_engine_options
+from jpaged.cli.options import bad_parameters, check_serve_extra
 
 
+@with_engine_options
 def serve(
     model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder, .gguf file or saved checkpoint.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -68,34 +52,9 @@ def serve(
     ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds from one save to the next, with --state-dir.")] = 30.0,
     warmup: Annotated[bool, typer.Option(help="Compile every shape before requests are taken.")] = True,
-    tokenizer: Annotated[str | None, typer.Option(help="Source of another tokenizer.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    generation_config: Annotated[str, typer.Option(help="Default sampling: auto (the model's), vllm, a folder.")] = (
-        "auto"
-    ),
-    download_dir: DownloadDir = None,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    max_model_len: MaxModelLen = None,
-    block_size: BlockSize = 16,
-    max_num_seqs: MaxNumSeqs = 64,
-    max_num_batched_tokens: MaxNumBatchedTokens = 512,
-    kv_cache_memory_bytes: KVBytes = None,
-    memory_utilization: Annotated[float, typer.Option(help="Share of a device's memory to take.")] = 0.9,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep the KV of prompts for those that begin alike.")] = (
-        True
-    ),
-    preemption_mode: PreemptionMode = "recompute",
-    prefix_eviction: PrefixEviction = "aligned",
-    scheduling_policy: Annotated[str, typer.Option(help="fcfs, or priority: requests say theirs.")] = "fcfs",
-    max_logprobs: Annotated[int, typer.Option(min=-1, help="Most log-probabilities of a place.")] = 20,
-    speculative: Speculative = None,
-    tensor_parallel_size: TensorParallel = 1,
-    data_parallel_size: Annotated[int, typer.Option(min=1, help="Replicas of the model in this process.")] = 1,
-    enable_expert_parallel: ExpertParallel = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed from which those of requests are drawn.")] = 0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    *,
+    engine: ServeOptions,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does.
 
@@ -133,32 +92,7 @@ def serve(
             save_every=save_every,
         )
         check_address(settings)
-    llm = build_llm(
-        model,
-        tokenizer=tokenizer,
-        revision=revision,
-        generation_config=generation_config,
-        download_dir=download_dir,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        memory_utilization=memory_utilization,
-        enable_prefix_caching=enable_prefix_caching,
-        preemption_mode=preemption_mode,
-        prefix_eviction=prefix_eviction,
-        scheduling_policy=scheduling_policy,
-        max_logprobs=max_logprobs,
-        speculative=speculative,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        enable_expert_parallel=enable_expert_parallel,
-        seed=seed,
-    )
+    llm = engine.build(model)
     if warmup:
         llm.warmup()
     raise typer.Exit(_run(llm, settings, run_server))

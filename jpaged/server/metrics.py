@@ -56,7 +56,7 @@ class RequestTimes:
 
     Attributes:
         num_tokens: tokens so far of each of its outputs.
-        gap: seconds between the last output with tokens and the one before it, or the first token where it is the first.
+        gap: seconds from the output with tokens before the last one, or from the first token, to the last one.
         shared: tokens of each sequence that share the gap: of the first output all but the first.
     """
 

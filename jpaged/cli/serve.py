@@ -39,6 +39,7 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 8 * 2**20,
     max_waiting_requests: Annotated[int, typer.Option(min=1, help="Requests that wait; those beyond get 429.")] = 256,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds that a request may take.")] = None,
+    read_timeout: Annotated[float, typer.Option(help="Seconds within which a request has to be there.")] = 30.0,
     stall_timeout: Annotated[float, typer.Option(help="Seconds that a stream's reader may leave it full.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that requests get after SIGTERM.")] = 30.0,
     tool_parser: Annotated[
@@ -83,6 +84,7 @@ def serve(
             tls_key=ssl_keyfile,
             max_body_bytes=max_body_bytes,
             request_timeout=request_timeout,
+            read_timeout=read_timeout,
             stall_timeout=stall_timeout,
             drain_seconds=drain_seconds,
             max_waiting=max_waiting_requests,

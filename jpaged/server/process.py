@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from jpaged import AsyncLLM, EngineStopped
 from jpaged.server.app import create_app
+from jpaged.server.connections import connections
 from jpaged.server.kept_state import KeptState
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
@@ -109,6 +110,8 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
+        http=connections(settings.read_timeout),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -27,6 +27,7 @@ class ServerSettings:
         tls_certificate, tls_key: PEM files; both or neither.
         max_body_bytes: largest body of a request.
         request_timeout: seconds after which a request ends with an error; None = never.
+        read_timeout: seconds within which a request has to be there, head and body.
         stall_timeout: seconds that a stream's reader may leave its connection full before the request ends.
         health_timeout: seconds within which the engine has to come between two steps to count as healthy.
         drain_seconds: seconds that running requests get to end after SIGTERM.
@@ -52,6 +53,7 @@ class ServerSettings:
     tls_key: Path | None = None
     max_body_bytes: int = 8 * 2**20
     request_timeout: float | None = None
+    read_timeout: float = 30.0
     stall_timeout: float = 60.0
     health_timeout: float = 30.0
     drain_seconds: float = 30.0
@@ -66,7 +68,7 @@ class ServerSettings:
         integer("max_body_bytes", self.max_body_bytes, low=1)
         integer("max_waiting", self.max_waiting, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
-        for name in ("stall_timeout", "health_timeout", "request_timeout", "save_every"):
+        for name in ("read_timeout", "stall_timeout", "health_timeout", "request_timeout", "save_every"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jpaged.server.caller import Caller
+from jpaged.server.connections import ABORT
 from jpaged.server.errors import CLIENT_GONE, ClientGone, described
 
 logger = logging.getLogger(__name__)
@@ -95,10 +96,14 @@ class EventStream(Response):
                 self._caller.log["status"] = CLIENT_GONE
                 task.cancel()
                 await asyncio.wait((task,))
-        if not task.cancelled():
-            task.result()
+        if not task.cancelled() and task.result():
+            # Closing would wait for what the client does not read.
+            scope.get("extensions", {}).get(ABORT, lambda: None)()
+            await asyncio.sleep(0)  # uvicorn learns of it
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send) -> bool:
+        """Send all chunks; tell whether the client stopped reading."""
+
         async def body(chunk: bytes, more: bool = True) -> None:
             try:
                 async with asyncio.timeout(self._stall_timeout):
@@ -114,7 +119,7 @@ class EventStream(Response):
                         await body(chunk)
             except ClientGone:
                 self._caller.log |= {"status": CLIENT_GONE, "error": "the client stopped reading"}
-                return
+                return True
             except Exception as error:  # the status was sent: the stream itself has to tell
                 told = described(error)
                 if told.status == 500:
@@ -122,6 +127,7 @@ class EventStream(Response):
                 self._caller.log["error"] = told.code  # a message may repeat the prompt
                 await body(event(told.body))
         await body(b"", more=False)
+        return False
 
 
 async def _gone(receive: Receive) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.engine_options import ServeOptions, with_engine_options
-from jpaged.cli.options import bad_parameters, check_serve_extra
+from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_extra
 
 
 @with_engine_options
@@ -52,6 +52,9 @@ def serve(
         Path | None, typer.Option(help="Folder for the engine's state: a server that was killed goes on from it.")
     ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds from one save to the next, with --state-dir.")] = 30.0,
+    otlp_traces_endpoint: Annotated[
+        str | None, typer.Option(help="URL of an OpenTelemetry collector that gets spans of requests.")
+    ] = None,
     warmup: Annotated[bool, typer.Option(help="Compile every shape before requests are taken.")] = True,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     *,
@@ -62,6 +65,8 @@ def serve(
     Without a key it listens on this machine only. SIGTERM lets running requests end.
     """
     check_serve_extra()
+    if otlp_traces_endpoint is not None:
+        check_otel_extra()
     from jpaged.server.keys import Key, read_keys
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import check_address, run_server
@@ -92,6 +97,7 @@ def serve(
             reasoning_parser=reasoning_parser,
             state_dir=state_dir,
             save_every=save_every,
+            otlp_traces_endpoint=otlp_traces_endpoint,
         )
         check_address(settings)
     llm = engine.build(model)

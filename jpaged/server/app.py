@@ -14,15 +14,20 @@ from jpaged.server.gate import Gate
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
+from jpaged.server.tracing import Traces
 
 ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
 
 
-def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:
-    """Return the app of a server; whoever runs it shuts the engine down afterwards."""
+def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> FastAPI:
+    """Return the app of a server; whoever runs it shuts the engine down afterwards.
+
+    Args:
+        traces: gets a span for each request; None = none is written.
+    """
     # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
     app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
-    serving = app.state.serving = Serving(engine, settings)
+    serving = app.state.serving = Serving(engine, settings, traces)
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

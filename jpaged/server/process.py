@@ -22,6 +22,7 @@ from jpaged.server.connections import connections
 from jpaged.server.kept_state import KeptState
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
+from jpaged.server.tracing import Traces
 
 logger = logging.getLogger("jpaged.server")
 FAILED = 70
@@ -144,7 +145,9 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
     Returns:
         The process' exit status: 0, or `FAILED` where the engine failed.
     """
-    app = create_app(engine, settings)
+    endpoint = settings.otlp_traces_endpoint
+    traces = None if endpoint is None else Traces.to_collector(endpoint, settings.model)
+    app = create_app(engine, settings, traces)
     config = uvicorn_config(app, settings)
     server = Server(config, app.state.serving, on_ready)
 
@@ -155,6 +158,8 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
             if not server.failed:
                 await server.kept.save_last()
             await engine.shutdown()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(main())

@@ -36,6 +36,7 @@ class ServerSettings:
         state_dir: folder in which the engine's state is kept, and from which a server that was killed goes on; None =
             none is kept.
         save_every: seconds from one save to the next.
+        otlp_traces_endpoint: URL of the OpenTelemetry collector that gets spans of requests; None = none are written.
         reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
 
     Raises:
@@ -62,6 +63,7 @@ class ServerSettings:
     reasoning_parser: str | None = None
     state_dir: Path | None = None
     save_every: float = 30.0
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)

@@ -28,9 +28,9 @@ def make_llm(folder):
 class LiveServer:
     """Runs a server until `stop`; its engine goes back to the LLM then."""
 
-    def __init__(self, engine, settings):
+    def __init__(self, engine, settings, traces=None):
         self.engine = engine
-        self.app = create_app(engine, settings)
+        self.app = create_app(engine, settings, traces)
         self.serving = self.app.state.serving
         self._ready = threading.Event()
         self.url = None

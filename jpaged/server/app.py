@@ -12,6 +12,7 @@ from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import add_handlers
 from jpaged.server.gate import Gate
 from jpaged.server.memory_page import memory_routes
+from jpaged.server.responses import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
@@ -28,6 +29,11 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
     # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
     app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
     serving = app.state.serving = Serving(engine, settings, traces)
+    app.state.responses = ResponseStore(
+        serving,
+        settings.max_stored_responses,
+        None if settings.state_dir is None else settings.state_dir / "responses",
+    )
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

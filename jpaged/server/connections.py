@@ -66,7 +66,7 @@ class Connection(HttpToolsProtocol):
             self._head_bytes = MOST_HEAD_BYTES + 1
             raise ValueError("the head is too long")
         self._head_bytes = None  # what came in the same piece is body
-        self.scope["extensions"] = {ABORT: self.transport.abort}
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

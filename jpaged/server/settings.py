@@ -32,6 +32,7 @@ class ServerSettings:
         health_timeout: seconds within which the engine has to come between two steps to count as healthy.
         drain_seconds: seconds that running requests get to end after SIGTERM.
         max_waiting: most requests that wait for a place; those beyond get 429.
+        max_stored_responses: most responses of `/v1/responses` that are kept for one key.
         tool_parser: family whose form of tool calls is read: "hermes", "llama3" or "mistral"; None = tools are refused.
         state_dir: folder in which the engine's state is kept, and from which a server that was killed goes on; None =
             none is kept.
@@ -59,6 +60,7 @@ class ServerSettings:
     health_timeout: float = 30.0
     drain_seconds: float = 30.0
     max_waiting: int = 256
+    max_stored_responses: int = 128
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     state_dir: Path | None = None
@@ -69,6 +71,7 @@ class ServerSettings:
         integer("port", self.port, low=0, high=65535)
         integer("max_body_bytes", self.max_body_bytes, low=1)
         integer("max_waiting", self.max_waiting, low=1)
+        integer("max_stored_responses", self.max_stored_responses, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
         for name in ("read_timeout", "stall_timeout", "health_timeout", "request_timeout", "save_every"):
             if getattr(self, name) is not None:

@@ -34,7 +34,7 @@ class LiveServer:
         self.serving = self.app.state.serving
         self._ready = threading.Event()
         self.url = None
-        self.server = Server(uvicorn_config(self.app, settings), self.serving, self._tell)
+        self.server = Server(uvicorn_config(self.app, settings), self.app, self._tell)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(SECONDS)

@@ -120,6 +120,11 @@ class Turn:
         token = self._tokenizer.convert_tokens_to_ids(text)
         return token if token in self._tokenizer.all_special_ids else None
 
+    @property
+    def splits(self) -> bool:
+        """Tell whether the text is read for tool calls or thoughts."""
+        return self._thinks or self._form is not None
+
     def reader(self) -> Reader:
         """Return what reads one output."""
         said: Reader = PlainReader() if self._form is None else ToolReader(self._form)

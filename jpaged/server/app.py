@@ -37,7 +37,9 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
-    app.include_router(memory_routes(engine, stopping=lambda: serving.draining))
+    app.include_router(
+        memory_routes(engine, stopping=lambda: serving.draining, replicas=engine.config.data_parallel_size)
+    )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.cors_origins:
         app.add_middleware(

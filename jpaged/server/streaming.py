@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,15 +23,23 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
+def _json(data: Any) -> bytes:
+    """Return JSON. Half a character, as a client may have sent it in what an answer repeats, is escaped."""
+    try:
+        return to_json(data, inf_nan_mode="null")
+    except PydanticSerializationError:
+        return json.dumps(data).encode()
+
+
 def event(data: Any, name: str | None = None) -> bytes:
     """Return one server-sent event whose data are JSON."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
+    return head + b"data: " + _json(data) + b"\n\n"
 
 
 def whole(data: Any) -> Response:
     """Return an answer that is all there."""
-    return Response(to_json(data, inf_nan_mode="null"), media_type="application/json")
+    return Response(_json(data), media_type="application/json")
 
 
 async def while_connected(request: Request, caller: Caller, work: Coroutine[Any, Any, T]) -> T:

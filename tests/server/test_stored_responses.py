@@ -52,6 +52,20 @@ def test_what_is_not_stored_or_not_asked_for_is_not_there(server):
         assert get(server, ask(server), params=query).json()["error"]["param"] in query
 
 
+def test_half_a_character_in_what_an_answer_repeats_is_told_as_it_came(server):
+    response = ask(server, metadata={"a": "\ud800"})
+    assert response["metadata"] == get(server, response).json()["metadata"] == {"a": "\ud800"}
+
+
+def test_only_background_responses_are_refused_where_as_many_run_as_are_kept(serve, pace):
+    server = serve(max_stored_responses=1)
+    pace.left = 0
+    ask(server, **LONG | {"background": True})
+    assert server.refusal(PATH, LONG | {"background": True}, 429)["code"] == "too_many_responses"
+    pace.go_on()
+    assert ask(server)["output"]
+
+
 def test_of_many_responses_the_oldest_make_room(serve):
     server = serve(max_stored_responses=2)
     first, second, third = (ask(server, max_output_tokens=2) for _ in range(3))

@@ -85,6 +85,8 @@ class Job:
                 logger.exception("a response failed")
             self._error = error
             self.response = answer.failed(error)
+            if self._events:
+                self._tell("response.failed", {"response": self.response})
         finally:
             self.done = True
             self._wake()

@@ -29,14 +29,17 @@ class KeptFiles:
         return self._folder is not None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record, in the place of the one with its key and id."""
+        """Write a record, in the place of the one with its key and id; where it cannot be, the log says so."""
         if self._folder is None:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._file(record["key"], record["id"])
         new = file.with_suffix(".new")
-        new.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(new, file)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.write_text(json.dumps(record), encoding="utf-8")
+            os.replace(new, file)
+        except OSError as error:
+            logger.error("a response will not outlive the server: %s", error)
 
     def remove(self, key: str, response_id: str) -> None:
         """Remove a record; one that is not there is no error."""

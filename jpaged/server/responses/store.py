@@ -45,7 +45,7 @@ class ResponseStore:
         """Begin to write a response, and keep it where its request wants that.
 
         Raises:
-            ApiError: a field is refused, or the key has as many running as it may keep.
+            ApiError: a field is refused, or it is to run in the background where as many as may be kept run.
         """
         whose = _whose(caller)
         if body.previous_response_id is not None:
@@ -62,7 +62,7 @@ class ResponseStore:
         answer = Answer(self._serving, body, caller, response_id)
         job = Job(answer.state("queued"), _plain(body))
         if body.is_stored:
-            self._keep((whose, response_id), job)
+            self._keep((whose, response_id), job, refuses=body.background)
         if record is not None:
             record["created"] = job.response["created_at"]
             self._files.write(record)
@@ -112,14 +112,17 @@ class ResponseStore:
         self._forget((_whose(caller), response_id))
         await job.cancel()
 
-    def _keep(self, name: Name, job: Job) -> None:
+    def _keep(self, name: Name, job: Job, *, refuses: bool = False) -> None:
+        """Keep a job. Where all of its key's run one may be too many, unless that is refused: those with a client who
+        waits are bounded by the engine's queue."""
         mine = [each for each in self._kept if each[0] == name[0]]
         if len(mine) >= self._most:
             ended = next((each for each in mine if self._kept[each].done), None)
-            if ended is None:
+            if ended is not None:
+                self._forget(ended)
+            elif refuses:
                 message = f"{self._most} responses run, as many as are kept for one key"
                 raise ApiError(message, status=429, code="too_many_responses", headers={"Retry-After": "1"})
-            self._forget(ended)
         self._kept[name] = job
         size = sum(each.size for each in self._kept.values())
         for each in [each for each, other in self._kept.items() if other.done]:
@@ -140,7 +143,7 @@ class ResponseStore:
             "id": response_id,
             "request_id": caller.request_id,
             "model": self._serving.settings.model,
-            "body": body.model_dump(exclude_unset=True, by_alias=True, mode="json"),
+            "body": body.model_dump(exclude_unset=True, by_alias=True),
             "response": None,
         }
 
@@ -172,4 +175,4 @@ def _whose(caller: Caller) -> str:
 
 
 def _plain(body: ResponsesRequest) -> list[dict[str, Any]]:
-    return [item.model_dump(exclude_unset=True, mode="json") for item in body.items]
+    return [item.model_dump(exclude_unset=True) for item in body.items]

@@ -19,6 +19,7 @@ class RequestMetrics:
         finished_time: time when its last sequence ended.
         num_preemptions: number of times that its memory was taken back.
         num_swaps: number of preemptions that moved its blocks to host memory; the others recomputed them.
+        preempted: when its memory was taken back and when it was in the batch again; None while it is not.
     """
 
     arrival_time: float
@@ -27,6 +28,7 @@ class RequestMetrics:
     finished_time: float | None = None
     num_preemptions: int = 0
     num_swaps: int = 0
+    preempted: tuple[tuple[float, float | None], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,32 +11,23 @@ import typer
 
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.bench_serving_sim import serving_sim
-from jpaged.cli.options import (
-    BlockSize,
-    Dtype,
-    ExpertParallel,
-    KVBytes,
-    KVCacheDtype,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Model,
-    PreemptionMode,
-    PrefixEviction,
-    Quantization,
-    Temperature,
-    TensorParallel,
-    bad_parameters,
-    build_llm,
-    read_speculative,
-)
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
+from jpaged.cli.options import Dtype, MaxModelLen, Model, Temperature, bad_parameters, build_llm, read_speculative
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
 app.command()(serve)
 app.command("serving-sim")(serving_sim)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions(EngineOptions):
+    """Options of the engine that is measured: in float32, unless another dtype is asked for."""
+
+    dtype: Dtype = "float32"
+
+
 @app.command()
+@with_engine_options
 def throughput(
     model: Model = "smollm2-135m",
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all sent at once.")] = 64,
@@ -43,36 +35,14 @@ def throughput(
     mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
     sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Of the lengths and prompts.")] = 0,
-    dtype: Dtype = "float32",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    max_num_seqs: MaxNumSeqs = 64,
-    max_num_batched_tokens: MaxNumBatchedTokens = 512,
-    block_size: BlockSize = 16,
-    kv_cache_memory_bytes: KVBytes = None,
-    preemption_mode: PreemptionMode = "recompute",
-    prefix_eviction: PrefixEviction = "aligned",
-    tensor_parallel_size: TensorParallel = 1,
-    enable_expert_parallel: ExpertParallel = False,
+    *,
+    engine: ThroughputOptions,
 ) -> None:
     """Measure output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
     from jpaged.benchmarks.prompts import Lengths
     from jpaged.benchmarks.throughput import run
 
-    llm = build_llm(
-        model,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        preemption_mode=preemption_mode,
-        prefix_eviction=prefix_eviction,
-        tensor_parallel_size=tensor_parallel_size,
-        enable_expert_parallel=enable_expert_parallel,
-    )
+    llm = engine.build(model)
     llm.warmup()
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
 

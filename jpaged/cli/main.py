@@ -10,34 +10,22 @@ from rich.console import Console
 
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
+from jpaged.cli.engine_options import EngineOptions, ModelOptions, with_engine_options
 from jpaged.cli.options import (
-    BlockSize,
-    DownloadDir,
     Dtype,
-    ExpertParallel,
     Frequency,
-    KVBytes,
-    KVCacheDtype,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
     MaxTokens,
     MinP,
     Model,
-    PreemptionMode,
-    PrefixEviction,
     Presence,
     Quantization,
     Repetition,
     Seed,
-    Speculative,
     Stop,
     Temperature,
-    TensorParallel,
     TopK,
     TopP,
     bad_parameters,
-    build_llm,
 )
 from jpaged.cli.plan import plan
 from jpaged.cli.run_batch import run_batch
@@ -70,6 +58,7 @@ def main(
 
 
 @app.command()
+@with_engine_options
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
     file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file of one prompt a line.")] = None,
@@ -87,22 +76,10 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after end-of-sequence.")] = False,
-    download_dir: DownloadDir = None,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    max_model_len: MaxModelLen = None,
-    block_size: BlockSize = 16,
-    max_num_seqs: MaxNumSeqs = 64,
-    max_num_batched_tokens: MaxNumBatchedTokens = 512,
-    kv_cache_memory_bytes: KVBytes = None,
-    preemption_mode: PreemptionMode = "recompute",
-    prefix_eviction: PrefixEviction = "aligned",
-    speculative: Speculative = None,
-    tensor_parallel_size: TensorParallel = 1,
-    enable_expert_parallel: ExpertParallel = False,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it comes.")] = False,
     memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Complete one or many prompts in one batch and print the texts."""
     texts = list(prompts or [])
@@ -129,23 +106,7 @@ def generate(
         stop=stop,
         ignore_eos=ignore_eos,
     )
-    llm = build_llm(
-        model,
-        download_dir=download_dir,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        preemption_mode=preemption_mode,
-        prefix_eviction=prefix_eviction,
-        speculative=speculative,
-        tensor_parallel_size=tensor_parallel_size,
-        enable_expert_parallel=enable_expert_parallel,
-    )
+    llm = engine.build(model)
     console = Console(highlight=False)
     if stream:
         console.print(texts[0], style="bold", end="", markup=False)
@@ -168,6 +129,7 @@ def generate(
 
 
 @app.command()
+@with_engine_options
 def chat(
     model: Model = "smollm2-135m",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -176,31 +138,12 @@ def chat(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = None,
-    download_dir: DownloadDir = None,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    max_model_len: MaxModelLen = None,
-    prefix_eviction: PrefixEviction = "aligned",
-    speculative: Speculative = None,
-    tensor_parallel_size: TensorParallel = 1,
-    enable_expert_parallel: ExpertParallel = False,
+    *,
+    engine: ModelOptions,
 ) -> None:
     """Talk to a model, one turn at a time; an empty line or end of input ends the conversation."""
     params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    llm = build_llm(
-        model,
-        download_dir=download_dir,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=1 if speculative is None else 16,  # a draft takes a row of the batch
-        prefix_eviction=prefix_eviction,
-        speculative=speculative,
-        tensor_parallel_size=tensor_parallel_size,
-        enable_expert_parallel=enable_expert_parallel,
-    )
+    llm = engine.build(model, max_num_seqs=1 if engine.speculative is None else 16)  # a draft takes a row of the batch
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while True:
         try:

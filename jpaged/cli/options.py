@@ -80,6 +80,16 @@ def check_serve_extra() -> None:
         raise typer.BadParameter(f"{', '.join(missing)} not found: pip install 'jpaged[serve]'")
 
 
+def check_otel_extra() -> None:
+    """Tell what to install where the libraries that send traces are not there."""
+    try:
+        found = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise typer.BadParameter("--otlp-traces-endpoint needs OpenTelemetry: pip install 'jpaged[otel]'")
+
+
 def read_speculative(text: str | None) -> Any:
     """Return the setting that `--speculative` names.
 

@@ -9,27 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.options import (
-    BlockSize,
-    DownloadDir,
-    Dtype,
-    ExpertParallel,
-    KVBytes,
-    KVCacheDtype,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    PreemptionMode,
-    PrefixEviction,
-    Quantization,
-    Speculative,
-    TensorParallel,
-    bad_parameters,
-    build_llm,
-    check_serve_extra,
-)
+from jpaged.cli.engine_options import ServeOptions, with_engine_options
+from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_extra
 
 
+@with_engine_options
 def serve(
     model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder, .gguf file or saved checkpoint.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -54,7 +38,9 @@ def serve(
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 8 * 2**20,
     max_waiting_requests: Annotated[int, typer.Option(min=1, help="Requests that wait; those beyond get 429.")] = 256,
+    max_stored_responses: Annotated[int, typer.Option(min=1, help="Responses kept for a key, by /v1/responses.")] = 128,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds that a request may take.")] = None,
+    read_timeout: Annotated[float, typer.Option(help="Seconds within which a request has to be there.")] = 30.0,
     stall_timeout: Annotated[float, typer.Option(help="Seconds that a stream's reader may leave it full.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that requests get after SIGTERM.")] = 30.0,
     tool_parser: Annotated[
@@ -67,41 +53,21 @@ def serve(
         Path | None, typer.Option(help="Folder for the engine's state: a server that was killed goes on from it.")
     ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds from one save to the next, with --state-dir.")] = 30.0,
+    otlp_traces_endpoint: Annotated[
+        str | None, typer.Option(help="URL of an OpenTelemetry collector that gets spans of requests.")
+    ] = None,
     warmup: Annotated[bool, typer.Option(help="Compile every shape before requests are taken.")] = True,
-    tokenizer: Annotated[str | None, typer.Option(help="Source of another tokenizer.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    generation_config: Annotated[str, typer.Option(help="Default sampling: auto (the model's), vllm, a folder.")] = (
-        "auto"
-    ),
-    download_dir: DownloadDir = None,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    max_model_len: MaxModelLen = None,
-    block_size: BlockSize = 16,
-    max_num_seqs: MaxNumSeqs = 64,
-    max_num_batched_tokens: MaxNumBatchedTokens = 512,
-    kv_cache_memory_bytes: KVBytes = None,
-    memory_utilization: Annotated[float, typer.Option(help="Share of a device's memory to take.")] = 0.9,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep the KV of prompts for those that begin alike.")] = (
-        True
-    ),
-    preemption_mode: PreemptionMode = "recompute",
-    prefix_eviction: PrefixEviction = "aligned",
-    scheduling_policy: Annotated[str, typer.Option(help="fcfs, or priority: requests say theirs.")] = "fcfs",
-    max_logprobs: Annotated[int, typer.Option(min=-1, help="Most log-probabilities of a place.")] = 20,
-    speculative: Speculative = None,
-    tensor_parallel_size: TensorParallel = 1,
-    data_parallel_size: Annotated[int, typer.Option(min=1, help="Replicas of the model in this process.")] = 1,
-    enable_expert_parallel: ExpertParallel = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed from which those of requests are drawn.")] = 0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    *,
+    engine: ServeOptions,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does.
 
     Without a key it listens on this machine only. SIGTERM lets running requests end.
     """
     check_serve_extra()
+    if otlp_traces_endpoint is not None:
+        check_otel_extra()
     from jpaged.server.keys import Key, read_keys
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import check_address, run_server
@@ -124,41 +90,19 @@ def serve(
             tls_key=ssl_keyfile,
             max_body_bytes=max_body_bytes,
             request_timeout=request_timeout,
+            read_timeout=read_timeout,
             stall_timeout=stall_timeout,
             drain_seconds=drain_seconds,
             max_waiting=max_waiting_requests,
+            max_stored_responses=max_stored_responses,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             state_dir=state_dir,
             save_every=save_every,
+            otlp_traces_endpoint=otlp_traces_endpoint,
         )
         check_address(settings)
-    llm = build_llm(
-        model,
-        tokenizer=tokenizer,
-        revision=revision,
-        generation_config=generation_config,
-        download_dir=download_dir,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        memory_utilization=memory_utilization,
-        enable_prefix_caching=enable_prefix_caching,
-        preemption_mode=preemption_mode,
-        prefix_eviction=prefix_eviction,
-        scheduling_policy=scheduling_policy,
-        max_logprobs=max_logprobs,
-        speculative=speculative,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        enable_expert_parallel=enable_expert_parallel,
-        seed=seed,
-    )
+    llm = engine.build(model)
     if warmup:
         llm.warmup()
     raise typer.Exit(_run(llm, settings, run_server))

@@ -113,6 +113,7 @@ class Entrance(ABC):
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = first.num_computed
         request.status = Status.RUNNING
+        request.end_pause()
         self.waiting.remove(request)
         insort(self.running, request, key=service_order)
         self._plan(request, chunks, copies, plan)

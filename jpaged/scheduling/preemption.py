@@ -45,7 +45,7 @@ class Preemption:
         logger.debug("request %d gives its memory back", request.request_id)
         plan.preempted.append(request)
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
-        request.num_preemptions += 1
+        request.pause()
         self.allocation.encoding.let_go(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
         if swaps and not plan.swap_in:  # the host blocks that these leave are read after all that goes out is written
@@ -71,3 +71,4 @@ class Preemption:
         plan.swap_in += self.allocation.swap_in(live)
         plan.reserved += sum(missing_tokens(request, seq) == 1 for seq in live)
         request.status = Status.RUNNING
+        request.end_pause()

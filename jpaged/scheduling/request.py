@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import zip_longest
 
 import numpy as np
 
@@ -123,6 +124,7 @@ class Request:
         pooling: how the hidden states of its prompt become one vector; None = nobody asks for one.
         pooled: what chunks of its prompt add to that vector, by their first position: the position after their last,
             and a vector. A chunk that is computed again takes the place of the one before.
+        pause_times: when its memory was taken back and when it was back in the batch, in turn.
         later: requests for the outputs that have no place beside its own, as they are more than may run at once. They
             are queued right behind it; those who read or abort it read and abort them too.
     """
@@ -161,6 +163,7 @@ class Request:
     finished_time: float | None = None
     num_preemptions: int = 0
     num_swaps: int = 0
+    pause_times: list[float] = field(default_factory=list)
 
     @property
     def parts(self) -> list[Request]:
@@ -171,6 +174,21 @@ class Request:
     def computes_whole_prompt(self) -> bool:
         """Tell whether every token of the prompt has to be computed, whatever the prefix cache holds."""
         return self.params.prompt_logprobs is not None or self.pooling == "mean"
+
+    @property
+    def pauses(self) -> list[tuple[float, float | None]]:
+        """Return when its memory was taken back and when it was in the batch again; None while it is not."""
+        return list(zip_longest(self.pause_times[::2], self.pause_times[1::2]))
+
+    def pause(self) -> None:
+        """Note that its memory is taken back."""
+        self.num_preemptions += 1
+        self.pause_times.append(time.monotonic())
+
+    def end_pause(self) -> None:
+        """Note that it is in the batch again, if its memory had been taken back."""
+        if len(self.pause_times) % 2:
+            self.pause_times.append(time.monotonic())
 
     @property
     def spans(self) -> tuple[TokenSpan, ...]:
@@ -225,4 +243,5 @@ class Request:
             max(ends) if len(ends) == len(self.parts) else None,
             sum(part.num_preemptions for part in self.parts),
             sum(part.num_swaps for part in self.parts),
+            tuple(pause for part in self.parts for pause in part.pauses),
         )

@@ -12,21 +12,34 @@ from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import add_handlers
 from jpaged.server.gate import Gate
 from jpaged.server.memory_page import memory_routes
+from jpaged.server.responses import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
+from jpaged.server.tracing import Traces
 
 ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
 
 
-def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:
-    """Return the app of a server; whoever runs it shuts the engine down afterwards."""
+def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> FastAPI:
+    """Return the app of a server; whoever runs it shuts the engine down afterwards.
+
+    Args:
+        traces: gets a span for each request; None = none is written.
+    """
     # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
     app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
-    serving = app.state.serving = Serving(engine, settings)
+    serving = app.state.serving = Serving(engine, settings, traces)
+    app.state.responses = ResponseStore(
+        serving,
+        settings.max_stored_responses,
+        None if settings.state_dir is None else settings.state_dir / "responses",
+    )
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
-    app.include_router(memory_routes(engine, stopping=lambda: serving.draining))
+    app.include_router(
+        memory_routes(engine, stopping=lambda: serving.draining, replicas=engine.config.data_parallel_size)
+    )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.cors_origins:
         app.add_middleware(

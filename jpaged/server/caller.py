@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ class Caller:
         request_id: the client's X-Request-Id, or one of the server's.
         key: the key that it brought; None where the server has none.
         idempotency_key: the client's Idempotency-Key, by which it may ask again after the server was killed.
+        arrived: time of `time.monotonic` when it came.
+        trace_headers: the W3C headers by which its spans become part of the client's trace.
         deadline: time of the event loop's clock when it has to have ended; None = whenever it does.
         log: what the request's line in the log says beside status and time; never a prompt.
         num_prompt_tokens, num_output_tokens: tokens of the requests that it made of the engine.
@@ -36,6 +39,8 @@ class Caller:
     request_id: str
     key: Key | None = None
     idempotency_key: str | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
     deadline: float | None = None
     log: dict[str, Any] = field(default_factory=dict)
     num_prompt_tokens: int = 0

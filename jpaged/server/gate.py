@@ -48,7 +48,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = Caller(_request_id(headers), idempotency_key=headers.get("idempotency-key") or None)
+        caller = Caller(
+            _request_id(headers),
+            idempotency_key=headers.get("idempotency-key") or None,
+            trace_headers={name: headers[name] for name in ("traceparent", "tracestate") if name in headers},
+        )
         scope.setdefault("state", {})[STATE] = caller
         start, status, begun = time.monotonic(), CLIENT_GONE, False
 

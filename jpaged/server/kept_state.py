@@ -18,7 +18,8 @@ class KeptState:
     """The state of a server's engine, in a folder.
 
     Args:
-        folder: holds the last save and nothing else; None = no state is kept, and all of this does nothing.
+        folder: holds the last save and, in `responses`, what `/v1/responses` keeps; None = no state is kept, and all of
+            this does nothing.
         save_every: seconds from one save to the next.
     """
 

@@ -39,11 +39,11 @@ _LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 5
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _HISTOGRAMS = (  # name, help, buckets
-    ("time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS),
+    ("time_to_first_token_seconds", "From a request's arrival at the server to its first token.", _SECONDS),
     ("inter_token_latency_seconds", "Between two tokens of a stream, as the server sent them.", _GAPS),
     ("request_time_per_output_token_seconds", "From the first token to the last, for each token but one.", _GAPS),
-    ("e2e_request_latency_seconds", "From a request's arrival to its end.", _LONG),
-    ("request_queue_time_seconds", "From a request's arrival to its first step.", _LONG),
+    ("e2e_request_latency_seconds", "From a request's arrival at the server to its end.", _LONG),
+    ("request_queue_time_seconds", "From a request's arrival at the server to its first step.", _LONG),
     ("request_prefill_time_seconds", "From a request's first step to its first token.", _LONG),
     ("request_decode_time_seconds", "From a request's first token to its end.", _LONG),
     ("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS),
@@ -56,22 +56,31 @@ class RequestTimes:
 
     Attributes:
         num_tokens: tokens so far of each of its outputs.
-        gap: seconds between the last output with tokens and the one before; None before there are two.
+        gap: seconds from the output with tokens before the last one, or from the first token, to the last one.
+        shared: tokens of each sequence that share the gap: of the first output all but the first.
     """
 
     def __init__(self) -> None:
         self.num_tokens: Counts[int] = Counts()
-        self.gap: float | None = None
+        self.gap = 0.0
+        self.shared: dict[int, int] = {}
         self._last: float | None = None
 
     def count(self, output: RequestOutput) -> None:
         """Take in what came, the new tokens where outputs are deltas."""
         new = {each.index: len(each.token_ids) for each in output.outputs if each.token_ids}
-        if new:
-            now = time.monotonic()
-            self.gap = None if self._last is None else now - self._last
-            self._last = now
-            self.num_tokens.update(new)
+        self.shared = {}
+        if not new:
+            return
+        now, took = time.monotonic(), output.metrics
+        since, self._last = self._last, now
+        if since is None:
+            since = now if took is None or took.first_token_time is None else took.first_token_time
+            self.shared = {index: number - 1 for index, number in new.items() if number > 1}
+        else:
+            self.shared = new
+        self.gap = max(0.0, now - since)
+        self.num_tokens.update(new)
 
 
 class ServerMetrics:
@@ -91,27 +100,31 @@ class ServerMetrics:
         }
         self._histograms = {name: histogram.labels(model) for name, histogram in made.items()}
 
-    def streamed(self, output: RequestOutput, times: RequestTimes) -> None:
+    def streamed(self, times: RequestTimes) -> None:
         """Count an output of a stream: the tokens of each sequence share the time since the output before."""
-        if times.gap is None:
-            return
-        for each in output.outputs:
-            for _ in each.token_ids:
-                self._histograms["inter_token_latency_seconds"].observe(times.gap / len(each.token_ids))
+        for number in times.shared.values():
+            for _ in range(number):
+                self._histograms["inter_token_latency_seconds"].observe(times.gap / number)
 
-    def finished(self, output: RequestOutput, times: RequestTimes) -> None:
-        """Count a request that ended."""
+    def finished(self, output: RequestOutput, times: RequestTimes, arrived: float) -> None:
+        """Count a request that ended.
+
+        Args:
+            arrived: when it came to the server, on the clock of its metrics: it may have waited for its key's turn
+                before the engine got it. One that was restored came to the engine before.
+        """
         took, told = output.metrics, self._histograms
         told["request_prompt_tokens"].observe(len(output.prompt_token_ids))
         told["request_generation_tokens"].observe(times.num_tokens.total())
         if took is None or took.finished_time is None:
             return
-        told["e2e_request_latency_seconds"].observe(took.finished_time - took.arrival_time)
+        came = min(arrived, took.arrival_time)
+        told["e2e_request_latency_seconds"].observe(took.finished_time - came)
         if took.first_scheduled_time is None or took.first_token_time is None:
             return
-        told["request_queue_time_seconds"].observe(took.first_scheduled_time - took.arrival_time)
+        told["request_queue_time_seconds"].observe(took.first_scheduled_time - came)
         told["request_prefill_time_seconds"].observe(took.first_token_time - took.first_scheduled_time)
-        told["time_to_first_token_seconds"].observe(took.first_token_time - took.arrival_time)
+        told["time_to_first_token_seconds"].observe(took.first_token_time - came)
         decode = took.finished_time - took.first_token_time
         told["request_decode_time_seconds"].observe(decode)
         longest = max(times.num_tokens.values(), default=0)

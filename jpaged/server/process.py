@@ -14,13 +14,17 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from jpaged import AsyncLLM, EngineStopped
 from jpaged.server.app import create_app
+from jpaged.server.connections import connections
 from jpaged.server.kept_state import KeptState
+from jpaged.server.responses import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
+from jpaged.server.tracing import Traces
 
 logger = logging.getLogger("jpaged.server")
 FAILED = 70
@@ -36,12 +40,14 @@ class Server(uvicorn.Server):
     left then is cut off with an error. A second one ends it at once.
     """
 
-    def __init__(self, config: uvicorn.Config, serving: Serving, on_ready: Callable[[str], None] | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, on_ready: Callable[[str], None] | None = None) -> None:
         super().__init__(config)
+        serving: Serving = app.state.serving
         self.failed = False
         settings = serving.settings
         self.kept = KeptState(serving.engine, settings.state_dir, settings.save_every)
         self._serving = serving
+        self._responses: ResponseStore = app.state.responses
         self._on_ready = on_ready
         self._drained: asyncio.Task[None] | None = None
         self._watched: asyncio.Task[None] | None = None
@@ -51,6 +57,7 @@ class Server(uvicorn.Server):
         """Go on from the state that is kept, open the port, and begin to watch the engine."""
         self._loop = asyncio.get_running_loop()
         await self.kept.take_up()
+        self._responses.take_up()
         await super().startup(sockets)
         self._watched = asyncio.create_task(self._watch_engine())
         if self._on_ready is not None and self.servers:
@@ -109,6 +116,8 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
+        http=connections(settings.read_timeout),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -141,9 +150,11 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
     Returns:
         The process' exit status: 0, or `FAILED` where the engine failed.
     """
-    app = create_app(engine, settings)
+    endpoint = settings.otlp_traces_endpoint
+    traces = None if endpoint is None else Traces.to_collector(endpoint, settings.model)
+    app = create_app(engine, settings, traces)
     config = uvicorn_config(app, settings)
-    server = Server(config, app.state.serving, on_ready)
+    server = Server(config, app, on_ready)
 
     async def main() -> None:
         try:
@@ -152,6 +163,8 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
             if not server.failed:
                 await server.kept.save_last()
             await engine.shutdown()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(main())

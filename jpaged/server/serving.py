@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
@@ -17,6 +18,7 @@ from jpaged.server.fair_queue import FairQueue
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.protocol.sampling import SamplingFields
 from jpaged.server.settings import ServerSettings
+from jpaged.server.tracing import Traces
 
 _FIELDS = {*SamplingFields.model_fields, "prompt"}
 
@@ -27,6 +29,7 @@ class Serving:
     Args:
         engine: its requests come from this server, and perhaps from others in the process.
         settings: see `ServerSettings`.
+        traces: gets a span for each request; None = none is written.
 
     Attributes:
         created: when the server started, in seconds since 1970.
@@ -35,8 +38,9 @@ class Serving:
         num_active: POST requests that are being answered.
     """
 
-    def __init__(self, engine: AsyncLLM, settings: ServerSettings) -> None:
+    def __init__(self, engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> None:
         self.engine = engine
+        self._traces = traces
         self.settings = settings
         self.metrics = ServerMetrics(engine, settings.model)
         self.created = int(time.time())
@@ -83,55 +87,79 @@ class Serving:
             message = "the request with this Idempotency-Key is running: its answer goes to who asked first"
             raise ApiError(message, status=409, code="idempotency_conflict")
         self._names.add(name)
+        seen = _Seen()
         try:
             async with (
                 self.queue.place(caller.key),
-                aclosing(self._counted(name, prompt, params, caller, priority, add_special_tokens)) as outputs,
+                aclosing(self._outputs(name, prompt, params, priority, add_special_tokens)) as outputs,
             ):
                 async for output in outputs:
+                    self._count(output, params, caller, seen)
                     yield output
         except ValueError as error:  # the engine refuses the prompt or a parameter
+            seen.fail(error)
             raise refused(error, _FIELDS) from error
+        except Exception as error:
+            seen.fail(error)
+            raise
         finally:
             self._names.discard(name)
+            if self._traces is not None:
+                self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 
-    async def _counted(
+    def _count(
+        self, output: RequestOutput, params: SamplingParams | BeamSearchParams, caller: Caller, seen: _Seen
+    ) -> None:
+        seen.last = output
+        seen.times.count(output)
+        if isinstance(params, SamplingParams) and params.output_kind is RequestOutputKind.DELTA:
+            self.metrics.streamed(seen.times)
+        if output.finished:
+            seen.failure = None
+            self.metrics.finished(output, seen.times, caller.arrived)
+            caller.count(output, seen.times.num_tokens.total())
+
+    async def _outputs(
         self,
         name: str,
         prompt: Mapping[str, Any],
         params: SamplingParams | BeamSearchParams,
-        caller: Caller,
         priority: int | None,
         add_special_tokens: bool | None,
     ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the engine's outputs for one prompt, or those of a request that came with a saved state."""
         if self._closed:
             raise _shutting_down()
-        times = RequestTimes()
         restored = name in self.engine.restored_requests
-        if isinstance(params, BeamSearchParams):
-            if restored:
-                output = await anext(self.engine.resume(name))
-            else:
-                output = await self.engine.beam_search(prompt, params, name, priority=priority)
-            times.count(output)
-            self.metrics.finished(output, times)
-            caller.count(output, times.num_tokens.total())
-            yield output
+        if isinstance(params, BeamSearchParams) and not restored:
+            yield await self.engine.beam_search(prompt, params, name, priority=priority)
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if restored:
-            outputs = self.engine.resume(name, params.output_kind)
+            outputs = self.engine.resume(name, None if isinstance(params, BeamSearchParams) else params.output_kind)
         else:
+            assert isinstance(params, SamplingParams)
             outputs = self.engine.generate(prompt, params, name, priority=priority, tokenization_kwargs=tokenization)
         async with aclosing(outputs):
             async for output in outputs:
-                times.count(output)
-                if params.output_kind is RequestOutputKind.DELTA:
-                    self.metrics.streamed(output, times)
-                if output.finished:
-                    self.metrics.finished(output, times)
-                    caller.count(output, times.num_tokens.total())
                 yield output
+
+
+@dataclass
+class _Seen:
+    """What has come of a request so far.
+
+    Attributes:
+        failure: why it has not come to its end; until it has, that its client let go of it.
+    """
+
+    last: RequestOutput | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
+    failure: str | None = "the client went away"
+
+    def fail(self, error: Exception) -> None:
+        """Note an error; it may repeat the prompt, so that only its kind is kept."""
+        self.failure = type(error).__name__
 
 
 def _shutting_down() -> ApiError:

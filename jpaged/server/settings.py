@@ -27,14 +27,17 @@ class ServerSettings:
         tls_certificate, tls_key: PEM files; both or neither.
         max_body_bytes: largest body of a request.
         request_timeout: seconds after which a request ends with an error; None = never.
+        read_timeout: seconds within which a request has to be there, head and body.
         stall_timeout: seconds that a stream's reader may leave its connection full before the request ends.
         health_timeout: seconds within which the engine has to come between two steps to count as healthy.
         drain_seconds: seconds that running requests get to end after SIGTERM.
         max_waiting: most requests that wait for a place; those beyond get 429.
+        max_stored_responses: most responses of `/v1/responses` that are kept for one key.
         tool_parser: family whose form of tool calls is read: "hermes", "llama3" or "mistral"; None = tools are refused.
         state_dir: folder in which the engine's state is kept, and from which a server that was killed goes on; None =
             none is kept.
         save_every: seconds from one save to the next.
+        otlp_traces_endpoint: URL of the OpenTelemetry collector that gets spans of requests; None = none are written.
         reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
 
     Raises:
@@ -52,21 +55,25 @@ class ServerSettings:
     tls_key: Path | None = None
     max_body_bytes: int = 8 * 2**20
     request_timeout: float | None = None
+    read_timeout: float = 30.0
     stall_timeout: float = 60.0
     health_timeout: float = 30.0
     drain_seconds: float = 30.0
     max_waiting: int = 256
+    max_stored_responses: int = 128
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     state_dir: Path | None = None
     save_every: float = 30.0
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
         integer("max_body_bytes", self.max_body_bytes, low=1)
         integer("max_waiting", self.max_waiting, low=1)
+        integer("max_stored_responses", self.max_stored_responses, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
-        for name in ("stall_timeout", "health_timeout", "request_timeout", "save_every"):
+        for name in ("read_timeout", "stall_timeout", "health_timeout", "request_timeout", "save_every"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jpaged.server.caller import Caller
+from jpaged.server.connections import ABORT
 from jpaged.server.errors import CLIENT_GONE, ClientGone, described
 
 logger = logging.getLogger(__name__)
@@ -21,15 +23,23 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
+def _json(data: Any) -> bytes:
+    """Return JSON. Half a character, as a client may have sent it in what an answer repeats, is escaped."""
+    try:
+        return to_json(data, inf_nan_mode="null")
+    except PydanticSerializationError:
+        return json.dumps(data).encode()
+
+
 def event(data: Any, name: str | None = None) -> bytes:
     """Return one server-sent event whose data are JSON."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
+    return head + b"data: " + _json(data) + b"\n\n"
 
 
 def whole(data: Any) -> Response:
     """Return an answer that is all there."""
-    return Response(to_json(data, inf_nan_mode="null"), media_type="application/json")
+    return Response(_json(data), media_type="application/json")
 
 
 async def while_connected(request: Request, caller: Caller, work: Coroutine[Any, Any, T]) -> T:
@@ -95,10 +105,14 @@ class EventStream(Response):
                 self._caller.log["status"] = CLIENT_GONE
                 task.cancel()
                 await asyncio.wait((task,))
-        if not task.cancelled():
-            task.result()
+        if not task.cancelled() and task.result():
+            # Closing would wait for what the client does not read.
+            scope.get("extensions", {}).get(ABORT, lambda: None)()
+            await asyncio.sleep(0)  # uvicorn learns of it
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send) -> bool:
+        """Send all chunks; tell whether the client stopped reading."""
+
         async def body(chunk: bytes, more: bool = True) -> None:
             try:
                 async with asyncio.timeout(self._stall_timeout):
@@ -114,7 +128,7 @@ class EventStream(Response):
                         await body(chunk)
             except ClientGone:
                 self._caller.log |= {"status": CLIENT_GONE, "error": "the client stopped reading"}
-                return
+                return True
             except Exception as error:  # the status was sent: the stream itself has to tell
                 told = described(error)
                 if told.status == 500:
@@ -122,6 +136,7 @@ class EventStream(Response):
                 self._caller.log["error"] = told.code  # a message may repeat the prompt
                 await body(event(told.body))
         await body(b"", more=False)
+        return False
 
 
 async def _gone(receive: Receive) -> None:

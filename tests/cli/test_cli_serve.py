@@ -45,6 +45,28 @@ def test_settings_of_the_engine_are_options_of_the_server(tell):
     assert config.dtype == "float16"
 
 
+def test_images_come_from_folders_and_hosts_that_are_named_and_from_nowhere_else(tell, tmp_path):
+    requests = tmp_path / "in.jsonl"
+    requests.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}) + "\n")
+    commands = ["serve", "some/model"], ["run-batch", str(requests), str(tmp_path / "out"), "--model", "some/model"]
+    for command in commands:
+        _, config = tell(*command)
+        assert (config.images.folders, config.images.hosts, config.language_model_only) == ((), (), False)
+        named = ["--allowed-local-media-path", str(tmp_path), "--allowed-media-domains", "a.example"]
+        _, config = tell(*command, *named, "--allowed-media-domains", "b.example:8080", "--language-model-only")
+        assert config.images.folders == (tmp_path,) and config.language_model_only
+        assert config.images.hosts == ("a.example", "b.example:8080")
+        said, config = tell(*command, "--allowed-local-media-path", str(tmp_path / "none"))
+        assert "is not a folder" in said and config is None
+
+
+def test_every_option_of_a_model_is_one_of_all_commands_that_run_one(tell):
+    for command in (["serve", "m"], ["generate", "a", "--model", "m"], ["bench", "throughput", "--model", "m"]):
+        _, config = tell(*command, "--quantization", "int8", "--max-model-len", "77", "--language-model-only")
+        assert (config.quantization, config.max_model_len, config.language_model_only) == ("int8", 77, True)
+        assert config.dtype == ("float32" if command[0] == "bench" else "auto")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

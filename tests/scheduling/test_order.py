@@ -51,6 +51,8 @@ def test_a_threshold_bounds_every_prompt_chunk_and_recomputation_too():
     older, newer = make_request(11, 12), make_request(7, 9)
     steps = loop.run(older, newer)
     assert newer.num_preemptions > 0
+    pauses = newer.metrics().preempted
+    assert len(pauses) == newer.num_preemptions and all(out <= back <= newer.finished_time for out, back in pauses)
     assert max(chunk.length for step in steps for chunk in step.chunks) == 3
     for request in (older, newer):
         assert request.sequences[0].output_token_ids == alone(request, [group()])[0]

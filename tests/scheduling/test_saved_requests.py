@@ -151,9 +151,19 @@ def test_every_parameter_comes_back():
     assert load_request(data, 0.0).params == PARAMS
 
 
+def test_when_a_request_was_preempted_is_kept_as_ages_and_may_be_missing():
+    request = make_request([1, 2, 3])
+    request.pause_times = [2.0, 3.0, 5.0]
+    data = written(request_data(request, 10.0))
+    assert load_request(data, 110.0).metrics().preempted == ((102.0, 103.0), (105.0, None))
+    del data["pause_ages"]  # as in states that earlier versions wrote
+    assert load_request(data, 110.0).metrics().preempted == ()
+
+
 def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is():
     """Whoever adds a field says here which; one that is saved needs another `FORMAT`."""
     apart = {"params", "stop_ids", "eos_ids", "bad_words", "allowed_mask", "prompt_logprobs", "beam", "status"}
+    apart |= {"pause_times"}
     of_images = {"images", "held"}  # of models that take images, whose state is not saved
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
     others = {*of_images, *within_a_turn, "sequences", "later"}

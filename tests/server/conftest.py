@@ -1,7 +1,7 @@
 """One tiny model behind a real server, which all tests of this folder ask over a socket."""
 
 import pytest
-from live_server import LiveServer, make_llm
+from live_server import LiveServer, Pace, make_llm
 from tiny_chat_model import byte_level_tokenizer, make_chat_model
 
 from jpaged import AsyncLLM
@@ -22,7 +22,13 @@ def tiny_llm(tiny_folder):
 
 
 @pytest.fixture
-def serve(tiny_llm):
+def pace(monkeypatch):
+    """Holds the engine between two steps, so that what a test asks meanwhile comes at no time of its own."""
+    return Pace(monkeypatch)
+
+
+@pytest.fixture
+def serve(tiny_llm, pace):
     """Starts servers over the one engine, one at a time, and ends them."""
     running = []
 
@@ -33,6 +39,7 @@ def serve(tiny_llm):
         return server
 
     yield start
+    pace.go_on()
     for server in running:
         server.stop()
     assert tiny_llm._engine.memory.num_used_blocks == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import time
 import httpx
 
 from jpaged import LLM
+from jpaged.engine.engine import Engine
 from jpaged.server.app import create_app
 from jpaged.server.process import Server, uvicorn_config
 
@@ -26,13 +28,13 @@ def make_llm(folder):
 class LiveServer:
     """Runs a server until `stop`; its engine goes back to the LLM then."""
 
-    def __init__(self, engine, settings):
+    def __init__(self, engine, settings, traces=None):
         self.engine = engine
-        self.app = create_app(engine, settings)
+        self.app = create_app(engine, settings, traces)
         self.serving = self.app.state.serving
         self._ready = threading.Event()
         self.url = None
-        self.server = Server(uvicorn_config(self.app, settings), self.serving, self._tell)
+        self.server = Server(uvicorn_config(self.app, settings), self.app, self._tell)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(SECONDS)
@@ -110,6 +112,38 @@ class LiveServer:
             lines = [line for line in response.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+class Pace:
+    """How many steps the engine may still make; held, it answers what it is asked between steps and makes none.
+
+    Attributes:
+        left: steps that it may make.
+        least: seconds that each takes at least.
+    """
+
+    def __init__(self, monkeypatch):
+        self.left = math.inf
+        self.least = 0.0
+        step = Engine.step
+
+        def paced(engine):
+            if self.left <= 0:
+                time.sleep(0.002)
+                return []
+            self.left -= 1
+            time.sleep(self.least)
+            return step(engine)
+
+        monkeypatch.setattr(Engine, "step", paced)
+
+    def make(self, steps):
+        """Let so many steps be made, and wait for them."""
+        self.left = steps
+        until(lambda: self.left <= 0)
+
+    def go_on(self):
+        self.left = math.inf
 
 
 def until(condition, seconds=SECONDS):

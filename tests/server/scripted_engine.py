@@ -66,7 +66,8 @@ class ScriptedEngine:
         del self.tokens[seq_id]
         self.names.pop(seq_id, None)
 
-    async def memory_map(self) -> MemoryMap:
+    async def memory_map(self, *, replica: int = 0) -> MemoryMap:
+        self.replica = replica
         if self.stopped:
             raise EngineStopped("the engine was shut down")
         self.asked += 1

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import httpx
 import pytest
 from live_server import until
-
-from jpaged.engine.engine import Engine
 
 PATH = "/v1/completions"
 BODY = {"prompt": "the far cab", "max_tokens": 100, "ignore_eos": True, "seed": 3, "temperature": 0.8}
@@ -39,22 +36,6 @@ def ask(server, headers=MINE, **changes):
     return answer.json()["choices"][0]["text"]
 
 
-def running(server):
-    return server.engine.stats().num_running
-
-
-@pytest.fixture(autouse=True)
-def steps_last(monkeypatch):
-    """A step takes as long as a larger model's, so that requests are still running when a save is written."""
-    step = Engine.step
-
-    def slow(engine):
-        time.sleep(0.01)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", slow)
-
-
 @pytest.fixture
 def undisturbed(serve):
     server = serve()
@@ -64,16 +45,18 @@ def undisturbed(serve):
 
 
 @pytest.fixture
-def killed(serve, undisturbed, tmp_path):
+def killed(serve, pace, undisturbed, tmp_path):
     """The folder of a server that ended in the midst of three requests, of which one had no Idempotency-Key."""
     server = serve(state_dir=tmp_path, save_every=1e6)
+    pace.left = 0
     clients = [Client(server, MINE), Client(server, {}), Client(server, {"Idempotency-Key": "other"}, seed=4)]
-    until(lambda: running(server) == 3)
-    time.sleep(0.2)  # in which they get some tokens
+    until(lambda: server.engine.stats().num_waiting == 3)
+    pace.make(20)
     assert server.call(server.engine.save_state(tmp_path)).num_requests == 3
     server.stop()
     for client in clients:
         client.join()
+    pace.go_on()
     return tmp_path
 
 
@@ -104,24 +87,30 @@ def test_a_damaged_state_is_told_and_the_server_starts_cold(serve, killed, undis
     assert server.engine.restored_requests == [] and ask(server) == undisturbed
 
 
-def test_a_server_that_is_told_to_end_saves_what_it_has_to_cut_off(serve, undisturbed, tmp_path):
+def test_a_server_that_is_told_to_end_saves_what_it_has_to_cut_off(serve, pace, undisturbed, tmp_path):
     server = serve(state_dir=tmp_path, drain_seconds=0.0, save_every=1e6)
+    pace.left = 0
     client = Client(server, MINE)
-    until(lambda: running(server) == 1)
+    until(lambda: server.engine.stats().num_waiting == 1)
+    pace.make(20)
     server.terminate()
     server.join()
     client.join()
+    pace.go_on()
     again = serve(state_dir=tmp_path)
     assert len(again.engine.restored_requests) == 1
     assert ask(again) == undisturbed
 
 
-def test_a_key_whose_request_is_running_runs_it_once(serve):
+def test_a_key_whose_request_is_running_runs_it_once(serve, pace):
     server = serve()
+    pace.left = 0
     client = Client(server, MINE, max_tokens=110)
-    until(lambda: running(server) == 1)
+    until(lambda: server.engine.stats().num_waiting == 1)
+    pace.make(5)
     refused = server.http.post(PATH, json=BODY | {"max_tokens": 110}, headers=MINE)
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "idempotency_conflict"
+    pace.go_on()
     client.join()
     assert client.answer.status_code == 200
     assert ask(server, max_tokens=110) == client.answer.json()["choices"][0]["text"]

@@ -93,6 +93,15 @@ def test_a_page_is_told_four_times_a_second_until_the_server_stops():
     assert stats["seconds"] < told[2]["stats"]["seconds"]
 
 
+def test_the_pool_of_any_replica_is_told_and_of_no_other():
+    engine = busy_engine()
+    client = client_of(engine, replicas=2, stopping=lambda: engine.asked >= 1)
+    answer = client.get("/memory/events", params={"replica": 1})
+    assert answer.headers["X-Replicas"] == "2" and engine.replica == 1 and '"pool"' in answer.text
+    for number in (2, -1):
+        assert client.get("/memory/events", params={"replica": number}).status_code == 404
+
+
 def test_the_stream_ends_with_the_engine():
     engine = busy_engine()
     engine.stopped = True
@@ -148,7 +157,7 @@ def test_ten_pages_cost_the_engine_no_more_than_one():
         return told
 
     async def all_watch() -> list[list[str]]:
-        feed = MemoryFeed(engine, interval=0.1)
+        feed = MemoryFeed(engine, interval=0.6)  # far longer than a busy machine lets one page wait for another
         return await asyncio.gather(*(watch(feed) for _ in range(10)))
 
     told = asyncio.run(all_watch())

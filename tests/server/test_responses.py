@@ -76,22 +76,27 @@ def test_a_function_is_called(serve, tiny_llm, monkeypatch):
     assert server.answer(PATH, BODY | {"input": [{"role": "user", "content": "a"}, call, result]})["output"]
 
 
-def test_what_needs_a_store_is_refused_by_name(server):
+def test_what_is_not_done_is_refused_by_name(server):
     for name, value in (
-        ("previous_response_id", "resp_1"),
-        ("store", True),
-        ("background", True),
+        ("conversation", "conv_1"),
+        ("prompt", {"id": "p"}),
         ("include", ["a"]),
+        ("top_logprobs", 2),
+        ("metadata", {"a": 1}),
+        ("max_tool_calls", 2),
         ("truncation", "auto"),
         ("text", {"verbosity": "low"}),
         ("tools", [{"type": "web_search"}]),
         ("nonsense", 1),
         ("tools", [{"type": "function", "name": "a b"}]),
         ("input", [{"type": "function_call", "name": "f"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]),
+        ("input", [{"role": "system", "content": [{"type": "input_image", "image_url": "data:,"}]}]),
         ("temperature", -1.0),
     ):
         error = server.refusal(PATH, BODY | {name: value})
-        assert name in (error["param"] or "") or name in error["message"] or error["param"] == "verbosity"
+        assert name in (error["param"] or "") or name in error["message"] or error["param"] in ("verbosity", "file_id")
+    assert server.refusal(PATH, BODY | {"background": True, "store": False})["param"] == "background"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -58,6 +58,18 @@ def test_an_image_in_a_message_is_seen_as_the_engine_sees_it(llm, request):
             assert sum(token["logprob"] for token in told) == pytest.approx(one.cumulative_logprob, abs=1e-4)
 
 
+def test_a_response_sees_the_image_of_its_input(server_of):
+    url = url_of(picture(0))
+    same = {"model": "tiny", "seed": 1, "ignore_eos": True}
+    chat = same | {"max_tokens": 40, "messages": messages(url)}
+    want = server_of.answer(CHAT, chat)
+    parts = [{"type": "input_text", "text": "what is it "}, {"type": "input_image", "image_url": url, "detail": "auto"}]
+    body = same | {"max_output_tokens": 40, "input": [{"role": "user", "content": parts}]}
+    got = server_of.answer("/v1/responses", body)
+    assert got["usage"]["input_tokens"] == want["usage"]["prompt_tokens"]
+    assert got["output"][0]["content"][0]["text"] == want["choices"][0]["message"]["content"]
+
+
 def test_a_server_of_a_model_with_eyes_that_is_to_keep_its_state_does_not_start(llm, tmp_path):
     engine = AsyncLLM.from_llm(llm)
     kept = KeptState(engine, tmp_path, 30.0)

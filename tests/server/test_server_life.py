@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,6 @@ from jpaged.server.settings import ServerSettings
 
 PATH = "/v1/completions"
 LONG = {"model": "tiny", "prompt": "the cab", "max_tokens": 110, "ignore_eos": True, "seed": 1}
-
-
-@pytest.fixture
-def slow(tiny_llm, monkeypatch):
-    """Steps of 10 ms at least, so that nothing ends before its time."""
-    dispatch = tiny_llm._engine.runner.dispatch_all
-
-    def late(steps):
-        time.sleep(0.01)
-        return dispatch(steps)
-
-    monkeypatch.setattr(tiny_llm._engine.runner, "dispatch_all", late)
 
 
 def connect(server, body):
@@ -53,7 +42,8 @@ def steps(server):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_the_blocks_of_a_client_that_is_killed_are_free_at_once(slow, server, stream, phase):
+def test_the_blocks_of_a_client_that_is_killed_are_free_at_once(pace, server, stream, phase):
+    pace.least = 0.01
     for _ in range(50 if thorough.NIGHTLY else 5):  # 200 of all kinds at night
         prompt = [9 + i % 50 for i in range(120)] if phase == "prefill" else "the cab"
         before = steps(server)
@@ -67,19 +57,24 @@ def test_the_blocks_of_a_client_that_is_killed_are_free_at_once(slow, server, st
         assert server.engine.stats().num_running == 0
 
 
-def test_a_client_that_is_killed_while_it_waits_leaves_nothing(slow, server):
+def test_a_client_that_is_killed_while_it_waits_leaves_nothing(pace, server):
+    pace.left = 0
     socks = [connect(server, LONG | {"n": 4}) for _ in range(6)]
-    until(lambda: server.engine.stats().num_waiting >= 4)
+    until(lambda: server.engine.stats().num_waiting == 6)
+    pace.make(3)
+    assert server.engine.stats().num_waiting == 5
     for sock in socks:
         kill(sock)
     until(lambda: server.serving.num_active == 0)
     assert server.used_blocks() == 0 and server.engine.stats().num_waiting == 0
 
 
-def test_more_than_may_wait_are_told_to_come_again(slow, serve):
+def test_more_than_may_wait_are_told_to_come_again(pace, serve):
     server = serve(max_waiting=2)
+    pace.left = 0
     socks = [connect(server, LONG | {"n": 4, "stream": True})]
-    until(lambda: server.engine.stats().num_running == 1)
+    until(lambda: server.engine.stats().num_waiting == 1)
+    pace.make(3)
     socks += [connect(server, LONG | {"n": 4, "stream": True}) for _ in range(2)]
     until(lambda: server.engine.stats().num_waiting == 2)
     response = server.post(PATH, LONG)
@@ -90,9 +85,15 @@ def test_more_than_may_wait_are_told_to_come_again(slow, serve):
         kill(sock)
 
 
-def test_a_request_that_takes_too_long_is_ended(slow, serve):
-    server = serve(request_timeout=0.8)
+def test_a_request_that_takes_too_long_is_ended(pace, serve):
+    server = serve(request_timeout=0.2)
+    pace.left = 0
     assert server.refusal(PATH, LONG, 504)["code"] == "request_timeout"
+    pace.go_on()
+    server.serving.settings = replace(server.serving.settings, request_timeout=None)
+    server.answer(PATH, LONG)  # its shapes are compiled now, so that the next one's first token comes in time
+    server.serving.settings = replace(server.serving.settings, request_timeout=2.0)
+    pace.left = 5
     with server.http.stream("POST", PATH, json=LONG | {"stream": True}) as response:
         last = [line for line in response.iter_lines() if line][-1]
     assert '"request_timeout"' in last and response.status_code == 200
@@ -102,29 +103,38 @@ def test_a_request_that_takes_too_long_is_ended(slow, serve):
 # ---------------------------------------------------------------------- ends
 
 
-def in_background(server, answers, **body):
-    thread = threading.Thread(target=lambda: answers.append(server.post(PATH, LONG | body)))
-    thread.start()
-    until(lambda: server.engine.stats().num_running > 0)
-    return thread
+@pytest.fixture
+def asked(pace):
+    """Asks in a thread, and holds the engine when it has made a few tokens of the answer."""
+
+    def ask(server, answers):
+        pace.left = 0
+        thread = threading.Thread(target=lambda: answers.append(server.post(PATH, LONG)))
+        thread.start()
+        until(lambda: server.engine.stats().num_waiting == 1)
+        pace.make(8)
+        return thread
+
+    return ask
 
 
-def test_requests_that_run_end_while_new_ones_are_turned_away(slow, server):
+def test_requests_that_run_end_while_new_ones_are_turned_away(pace, server, asked):
     answers = []
-    thread = in_background(server, answers)
+    thread = asked(server, answers)
     server.terminate()
     until(lambda: server.http.get("/health").status_code == 503)
     error = server.refusal(PATH, LONG, 503)
     assert error["code"] == "draining"
+    pace.go_on()
     thread.join()
     assert answers[0].status_code == 200 and answers[0].json()["choices"][0]["finish_reason"] == "length"
     server.join()
 
 
-def test_requests_that_do_not_end_in_time_are_ended_with_what_they_have(slow, serve):
+def test_requests_that_do_not_end_in_time_are_ended_with_what_they_have(serve, asked):
     server = serve(drain_seconds=0.2)
     answers = []
-    thread = in_background(server, answers)
+    thread = asked(server, answers)
     server.terminate()
     thread.join()
     choice = answers[0].json()["choices"][0]

@@ -11,7 +11,7 @@ from tiny_chat_model import byte_level_tokenizer
 from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.message.reasoning import ThinkReader
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import FORMATS, behind_thought
+from jpaged.server.message.tool_formats import FORMATS, behind_thought, format_of
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -20,6 +20,7 @@ WRITTEN = {
     "hermes": f"well <tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>",
     "llama3": f"{ONE}; {TWO}".replace("arguments", "parameters"),
     "mistral": f"well [TOOL_CALLS][{ONE}, {TWO}]",
+    "mistral_args": f"well [TOOL_CALLS]f[ARGS]{ARGUMENTS[0]}[TOOL_CALLS]g[ARGS]{ARGUMENTS[1]}",
 }
 CUTS = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
@@ -63,6 +64,24 @@ def test_calls_are_found_however_the_text_comes(family, cuts):
 @given(cuts=CUTS)
 def test_text_without_a_call_stays_text(family, text, cuts):
     assert read(ToolReader(FORMATS[family]), text, cuts) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    "text", ["[TOOL_CALLS] none at all", "[TOOL_CALLS]f[ARGS", "[TOOL_CALLS]f[ARGS] so", "[TOOL_CALLS]"]
+)
+@given(cuts=CUTS)
+def test_a_name_without_arguments_is_no_call(text, cuts):
+    assert read(ToolReader(FORMATS["mistral_args"]), text, cuts) == [Content(text)]
+
+
+def test_mistrals_form_is_that_of_the_tokenizer():
+    assert format_of("mistral", {"[TOOL_CALLS]": 5}.get) is FORMATS["mistral"]
+    form = format_of("mistral", {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get)
+    assert form is FORMATS["mistral_args"] and format_of("hermes", {"[ARGS]": 6}.get) is FORMATS["hermes"]
+    options = {"forced": True, "parallel": True, "thought": "none"}
+    grammar = form.grammar([{"name": "f"}], {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, **options)
+    assert "start:  <[5]> opening call (between call)* closing" in grammar
+    assert "between: <[5]>" in grammar and 'call_0: "f" <[6]> args_0' in grammar
 
 
 @given(cuts=CUTS)
@@ -115,6 +134,8 @@ def allows():
 
 def written(family, *calls):
     form = FORMATS[family]
+    if form.named:
+        return "".join(f"{form.begin}{name}{form.named}{json.dumps(values)}" for name, values in calls)
     texts = [f'{{"name": "{name}", "{form.arguments}": {json.dumps(values)}}}' for name, values in calls]
     return form.begin + form.opening + form.between.join(texts) + form.closing
 

@@ -64,6 +64,7 @@ def request_data(request: Request, now: float) -> dict[str, Any]:
     return {
         **{name: getattr(request, name) for name in REQUEST_FIELDS},
         **{name: _age(getattr(request, name), now) for name in TIMES},
+        "pause_ages": [now - then for then in request.pause_times],
         "params": params_data(request.params),
         "stop_ids": sorted(request.stop_ids),
         "eos_ids": sorted(request.eos_ids),
@@ -92,6 +93,7 @@ def load_request(data: Mapping[str, Any], now: float) -> Request:
     request = Request(
         **{name: data[name] for name in REQUEST_FIELDS},
         **{name: _time(data[name], now) for name in TIMES},
+        pause_times=[now - age for age in data.get("pause_ages", ())],  # states of earlier versions have none
         params=load_params(data["params"]),
         stop_ids=stop_ids,
         eos_ids=eos_ids,

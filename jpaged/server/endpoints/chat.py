@@ -13,7 +13,6 @@ from fastapi.responses import Response
 from jpaged import CompletionOutput
 from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
-from jpaged.server.endpoints.turn import start_turn
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.message.conversation import Turn
@@ -22,6 +21,7 @@ from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.serving import Serving, collected
 from jpaged.server.streaming import DONE, event, stream, while_connected, whole
+from jpaged.server.turn import start_turn
 
 router = APIRouter()
 

@@ -1,28 +1,25 @@
-"""`/v1/responses`, without what OpenAI stores for its callers."""
+"""`/v1/responses`: responses are written, read again, cancelled and deleted."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jpaged import CompletionOutput, RequestOutput
-from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import serving_of
-from jpaged.server.endpoints.turn import start_turn
-from jpaged.server.errors import ApiError, described
-from jpaged.server.message.conversation import Turn
-from jpaged.server.message.items import Event, Items
+from jpaged.server.errors import ApiError
 from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.protocol.sampling import check_model
-from jpaged.server.serving import Serving, collected
-from jpaged.server.streaming import event, stream, while_connected, whole
+from jpaged.server.responses import Job, ResponseStore
+from jpaged.server.streaming import stream, while_connected, whole
 
 router = APIRouter()
+
+
+def _store(request: Request) -> ResponseStore:
+    return request.app.state.responses
 
 
 @router.post("/v1/responses", response_model=None)
@@ -31,131 +28,71 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     serving = serving_of(request)
     caller = serving.begin(request)
     check_model(body.model, serving.settings.names)
-    answer = _Response(serving, body, caller)
+    job = _store(request).begin(body, caller)
+    if body.background and not body.stream:
+        return whole(job.response)
     if body.stream:
-        return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return whole(await while_connected(request, caller, answer.whole()))
+        chunks = job.follow() if body.background else _followed(job)
+        return await stream(request, caller, chunks, serving.settings.stall_timeout)
+    try:
+        return whole(await while_connected(request, caller, job.result()))
+    finally:
+        await job.cancel()
 
 
-class _Response:
-    """One response."""
-
-    def __init__(self, serving: Serving, body: ResponsesRequest, caller: Caller) -> None:
-        self._serving = serving
-        self._caller = caller
-        self._body = body
-        self._chat = body.as_chat()
-        self._turn = Turn(self._chat, serving.settings, serving.engine.tokenizer)
-        self._items = Items(caller.request_id)
-        self._number = 0
-        for name in ("user", "safety_identifier"):
-            if getattr(body, name) is not None:
-                caller.log[name] = getattr(body, name)
-        self._head = self._about(body)
-
-    def _about(self, body: ResponsesRequest) -> dict[str, Any]:
-        """Return what a response repeats of its request."""
-        defaults = self._serving.engine.get_default_sampling_params()
-        form = None if body.text is None else body.text.format
-        choice = body.tool_choice
-        return {
-            "id": f"resp_{self._caller.request_id}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": body.model or self._serving.settings.model,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "temperature": defaults.temperature if body.temperature is None else body.temperature,
-            "top_p": defaults.top_p if body.top_p is None else body.top_p,
-            "parallel_tool_calls": body.parallel_tool_calls,
-            "tool_choice": choice if choice is None or isinstance(choice, str) else choice.model_dump(),
-            "tools": [tool.model_dump() for tool in body.tools or ()],
-            "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
-            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
-            "truncation": "disabled",
-            "store": False,
-            "service_tier": "default",
-            "metadata": {},
-        } | ({"tool_choice": "auto"} if choice is None else {})
-
-    async def whole(self) -> dict[str, Any]:
-        """Return the response's JSON."""
-        outputs = await start_turn(self._serving, self._chat, self._turn, self._caller)
-        (output,) = await collected([outputs])
-        reader, one = self._turn.reader(), output.outputs[0]
-        for part in [*reader.push(one.text), *reader.finish()]:
-            list(self._items.add(part))
-        list(self._items.close(_status(one)))
-        return self._ended(output, one, len(one.token_ids))
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the response as server-sent events."""
-        outputs = await start_turn(self._serving, self._chat, self._turn, self._caller)
-        reader, tokens, begun = self._turn.reader(), 0, False
-        async with aclosing(outputs):
-            try:
-                async for output in outputs:
-                    if not begun:
-                        begun = True
-                        yield self._event("response.created", {"response": self._state("in_progress")})
-                        yield self._event("response.in_progress", {"response": self._state("in_progress")})
-                    for one in output.outputs:
-                        tokens += len(one.token_ids)
-                        parts = reader.push(one.text) + (reader.finish() if one.finish_reason else [])
-                        for part in parts:
-                            for told in self._items.add(part):
-                                yield self._event(*told)
-                        if one.finish_reason is not None:
-                            for told in self._items.close(_status(one)):
-                                yield self._event(*told)
-                            yield self._event(*self._last(output, one, tokens))
-            except Exception as error:
-                if not begun:
-                    raise
-                told_error = described(error)
-                self._caller.log["error"] = told_error.code
-                failed = {**self._state("failed"), "error": _error(told_error)}
-                yield self._event("response.failed", {"response": failed})
-
-    def _last(self, output: RequestOutput, one: CompletionOutput, tokens: int) -> Event:
-        ended = self._ended(output, one, tokens)
-        return f"response.{ended['status']}", {"response": ended}
-
-    def _ended(self, output: RequestOutput, one: CompletionOutput, tokens: int) -> dict[str, Any]:
-        """Return the response at its end."""
-        whole = one.finish_reason == "stop"
-        why = "max_output_tokens" if one.finish_reason == "length" else "aborted"
-        prompt = len(output.prompt_token_ids)
-        return {
-            **self._state(_status(one)),
-            "incomplete_details": None if whole else {"reason": why},
-            "usage": {
-                "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": output.num_cached_tokens},
-                "output_tokens": tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": prompt + tokens,
-            },
-        }
-
-    def _state(self, status: str) -> dict[str, Any]:
-        return {
-            **self._head,
-            "status": status,
-            "output": list(self._items.all),
-            "error": None,
-            "incomplete_details": None,
-            "usage": None,
-        }
-
-    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
-        number, self._number = self._number, self._number + 1
-        return event({"type": kind, "sequence_number": number, **fields}, kind)
+async def _followed(job: Job) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a response that ends when its reader goes away."""
+    try:
+        async for chunk in job.follow():
+            yield chunk
+    finally:
+        await job.cancel()
 
 
-def _status(one: CompletionOutput) -> str:
-    return "completed" if one.finish_reason == "stop" else "incomplete"
+@router.get("/v1/responses/{response_id}", response_model=None)
+async def read(
+    response_id: str,
+    request: Request,
+    stream_events: bool = Query(False, alias="stream"),
+    starting_after: int = Query(-1, ge=-1),
+) -> Response:
+    """Return a response that was stored, as it is now, or its events from one on and those to come."""
+    serving = serving_of(request)
+    caller = serving.begin(request)
+    for name in request.query_params.keys() - {"stream", "starting_after"}:
+        raise ApiError(f"{name} is not supported", param=name, code="unsupported_parameter")
+    if starting_after >= 0 and not stream_events:
+        raise ApiError("starting_after needs stream=true", param="starting_after", code="invalid_value")
+    job = _store(request).find(caller, response_id)
+    if stream_events:
+        return await stream(request, caller, job.follow(starting_after + 1), serving.settings.stall_timeout)
+    return whole(job.now)
 
 
-def _error(error: ApiError) -> dict[str, Any]:
-    return {"code": error.code or "server_error", "message": error.message}
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str, request: Request) -> dict[str, Any]:
+    """Forget a response; one that runs ends."""
+    await _store(request).delete(serving_of(request).begin(request), response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=None)
+async def cancel(response_id: str, request: Request) -> Response:
+    """End a background response as it is, and return it."""
+    job = _store(request).find(serving_of(request).begin(request), response_id)
+    if not job.response["background"]:
+        message = "only responses with background=true are cancelled: others end when their connection does"
+        raise ApiError(message, param="response_id", code="invalid_value")
+    await job.cancel()
+    return whole(job.response)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(response_id: str, request: Request) -> dict[str, Any]:
+    """List the items that a response answers, in their order."""
+    for name in request.query_params:
+        raise ApiError(f"{name} is not supported: all items are listed", param=name, code="unsupported_parameter")
+    job = _store(request).find(serving_of(request).begin(request), response_id)
+    data = [{"id": f"item_{i}"} | item for i, item in enumerate(job.input)]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": data, "has_more": False, **ends}

@@ -20,7 +20,7 @@ PATIENCE = 1.0
 class WatchedEngine(Protocol):
     """What is asked of an `AsyncLLM`."""
 
-    async def memory_map(self) -> MemoryMap: ...
+    async def memory_map(self, *, replica: int = 0) -> MemoryMap: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -32,11 +32,18 @@ class MemoryFeed:
         engine: an `AsyncLLM`, or what answers like one.
         stopping: tells that the server is about to end, so that streams end too.
         interval: seconds between two messages.
+        replica: whose pool it is.
     """
 
     def __init__(
-        self, engine: WatchedEngine, stopping: Callable[[], bool] = lambda: False, *, interval: float = 1 / RATE
+        self,
+        engine: WatchedEngine,
+        stopping: Callable[[], bool] = lambda: False,
+        *,
+        interval: float = 1 / RATE,
+        replica: int = 0,
     ) -> None:
+        self._replica = replica
         self._engine = engine
         self._stopping = stopping
         self._interval = interval
@@ -68,7 +75,7 @@ class MemoryFeed:
             if self._latest is not None and now - self._latest.seconds < 0.8 * self._interval:
                 return self._latest
             if self._pending is None:
-                self._pending = asyncio.create_task(self._engine.memory_map())
+                self._pending = asyncio.create_task(self._engine.memory_map(replica=self._replica))
             # A page's first sample needs a map, however long that takes.
             patience = None if self._latest is None else max(PATIENCE, self._interval)
             await asyncio.wait({self._pending}, timeout=patience)

@@ -539,7 +539,7 @@ async function watch() {
   try {
     const key = sessionStorage.getItem("jpaged-key");
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    const answer = await fetch("memory/events", { headers, signal: stream.signal, cache: "no-store" });
+    const answer = await fetch(`memory/events?replica=${$("replica").value || 0}`, { headers, signal: stream.signal, cache: "no-store" });
     if (answer.status === 401 || answer.status === 403) {
       $("key").hidden = false;
       status("key", key ? "this key may not watch" : "an admin key is needed");
@@ -547,6 +547,7 @@ async function watch() {
     }
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     $("key").hidden = true;
+    showReplicas(Number(answer.headers.get("X-Replicas")));
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let parts = [];
     for (;;) {
@@ -573,6 +574,15 @@ async function watch() {
   wait = Math.min(2 * wait, 5000);
 }
 
+function showReplicas(count) {
+  $("replicas").hidden = count < 2;
+  while ($("replica").options.length < count) $("replica").add(new Option($("replica").options.length));
+}
+
+$("replica").addEventListener("change", () => {
+  wait = 50;
+  stream?.abort(); // what comes back is told of the other pool
+});
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("jpaged-key", $("secret").value);

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import StreamingResponse
 
 from jpaged.server.memory_page.feed import RATE, MemoryFeed, WatchedEngine
@@ -29,6 +29,7 @@ def memory_routes(
     dependencies: Sequence[Any] = (),
     stopping: Callable[[], bool] = lambda: False,
     rate: float = RATE,
+    replicas: int = 1,
 ) -> APIRouter:
     """Return the routes of the page that draws an engine's memory.
 
@@ -40,6 +41,7 @@ def memory_routes(
         dependencies: FastAPI dependencies that guard the stream.
         stopping: tells that the server is about to end, so that streams end too.
         rate: messages a second.
+        replicas: pools that the engine has; the page shows one of them.
 
     Raises:
         ValueError: rate is not in (0, 60].
@@ -47,7 +49,7 @@ def memory_routes(
     if not 0 < rate <= 60:
         raise ValueError(f"rate={rate} messages a second is not in (0, 60]")
     router = APIRouter()
-    feed = MemoryFeed(engine, stopping, interval=1 / rate)
+    feeds = [MemoryFeed(engine, stopping, interval=1 / rate, replica=number) for number in range(replicas)]
 
     @router.get("/memory", include_in_schema=False)
     async def page() -> Response:
@@ -60,9 +62,11 @@ def memory_routes(
         return Response(_file("page.js"), media_type="text/javascript", headers=HEADERS)
 
     @router.get("/memory/events", include_in_schema=False, dependencies=list(dependencies))
-    async def events() -> Response:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(feed), media_type="text/event-stream", headers=headers)
+    async def events(replica: int = 0) -> Response:
+        if not 0 <= replica < replicas:
+            raise HTTPException(404, f"replica={replica} is not in [0, {replicas})")
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Replicas": str(replicas)}
+        return StreamingResponse(_events(feeds[replica]), media_type="text/event-stream", headers=headers)
 
     return router
 

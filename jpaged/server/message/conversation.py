@@ -9,7 +9,7 @@ from jpaged.server.errors import ApiError
 from jpaged.server.message.parts import PlainReader, Reader
 from jpaged.server.message.reasoning import BEGIN, ThinkReader
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import FORMATS, Thought, behind_thought
+from jpaged.server.message.tool_formats import Thought, behind_thought, format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
 from jpaged.server.settings import ServerSettings
 
@@ -33,7 +33,7 @@ class Turn:
         self._tokenizer = tokenizer
         self.tells_reasoning = body.include_reasoning
         self._tools = self._offered(settings)
-        self._form = FORMATS[settings.tool_parser] if self._tools and settings.tool_parser else None
+        self._form = format_of(settings.tool_parser, self._special) if self._tools and settings.tool_parser else None
         self._inside = False
         both = body.continue_final_message and body.add_generation_prompt
         if both and "add_generation_prompt" in body.model_fields_set:
@@ -119,6 +119,11 @@ class Turn:
     def _special(self, text: str) -> int | None:
         token = self._tokenizer.convert_tokens_to_ids(text)
         return token if token in self._tokenizer.all_special_ids else None
+
+    @property
+    def splits(self) -> bool:
+        """Tell whether the text is read for tool calls or thoughts."""
+        return self._thinks or self._form is not None
 
     def reader(self) -> Reader:
         """Return what reads one output."""

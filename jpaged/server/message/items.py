@@ -25,11 +25,21 @@ class Items:
         self._tells_reasoning = tells_reasoning
         self._items: list[dict[str, Any]] = []
         self._open = False
+        self._scores: list[dict[str, Any]] = []
 
     @property
     def all(self) -> list[dict[str, Any]]:
         """Return the items so far."""
         return self._items
+
+    def scored(self, scores: list[dict[str, Any]]) -> None:
+        """Take in log-probabilities of tokens; the message's text that is added next is theirs."""
+        self._scores += scores
+
+    def _take_scores(self) -> list[dict[str, Any]]:
+        scores, self._scores = self._scores, []
+        self._items[-1]["content"][0]["logprobs"] += scores
+        return scores
 
     def add(self, part: Part) -> Iterator[Event]:
         """Take in a part; yield the events that tell of it."""
@@ -53,7 +63,10 @@ class Items:
                     yield "response.content_part.added", told
             self._items[-1]["content"][0]["text"] += part.text
             delta = {**self._place(), "content_index": 0, "delta": part.text}
-            yield f"response.{_STEMS[kind]}.delta", delta | ({"logprobs": []} if kind == "message" else {})
+            yield (
+                f"response.{_STEMS[kind]}.delta",
+                delta | ({"logprobs": self._take_scores()} if kind == "message" else {}),
+            )
 
     def close(self, status: str = "completed") -> Iterator[Event]:
         """Yield the events that end the item that is open, if one is.
@@ -69,11 +82,13 @@ class Items:
             told = {**place, "name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", told
         else:
+            if item["type"] == "message":
+                self._take_scores()
             text = item["content"][0]["text"]
             done = {**place, "content_index": 0, "text": text}
             yield (
                 f"response.{_STEMS[item['type']]}.done",
-                done | ({"logprobs": []} if item["type"] == "message" else {}),
+                done | ({"logprobs": item["content"][0]["logprobs"]} if item["type"] == "message" else {}),
             )
             if item["type"] == "message":
                 part = {**place, "content_index": 0, "part": dict(item["content"][0])}

@@ -12,6 +12,9 @@ from jpaged.server.message.tool_formats import ToolFormat
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
+_NAME = r"\s*([\w.-]+)\s*"
+"""A call's name where it stands alone."""
+
 
 class _At(Enum):
     """Where in an output the reader is."""
@@ -109,12 +112,24 @@ class ToolReader:
             if not held.startswith(opening):
                 return self._no_call(parts) if held else False
             held = held.removeprefix(opening)
-        found = _HEAD.match(held)
+        found = self._named(held) if self._form.named else _HEAD.match(held)
         if found is None:
-            return self._no_call(parts) if held.strip() and not held.lstrip().startswith("{") else False
-        parts.append(CallStart(self._num_calls, json.loads(found[1])))
+            return False if self._may_be_head(held) else self._no_call(parts)
+        parts.append(CallStart(self._num_calls, found[1] if self._form.named else json.loads(found[1])))
         self._held, self._begun, self._at, self._depth = held[found.end() :], "", _At.ARGUMENTS, 0
         return True
+
+    def _named(self, held: str) -> re.Match[str] | None:
+        return re.match(rf"{_NAME}{re.escape(self._form.named)}\s*(?=\{{)", held)
+
+    def _may_be_head(self, held: str) -> bool:
+        """Tell whether a text may become a call's name, up to its arguments."""
+        if not self._form.named:
+            return not held.strip() or held.lstrip().startswith("{")
+        begun = re.match(r"\s*[\w.-]*\s*", held)
+        assert begun is not None
+        rest, named = held[begun.end() :], self._form.named
+        return named.startswith(rest) or (rest.startswith(named) and not rest.removeprefix(named).strip())
 
     def _no_call(self, parts: list[Part]) -> bool:
         parts.append(Content(self._begun + self._take(len(self._held))))
@@ -155,7 +170,7 @@ class ToolReader:
     def _tail(self) -> bool:
         """Skip what stands behind a call, up to the next one or to text."""
         text = self._held.lstrip()
-        text = text.removeprefix("}") if text.startswith("}") else text
+        text = text if self._form.named else text.removeprefix("}")
         between, closing = self._form.between.split(), self._form.closing.strip()
         rest = text.lstrip()
         for mark in between:

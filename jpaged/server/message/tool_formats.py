@@ -23,6 +23,7 @@ class ToolFormat:
         begin: stands before the first call; "" = calls are all there is, where they are the first thing.
         opening, between, closing: what stands behind `begin`, between two calls and behind the last.
         arguments: name of the arguments' field.
+        named: what stands between a call's name and its arguments, where a call is no JSON object of both; "" = it is.
         special: marks that are special tokens in the family's tokenizers, which the text must show.
     """
 
@@ -31,6 +32,7 @@ class ToolFormat:
     between: str
     closing: str
     arguments: str = "arguments"
+    named: str = ""
     special: tuple[str, ...] = ()
 
     def grammar(
@@ -64,13 +66,23 @@ class ToolFormat:
         else:
             rules += [f"start: TEXT | pre {calls}", f"pre[lazy]: TEXT {json.dumps(self.begin)}"]
         for name in ("opening", "between", "closing"):
-            rules.append(f"{name}: {_loose(getattr(self, name))}")
+            again = name == "between" and self.between == self.begin  # which may be a special token
+            rules.append(f"{name}: {mark if again else _loose(getattr(self, name))}")
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
             schema = {**(function.get("parameters") or {"type": "object", "properties": {}}), "x-guidance": _JSON_STYLE}
-            head = f'{{"name": {json.dumps(function["name"])}, {json.dumps(self.arguments)}: '
-            rules += [f'call_{i}: {json.dumps(head)} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+            rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
+            rules += [f"args_{i}: %json {json.dumps(schema)}"]
         return "\n".join(rules)
+
+    def _call(self, name: str, arguments: str, special: Special) -> str:
+        """Return the rule of a call; `arguments` is the rule of its arguments."""
+        if self.named:
+            token = special(self.named)
+            mark = json.dumps(self.named) if token is None else f"<[{token}]>"
+            return f"{json.dumps(name)} {mark} {arguments}"
+        head = f'{{"name": {json.dumps(name)}, {json.dumps(self.arguments)}: '
+        return f'{json.dumps(head)} {arguments} "}}"'
 
     def _mark(self, special: Special) -> str:
         """Return the rule of what stands before the first call."""
@@ -108,5 +120,13 @@ FORMATS = {
     "hermes": ToolFormat("<tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
     "llama3": ToolFormat("", "", "; ", "", arguments="parameters", special=("<|python_tag|>",)),
     "mistral": ToolFormat("[TOOL_CALLS]", "[", ", ", "]", special=("[TOOL_CALLS]",)),
+    "mistral_args": ToolFormat(
+        "[TOOL_CALLS]", "", "[TOOL_CALLS]", "", named="[ARGS]", special=("[TOOL_CALLS]", "[ARGS]")
+    ),
 }
-"""Families by the name that --tool-parser takes: Hermes and Qwen; Llama 3.1 to 3.3; Mistral up to tokenizer v7."""
+"""Forms of the families Hermes and Qwen; Llama 3.1 to 3.3; Mistral up to tokenizer v7, and Mistral since v11."""
+
+
+def format_of(family: str, special: Special) -> ToolFormat:
+    """Return the form of a family that --tool-parser names; Mistral's depends on whether `[ARGS]` is a token."""
+    return FORMATS["mistral_args" if family == "mistral" and special("[ARGS]") is not None else family]

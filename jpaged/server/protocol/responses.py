@@ -5,22 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from jpaged.server.errors import ApiError, invalid
 from jpaged.server.protocol.body import Body
 from jpaged.server.protocol.chat import ChatRequest
 
-_NOTHING_IS_STORED = "nothing is stored: send the conversation as input"
+_NOT_KEPT = "use previous_response_id, or send the conversation as input"
 
 
 class InputPart(Body):
-    """A part of an item's content, which has to be text."""
+    """A part of an item's content: text, or in a message of the user an image.
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
+    Attributes:
+        image_url: a ``data:`` URL, or what the engine's `ImageSources` allow.
+        detail: how closely the model looks is up to the model.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {"file_id": "there are no files: give image_url"}
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "input_image"]
+    text: str = ""
+    image_url: str | None = None
+    detail: Literal["auto"] | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> InputPart:
+        name, other = ("image_url", "text") if self.type == "input_image" else ("text", "image_url")
+        if name not in self.model_fields_set or other in self.model_fields_set:
+            raise ValueError(f"a part of type {self.type!r} has the field {name}, and not {other}")
+        return self
 
 
 class InputItem(Body):
@@ -42,6 +58,24 @@ class InputItem(Body):
     def text(content: str | list[InputPart] | None) -> str:
         """Return a content's text."""
         return content or "" if not isinstance(content, list) else "\n".join(part.text for part in content)
+
+    def chat_content(self, where: str) -> Any:
+        """Return a message's content as a chat has it.
+
+        Raises:
+            ApiError: there is an image in a message that is not the user's.
+        """
+        if not isinstance(self.content, list) or all(part.type != "input_image" for part in self.content):
+            return self.text(self.content)
+        if self.role != "user":
+            message = f"{where} has an image, which only a message of the role 'user' may have"
+            raise ApiError(message, param=f"{where}.content", code="invalid_value")
+        return [
+            {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+            if part.type == "input_image"
+            else {"type": "text", "text": part.text}
+            for part in self.content
+        ]
 
 
 class ResponseTool(Body):
@@ -91,19 +125,22 @@ class ReasoningOptions(Body):
 
 
 class ResponsesRequest(Body):
-    """Asks for a response. What OpenAI keeps for its callers is refused, as nothing is stored here.
+    """Asks for a response.
 
     Attributes:
-        top_k, min_p, seed, stop, repetition_penalty, cache_salt, priority: see `SamplingFields` (vLLM's).
+        store: whether it can be read again by its id, until others need its place; OpenAI's default is that it can.
+        background: whether it goes on without its client.
+        previous_response_id: a stored response that this one goes on from; its instructions are not taken over.
+        include: "message.output_text.logprobs" for the log-probabilities of tokens, with `top_logprobs` others beside
+            each.
+        top_k, min_p, seed, stop, repetition_penalty, min_tokens, ignore_eos, cache_salt, priority: see
+            `SamplingFields` (vLLM's).
     """
 
     refused: ClassVar[Mapping[str, str]] = {
-        "previous_response_id": _NOTHING_IS_STORED,
-        "conversation": _NOTHING_IS_STORED,
-        "prompt": _NOTHING_IS_STORED,
-        "metadata": "nothing is stored",
-        "context_management": _NOTHING_IS_STORED,
-        "include": "the server has nothing more to tell",
+        "conversation": _NOT_KEPT,
+        "prompt": "there are no stored prompts",
+        "context_management": "what does not fit is refused",
         "max_tool_calls": "parallel_tool_calls=false allows one",
         "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
         "prompt_cache_retention": "cached prefixes stay until others need their memory",
@@ -117,10 +154,13 @@ class ResponsesRequest(Body):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: Literal[0] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool = False
-    background: Literal[False] | None = None
-    store: Literal[False] | None = None
+    background: bool = False
+    store: bool | None = None
+    previous_response_id: str | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
     text: TextOptions | None = None
@@ -136,19 +176,44 @@ class ResponsesRequest(Body):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
 
+    @property
+    def is_stored(self) -> bool:
+        """Tell whether it can be read again."""
+        return self.store is not False
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Tell whether the answer has log-probabilities."""
+        return bool(self.include)
+
+    @property
+    def items(self) -> list[InputItem]:
+        """Return the input as items, also where it is a text."""
+        return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
     def as_chat(self) -> ChatRequest:
-        """Return the chat request of the same conversation.
+        """Return the chat request of the same conversation, which is streamed whether the response is or not.
 
         Raises:
-            ApiError: an item lacks what its type needs.
+            ApiError: an item lacks what its type needs, or a field needs another.
         """
-        same = {"model", "temperature", "top_p", "stream", "user", "safety_identifier", "top_k", "min_p", "seed"}
-        same |= {"repetition_penalty", "stop", "priority", "cache_salt", "service_tier"}
+        if self.background and not self.is_stored:
+            raise ApiError("background=true needs store=true", param="background", code="invalid_value")
+        if self.top_logprobs is not None and not self.tells_logprobs:
+            message = "top_logprobs needs include=['message.output_text.logprobs']"
+            raise ApiError(message, param="top_logprobs", code="invalid_value")
+        same = {"model", "temperature", "top_p", "user", "safety_identifier", "top_k", "min_p", "seed"}
+        same |= {"repetition_penalty", "stop", "min_tokens", "ignore_eos", "priority", "cache_salt", "service_tier"}
         given: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
         given["messages"] = self._messages()
+        given["stream"] = True
+        if self.tells_logprobs:
+            given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         given["max_completion_tokens"] = self.max_output_tokens
         given["reasoning_effort"] = None if self.reasoning is None else self.reasoning.effort
         given["response_format"] = self._format()
@@ -203,7 +268,7 @@ def _message(item: InputItem, where: str) -> dict[str, Any]:
         if getattr(item, name) is None:
             raise ApiError(f"{where} of type {item.type!r} needs {name}", param=f"{where}.{name}", code="invalid_value")
     if item.type == "message":
-        return {"role": item.role, "content": item.text(item.content)}
+        return {"role": item.role, "content": item.chat_content(where)}
     if item.type == "function_call":
         function = {"name": item.name, "arguments": item.arguments}
         return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}

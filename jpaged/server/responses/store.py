@@ -1,0 +1,178 @@
+"""Keeps responses for those who asked for them, within bounds and, where there is a folder for it, over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from jpaged.server.caller import Caller
+from jpaged.server.errors import ApiError
+from jpaged.server.protocol.responses import InputItem, ResponsesRequest
+from jpaged.server.responses.answer import Answer
+from jpaged.server.responses.job import Job
+from jpaged.server.responses.kept_files import KeptFiles
+from jpaged.server.serving import Serving
+
+logger = logging.getLogger(__name__)
+MOST_BYTES = 64 * 2**20
+"""Most bytes of kept responses, of all keys; of those that run, what they have so far."""
+Name = tuple[str, str]
+"""A key's name, "" where the server has none, and a response's id."""
+
+
+class ResponseStore:
+    """Holds the responses of each key; of one that has too many, the oldest that ended goes.
+
+    Args:
+        serving: runs them.
+        most: responses that are kept for a key, those that run included.
+        folder: keeps what was asked and answered over a restart; None = none does.
+    """
+
+    def __init__(self, serving: Serving, most: int, folder: Path | None = None) -> None:
+        self._serving = serving
+        self._most = most
+        self._files = KeptFiles(folder)
+        self._kept: dict[Name, Job] = {}
+
+    def begin(self, body: ResponsesRequest, caller: Caller) -> Job:
+        """Begin to write a response, and keep it where its request wants that.
+
+        Raises:
+            ApiError: a field is refused, or it is to run in the background where as many as may be kept run.
+        """
+        whose = _whose(caller)
+        if body.previous_response_id is not None:
+            body = self._behind(self.find(caller, body.previous_response_id), body)
+        response_id = f"resp_{caller.request_id}"
+        if (whose, response_id) in self._kept:
+            response_id += f"-{uuid.uuid4().hex[:12]}"
+        record = None
+        if self._files.used and body.is_stored and caller.idempotency_key is None:
+            if body.seed is None:  # what the client has seen of it has to come again
+                body = body.model_copy(update={"seed": secrets.randbits(62)})
+            caller.idempotency_key = response_id
+            record = self._record(whose, response_id, body, caller)
+        answer = Answer(self._serving, body, caller, response_id)
+        job = Job(answer.state("queued"), _plain(body))
+        if body.is_stored:
+            self._keep((whose, response_id), job, refuses=body.background)
+        if record is not None:
+            record["created"] = job.response["created_at"]
+            self._files.write(record)
+        self._start(job, answer, caller, record, waits=body.background)
+        return job
+
+    def _behind(self, before: Job, body: ResponsesRequest) -> ResponsesRequest:
+        """Return a request with the conversation that it goes on from as the beginning of its input."""
+        if not before.done:
+            message = f"previous_response_id={body.previous_response_id!r} has not ended"
+            raise ApiError(message, param="previous_response_id", code="invalid_value")
+        history = [InputItem.model_validate(item) for item in [*before.input, *before.response["output"]]]
+        return body.model_copy(update={"input": [*history, *body.items]})
+
+    def _start(
+        self, job: Job, answer: Answer, caller: Caller, record: dict[str, Any] | None, *, waits: bool = True
+    ) -> None:
+        """Start a job; the server's end waits for one that has no connection to wait for."""
+        self._serving.num_active += waits
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._serving.num_active -= waits
+            if record is not None and (record["key"], record["id"]) in self._kept and not job.was_cut_off:
+                self._files.write({**record, "response": job.response})
+
+        job.start(answer, caller.deadline).add_done_callback(ended)
+
+    def find(self, caller: Caller, response_id: str) -> Job:
+        """Return a response of the caller's key.
+
+        Raises:
+            ApiError: 404, also where another key has it.
+        """
+        job = self._kept.get((_whose(caller), response_id))
+        if job is None:
+            message = f"there is no response {response_id[:200]!r}: it was deleted, not stored, or made room for others"
+            raise ApiError(message, status=404, param="response_id", code="response_not_found")
+        return job
+
+    async def delete(self, caller: Caller, response_id: str) -> None:
+        """Forget a response; one that runs ends.
+
+        Raises:
+            ApiError: see `find`.
+        """
+        job = self.find(caller, response_id)
+        self._forget((_whose(caller), response_id))
+        await job.cancel()
+
+    def _keep(self, name: Name, job: Job, *, refuses: bool = False) -> None:
+        """Keep a job. Where all of its key's run one may be too many, unless that is refused: those with a client who
+        waits are bounded by the engine's queue."""
+        mine = [each for each in self._kept if each[0] == name[0]]
+        if len(mine) >= self._most:
+            ended = next((each for each in mine if self._kept[each].done), None)
+            if ended is not None:
+                self._forget(ended)
+            elif refuses:
+                message = f"{self._most} responses run, as many as are kept for one key"
+                raise ApiError(message, status=429, code="too_many_responses", headers={"Retry-After": "1"})
+        self._kept[name] = job
+        size = sum(each.size for each in self._kept.values())
+        for each in [each for each, other in self._kept.items() if other.done]:
+            if size <= MOST_BYTES:
+                break
+            size -= self._kept[each].size
+            self._forget(each)
+
+    def _forget(self, name: Name) -> None:
+        del self._kept[name]
+        self._files.remove(*name)
+
+    # ------------------------------------------------------------------ over a restart
+
+    def _record(self, whose: str, response_id: str, body: ResponsesRequest, caller: Caller) -> dict[str, Any]:
+        return {
+            "key": whose,
+            "id": response_id,
+            "request_id": caller.request_id,
+            "model": self._serving.settings.model,
+            "body": body.model_dump(exclude_unset=True, by_alias=True),
+            "response": None,
+        }
+
+    def take_up(self) -> None:
+        """Take in what was kept: answers as they are, and requests that had not ended go on, those that the engine's
+        state has where they were."""
+        keys = {key.name: key for key in self._serving.settings.keys}
+        for record in self._files.read():
+            whose, response_id = record["key"], record["id"]
+            try:
+                if record["model"] != self._serving.settings.model or (whose and whose not in keys):
+                    raise ValueError("it is of another model, or of a key that is gone")
+                body = ResponsesRequest.model_validate(record["body"])
+                caller = Caller(record["request_id"], key=keys.get(whose), idempotency_key=response_id)
+                if record["response"] is not None:
+                    self._keep((whose, response_id), Job.ended(record["response"], _plain(body)))
+                    continue
+                answer = Answer(self._serving, body, caller, response_id, record["created"])
+                job = Job(answer.state("queued"), _plain(body))
+                self._keep((whose, response_id), job)
+                self._start(job, answer, caller, record)
+            except (ApiError, ValidationError, ValueError, KeyError) as error:
+                logger.error("a kept response is left out: %s: %s", response_id, type(error).__name__)
+                self._files.remove(whose, response_id)
+
+
+def _whose(caller: Caller) -> str:
+    return "" if caller.key is None else caller.key.name
+
+
+def _plain(body: ResponsesRequest) -> list[dict[str, Any]]:
+    return [item.model_dump(exclude_unset=True) for item in body.items]

@@ -104,6 +104,22 @@ class VectorCode:
             halves.append(self.builder.shuffle_vector(vectors[0], vectors[-1], mask))
         return self.builder.fadd(*halves)
 
+    def transposed(self, vectors: list[ir.Value]) -> list[ir.Value]:
+        """Return the columns of so many vectors as they have lanes."""
+        out, step = list(vectors), 1
+        while step < len(out):
+            low = [lane if lane & step == 0 else len(out) + lane - step for lane in range(len(out))]
+            high = [lane + step if lane & step == 0 else len(out) + lane for lane in range(len(out))]
+            for row in range(len(out)):
+                if row & step == 0:
+                    pair = out[row], out[row + step]
+                    out[row], out[row + step] = (
+                        self.builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_INDEX, len(out)), lanes))
+                        for lanes in (low, high)
+                    )
+            step *= 2
+        return out
+
     def function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         """Return a function that the machine or LLVM has."""
         return cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(result, arguments), name)

@@ -13,12 +13,16 @@ FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 f32 = np.float32
 HIDDEN = f32(-1e30)
 """Score of a key that is not seen."""
+SPAN = 64
+"""Keys whose softmax is taken at once; spans begin at multiples of it, whatever the size of a block."""
 NO_SINK = f32(-1e29)
 """Below every score of a key that is seen, so far above `HIDDEN` that what is hidden weighs nothing."""
 
 
 @intrinsic
-def _float_of_bits(typingctx, bits):
+def float_of_bits(typingctx, bits):
+    """Return the float32 that has these bits."""
+
     def generate(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -53,7 +57,7 @@ def exp(x):
     p = _fma(p, r, f32(1.6666665459e-1))
     p = _fma(p, r, f32(5.0000001201e-1))
     p = _fma(p, r * r, r) + f32(1.0)
-    power = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    power = p * float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
     return power if is_normal else f32(0.0)
 
 
@@ -81,15 +85,17 @@ def hide(scores, begin, end):
 
 
 @njit(fastmath=FAST)
-def exponentials(scores, top, total, values, shrink):
-    """Put weights in the place of scores [rows, keys]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
-    algorithm 1), whose maximum, at least `NO_SINK`, and sum so far, ``[rows]``, and weighted values are brought up to
-    date. `shrink`, ``[rows]``, is for what they are multiplied with. The rows take each step together: they wait for
-    one another's results less than one row's steps do."""
-    rows, keys = scores.shape
+def exponentials(scores, top, total, shrink):
+    """Put weights in the place of scores [rows, SPAN]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
+    algorithm 1), whose maximum, at least `NO_SINK`, and sum so far, ``[rows]``, are brought up to date.
+
+    `shrink`, ``[rows]``, gets what the weighted values so far are to be multiplied with. The rows take each step
+    together: they wait for one another's results less than one row's steps do.
+    """
+    rows = scores.shape[0]
     for row in range(rows):
         new_top = top[row]
-        for key in range(keys):
+        for key in range(SPAN):
             new_top = max(new_top, scores[row, key])
         shrink[row] = top[row] - new_top
         top[row] = new_top
@@ -97,12 +103,8 @@ def exponentials(scores, top, total, values, shrink):
         shrink[row] = exp(shrink[row])
     for row in range(rows):
         sum_, its_top = f32(0.0), top[row]
-        for key in range(keys):
+        for key in range(SPAN):
             weight = exp(scores[row, key] - its_top)
             scores[row, key] = weight
             sum_ += weight
         total[row] = total[row] * shrink[row] + sum_
-    for row in range(rows):
-        factor = shrink[row]
-        for lane in range(values.shape[1]):
-            values[row, lane] *= factor

@@ -79,30 +79,36 @@ class VectorCode:
         return self.builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES))
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        return self.builder.call(self.function(f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
+        kind = a.type
+        return self.builder.call(self.function(f"llvm.fma.v{kind.count}f32", kind, [kind] * 3), [a, b, c])
 
     def totals(self, vectors: list[ir.Value]) -> ir.Value:
         """Return the sums over each of the vectors, as one vector; they are a power of two, no more than they have
         lanes."""
-        segment, sums = LANES, list(vectors)
-        while segment > LANES // len(vectors):
-            sums = [self._folded(segment, a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
-            segment //= 2
-        (out,) = sums
-        while segment > 1:
-            out = self._folded(segment, out)
-            segment //= 2
-        return out
+        return self.folded(vectors, self.builder.fadd)
 
-    def _folded(self, segment: int, *vectors: ir.Value) -> ir.Value:
-        """Add each segment's lower half to its upper half; returns halves of the first vector, then of the second."""
+    def folded(self, vectors: list[ir.Value], operation: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """Do as `totals` with another operation than a sum."""
+        segment, out = LANES, list(vectors)
+        while segment > LANES // len(vectors):
+            out = [self._halved(segment, operation, a, b) for a, b in zip(out[::2], out[1::2], strict=True)]
+            segment //= 2
+        (one,) = out
+        while segment > 1:
+            one = self._halved(segment, operation, one)
+            segment //= 2
+        return one
+
+    def _halved(self, segment: int, operation: Callable[[ir.Value, ir.Value], ir.Value], *vectors: ir.Value) -> ir.Value:
+        """Join each segment's lower half with its upper half; returns halves of the first vector, then of the
+        second."""
         lanes = vectors[0].type.count
         lower = [lane for lane in range(len(vectors) * lanes) if lane % segment < segment // 2]
         halves = []
         for shift in (0, segment // 2):
             mask = ir.Constant(ir.VectorType(_INDEX, len(lower)), [lane + shift for lane in lower])
             halves.append(self.builder.shuffle_vector(vectors[0], vectors[-1], mask))
-        return self.builder.fadd(*halves)
+        return operation(*halves)
 
     def transposed(self, vectors: list[ir.Value]) -> list[ir.Value]:
         """Return the columns of so many vectors as they have lanes."""

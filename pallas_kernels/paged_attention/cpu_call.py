@@ -18,7 +18,7 @@ from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi_primitives import add
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_kernel import Memory, attend, scratch_for
-from pallas_kernels.paged_attention.cpu_math import FAST, f32
+from pallas_kernels.paged_attention.cpu_math import FAST, LOG2_E, f32
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, HALF, INT8
 from pallas_kernels.paged_attention.cpu_splits import merge, split_size
 
@@ -134,7 +134,7 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
     size = split_size(stop)
     tops, totals = np.empty(number, np.float32), np.ones(number, np.float32)
     for n in range(number):
-        tops[n] = call.sinks[head, n % group]
+        tops[n] = call.sinks[head, n % group] * LOG2_E
         call.out[row + n // group, head, n % group, :] = f32(0.0)
     for key in range(begin // size * size, stop, size):
         attend(memory, numbers, table, number, max(begin, key), min(stop, key + size), cap, scratch)
@@ -168,7 +168,7 @@ def _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scrat
     for n in range(number):
         values = call.out[row, head, n]
         values[:] = f32(0.0)
-        top, total = call.sinks[head, n], f32(1.0)
+        top, total = call.sinks[head, n] * LOG2_E, f32(1.0)
         for other in splits:
             theirs = call.partial[row, head, other, n]
             top, total = merge(top, total, values, theirs[width], theirs[width + 1], theirs[:width])
@@ -179,6 +179,8 @@ def _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scrat
 def _attend(frame, begin_item, end_item, numbers):
     call = _arrays(frame)
     scale, cap = carray(at(argument(frame, 8)), (2,), np.float32)
+    if cap == 0:
+        scale *= LOG2_E
     splits, ended = dimension(argument(frame, 10), 0), address(result(frame, 2))
     num_rows, num_heads, group, key_width = call.q.shape
     parts = call.parts

@@ -17,8 +17,9 @@ from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi_primitives import byte
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_block import add_values, scores
-from pallas_kernels.paged_attention.cpu_math import HIDDEN, NO_SINK, SPAN, cap_scores, exponentials, f32, hide
+from pallas_kernels.paged_attention.cpu_math import HIDDEN, NO_SINK, SPAN, cap_scores, f32, hide
 from pallas_kernels.paged_attention.cpu_rows import HALF, bring, float16
+from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
 TOGETHER = 24
 """Queries whose scores of a span are kept at once: they stay in the first cache."""
@@ -188,7 +189,7 @@ def attend(memory, numbers, table, number, begin, end, cap, scratch):
             x = scratch.queries.ctypes.data + at * key_width * FLOAT
             scores(x, key_width, scratch.keys.ctypes.data, weights.ctypes.data, some)
             if cap > 0:
-                cap_scores(weights[:some], 0, SPAN, cap)
+                cap_scores(weights[:some], cap)
             if latest_first > key_0 or earliest_stop < key_0 + SPAN:
                 for n in range(some):
                     mine = weights[n : n + 1]
@@ -198,6 +199,8 @@ def attend(memory, numbers, table, number, begin, end, cap, scratch):
                 for n in range(SPAN):
                     if scratch.rows[n] == nothing:
                         weights[:some, n] = HIDDEN
-            exponentials(weights[:some], scratch.top[at:], scratch.total[at:], scratch.shrink)
+            each = at * FLOAT
+            top, total, shrink = scratch.top.ctypes.data, scratch.total.ctypes.data, scratch.shrink.ctypes.data
+            exponentials(weights.ctypes.data, top + each, total + each, shrink, some)
             to = scratch.values.ctypes.data + at * value_width * FLOAT
-            add_values(weights.ctypes.data, scratch.wide.ctypes.data, value_width, to, scratch.shrink.ctypes.data, some)
+            add_values(weights.ctypes.data, scratch.wide.ctypes.data, value_width, to, shrink, some)

@@ -11,6 +11,7 @@ FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 """Fused multiply-adds, reductions in vector order, maxima that need not look for NaN."""
 
 f32 = np.float32
+LOG2_E, LN_2 = f32(1.44269504), f32(0.69314718)
 HIDDEN = f32(-1e30)
 """Score of a key that is not seen."""
 SPAN = 64
@@ -69,11 +70,11 @@ def tanh(x):
 
 
 @njit(fastmath=FAST)
-def cap_scores(scores, begin, end, cap):
-    """Put ``cap * tanh(score / cap)`` in the place of the scores of some keys."""
+def cap_scores(scores, cap):
+    """Put ``cap * tanh(score / cap)`` in the place of scores, the result as a logarithm to base 2."""
     for row in range(scores.shape[0]):
-        for key in range(begin, end):
-            scores[row, key] = cap * tanh(scores[row, key] / cap)
+        for key in range(scores.shape[1]):
+            scores[row, key] = cap * LOG2_E * tanh(scores[row, key] / cap)
 
 
 @njit
@@ -82,29 +83,3 @@ def hide(scores, begin, end):
     for row in range(scores.shape[0]):
         for key in range(max(begin, 0), min(end, scores.shape[1])):
             scores[row, key] = HIDDEN
-
-
-@njit(fastmath=FAST)
-def exponentials(scores, top, total, shrink):
-    """Put weights in the place of scores [rows, SPAN]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
-    algorithm 1), whose maximum, at least `NO_SINK`, and sum so far, ``[rows]``, are brought up to date.
-
-    `shrink`, ``[rows]``, gets what the weighted values so far are to be multiplied with. The rows take each step
-    together: they wait for one another's results less than one row's steps do.
-    """
-    rows = scores.shape[0]
-    for row in range(rows):
-        new_top = top[row]
-        for key in range(SPAN):
-            new_top = max(new_top, scores[row, key])
-        shrink[row] = top[row] - new_top
-        top[row] = new_top
-    for row in range(rows):
-        shrink[row] = exp(shrink[row])
-    for row in range(rows):
-        sum_, its_top = f32(0.0), top[row]
-        for key in range(SPAN):
-            weight = exp(scores[row, key] - its_top)
-            scores[row, key] = weight
-            sum_ += weight
-        total[row] = total[row] * shrink[row] + sum_

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
+from pallas_kernels.paged_attention.cpu_math import FAST, LN_2, exp
 
 SPLIT = 1024
 """Keys of a split where that gives no more than `MOST_SPLITS`; else twice, four times as many, and so on."""
@@ -31,10 +31,10 @@ def split_size(stop):
 
 @njit(fastmath=FAST)
 def merge(top, total, values, its_top, its_total, its_values):
-    """Add the softmax of further keys, its maximum, sum and weighted values, to what was computed before; returns the
+    """Add the softmax of further keys, its maximum, a logarithm to base 2, sum and weighted values, to what was computed before; returns the
     new maximum and sum."""
     new_top = max(top, its_top)
-    keep, take = exp(top - new_top), exp(its_top - new_top)
+    keep, take = exp((top - new_top) * LN_2), exp((its_top - new_top) * LN_2)
     for lane in range(values.size):
         values[lane] = values[lane] * keep + its_values[lane] * take
     return new_top, total * keep + its_total * take

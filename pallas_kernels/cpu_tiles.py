@@ -60,8 +60,8 @@ class VectorCode:
         """Return the addresses of so many rows."""
         return [self.at(base, self.builder.mul(stride, ir.Constant(_WORD, row))) for row in range(number)]
 
-    def load(self, address: ir.Value, kind: ir.Type = VECTOR) -> ir.Value:
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=FLOAT)
+    def load(self, address: ir.Value, kind: ir.Type = VECTOR, align: int = FLOAT) -> ir.Value:
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=FLOAT)
@@ -110,21 +110,26 @@ class VectorCode:
             halves.append(self.builder.shuffle_vector(vectors[0], vectors[-1], mask))
         return operation(*halves)
 
-    def transposed(self, vectors: list[ir.Value]) -> list[ir.Value]:
-        """Return the columns of so many vectors as they have lanes."""
-        out, step = list(vectors), 1
-        while step < len(out):
-            low = [lane if lane & step == 0 else len(out) + lane - step for lane in range(len(out))]
-            high = [lane + step if lane & step == 0 else len(out) + lane for lane in range(len(out))]
-            for row in range(len(out)):
-                if row & step == 0:
-                    pair = out[row], out[row + step]
-                    out[row], out[row + step] = (
-                        self.builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_INDEX, len(out)), lanes))
-                        for lanes in (low, high)
-                    )
-            step *= 2
-        return out
+    def joined(self, vectors: list[ir.Value]) -> ir.Value:
+        """Return vectors one after the other, as one; they are a power of two."""
+        while len(vectors) > 1:
+            mask = ir.Constant(ir.VectorType(_INDEX, 2 * vectors[0].type.count), list(range(2 * vectors[0].type.count)))
+            vectors = [self.builder.shuffle_vector(a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]
+
+    def turned_quarters(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """Return the columns of each four by four numbers of four vectors."""
+
+        def pick(a: ir.Value, b: ir.Value, *lanes: int) -> ir.Value:
+            """Take two lanes of each four of a, and two of b's."""
+            mask = [start + lane + (LANES if n in b_lanes else 0) for start in range(0, LANES, 4) for n, lane in enumerate(lanes)]
+            return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INDEX, LANES), mask))
+
+        b_lanes = (1, 3)
+        low, high = (pick(rows[0], rows[1], *lanes) for lanes in ((0, 0, 1, 1), (2, 2, 3, 3)))
+        low_2, high_2 = (pick(rows[2], rows[3], *lanes) for lanes in ((0, 0, 1, 1), (2, 2, 3, 3)))
+        b_lanes = (2, 3)
+        return [pick(*pair, *lanes) for pair in ((low, low_2), (high, high_2)) for lanes in ((0, 1, 0, 1), (2, 3, 2, 3))]
 
     def function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         """Return a function that the machine or LLVM has."""

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels import cpu_tiles
 from pallas_kernels.cpu_tiles import FLOAT, VectorCode, tile
-from pallas_kernels.paged_attention.cpu_math import SPAN
+from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 
 ROWS = 6
 """Rows of a tile."""
@@ -23,30 +23,31 @@ _SPAN_BYTES = SPAN * FLOAT
 
 
 def _weighted(rows: int) -> Any:
-    """Return ``f(weights, values, value_stride, out, out_stride, shrink)``, to be called from compiled loops.
+    """Return ``f(weights, values, offset, keys, out, out_stride, shrink)``, to be called from compiled loops.
 
-    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], values [SPAN, COLUMNS], shrink
-    [rows], all by address.
+    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by address.
+    The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken.
     """
 
     @intrinsic
-    def product(typingctx, weights, values, value_stride, out, out_stride, shrink):
+    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink):
         def generate(context, builder, signature, args):
-            weights, values, value_stride, out, out_stride, shrink = args
+            weights, values, offset, keys, out, out_stride, shrink = args
             code = VectorCode(builder)
             x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
 
             def turn(position, sums):
-                row = code.at(values, builder.mul(position, value_stride))
+                word = code.at(values, builder.mul(position, ir.Constant(ir.IntType(64), WORD)))
+                row = code.at(code.load(word, ir.IntType(64)), offset)
                 columns = [code.load(code.at(row, n * _BYTES)) for n in range(_VECTORS)]
-                offset = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
+                at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
                 added = []
                 for m, x_row in enumerate(x_rows):
-                    number = code.spread(code.load(code.at(x_row, offset), ir.FloatType()))
+                    number = code.spread(code.load(code.at(x_row, at), ir.FloatType()))
                     added += [code.fma(number, vector, sums[_VECTORS * m + n]) for n, vector in enumerate(columns)]
                 return added
 
-            sums = code.sums(ir.Constant(ir.IntType(64), SPAN), rows * _VECTORS, turn)
+            sums = code.sums(keys, rows * _VECTORS, turn)
             for m, to in enumerate(code.rows(out, out_stride, rows)):
                 factor = code.spread(code.load(code.at(shrink, m * FLOAT), ir.FloatType()))
                 for n in range(_VECTORS):
@@ -54,7 +55,7 @@ def _weighted(rows: int) -> Any:
                     code.store(code.fma(code.load(at), factor, sums[_VECTORS * m + n]), at)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 6), generate
+        return types.void(*[types.intp] * 7), generate
 
     return product
 
@@ -86,23 +87,24 @@ def scores(queries, depth, keys, out, number):
 
 
 @njit
-def add_values(weights, values, width, out, shrink, number):
-    """Make of out [number, width] ``out * shrink + weights @ values``; weights [number, SPAN], values [SPAN, width],
-    shrink [number], all by address."""
+def add_values(weights, values, offset, keys, out, width, shrink, number):
+    """Make of `HALF` lanes of out [number, width] ``out * shrink + weights @ values``; weights [number, SPAN], shrink
+    [number], all by address; the values lie `offset` from each of the addresses at `values`, and
+    those of the first `keys`, at least one, are taken."""
     stride = width * FLOAT
-    for column in range(0, stride, COLUMNS * FLOAT):
-        v = values + column
+    for column in range(0, HALF * FLOAT, COLUMNS * FLOAT):
+        v = offset + column
         for row in range(0, number, ROWS):
             left, w, to, by = number - row, weights + row * _SPAN_BYTES, out + row * stride + column, shrink + row * FLOAT
             if left >= 6:
-                _six_values(w, v, stride, to, stride, by)
+                _six_values(w, values, v, keys, to, stride, by)
             elif left == 5:
-                _five_values(w, v, stride, to, stride, by)
+                _five_values(w, values, v, keys, to, stride, by)
             elif left == 4:
-                _four_values(w, v, stride, to, stride, by)
+                _four_values(w, values, v, keys, to, stride, by)
             elif left == 3:
-                _three_values(w, v, stride, to, stride, by)
+                _three_values(w, values, v, keys, to, stride, by)
             elif left == 2:
-                _two_values(w, v, stride, to, stride, by)
+                _two_values(w, values, v, keys, to, stride, by)
             else:
-                _one_value(w, v, stride, to, stride, by)
+                _one_value(w, values, v, keys, to, stride, by)

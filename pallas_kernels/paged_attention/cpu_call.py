@@ -15,12 +15,12 @@ from numba import carray, njit
 from pallas_kernels import ffi
 from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
-from pallas_kernels.ffi_primitives import add
+from pallas_kernels.ffi_primitives import add, allocate, free, pointer
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.cpu_kernel import Memory, attend, scratch_for
-from pallas_kernels.paged_attention.cpu_math import FAST, LOG2_E, f32
-from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, HALF, INT8
-from pallas_kernels.paged_attention.cpu_splits import merge, split_size
+from pallas_kernels.paged_attention.cpu_kernel import Memory, attend, floats, scratch_at, scratch_bytes, words
+from pallas_kernels.paged_attention.cpu_math import FAST, HALF, LOG2_E, f32
+from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
+from pallas_kernels.paged_attention.cpu_splits import merge, split_size, splits_of
 
 
 def target(dtype: str) -> str:
@@ -92,6 +92,7 @@ def _memory(frame, numbers, head):
     return Memory(
         base,
         layers * heads * head_stride,
+        head_stride,
         tile_stride,
         row_bytes,
         dimension(view, 0),
@@ -106,15 +107,23 @@ def _memory(frame, numbers, head):
 
 @njit
 def _load(call, row, end, head, scale, scratch):
-    """Put the queries of some rows of one sequence where `attend` finds them."""
-    number = 0
-    for r in range(row, end):
-        for g in range(call.q.shape[2]):
-            scratch.first[number], scratch.stop[number] = call.first[r], call.stop[r]
-            for lane in range(call.q.shape[3]):
-                scratch.queries[number, lane] = call.q[r, head, g, lane] * scale
-            number += 1
+    """Put the queries of some rows of one sequence where `attend` finds them; returns their number."""
+    group, width = call.q.shape[2], call.q.shape[3]
+    number = (end - row) * group
+    first, stop, queries = words(scratch.first, number), words(scratch.stop, number), floats(scratch.queries, number * width)
+    for n in range(number):
+        r, g = row + n // group, n % group
+        first[n], stop[n] = call.first[r], call.stop[r]
+        for lane in range(width):
+            queries[n * width + lane] = call.q[r, head, g, lane] * scale
     return number
+
+
+@njit
+def _found(scratch, number, width):
+    """Return what `attend` found: maxima, sums and weighted values."""
+    values = carray(pointer(scratch.values), (number, width), np.float32)
+    return floats(scratch.top, number), floats(scratch.total, number), values
 
 
 @njit(fastmath=FAST)
@@ -122,6 +131,16 @@ def _divide(values, total):
     share = f32(1.0) / total if total > 0 else f32(0.0)  # nothing is seen, and the sink is infinitely small
     for lane in range(values.size):
         values[lane] *= share
+
+
+@njit
+def _after(call, memory, row, head):
+    """Return what is read after a row's keys: the next head's, or the next row's; see `attend`."""
+    stride = memory.head_stride
+    if head + 1 < call.q.shape[1]:
+        return call.tables[call.seq[row]], np.int64(call.first[row]), np.int64(call.stop[row]), stride
+    row = min(row + 1, call.seq.size - 1)
+    return call.tables[call.seq[row]], np.int64(call.first[row]), np.int64(call.stop[row]), -head * stride
 
 
 @njit(error_model="numpy")
@@ -132,17 +151,18 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
     for r in range(row + 1, end):
         begin, stop = min(begin, call.first[r]), max(stop, call.stop[r])
     size = split_size(stop)
-    tops, totals = np.empty(number, np.float32), np.ones(number, np.float32)
+    tops, totals = floats(scratch.all_tops, number), floats(scratch.all_totals, number)
+    its_tops, its_totals, its_values = _found(scratch, number, call.out.shape[3])
     for n in range(number):
-        tops[n] = call.sinks[head, n % group] * LOG2_E
+        tops[n], totals[n] = call.sinks[head, n % group] * LOG2_E, f32(1.0)
         call.out[row + n // group, head, n % group, :] = f32(0.0)
     for key in range(begin // size * size, stop, size):
-        attend(memory, numbers, table, number, max(begin, key), min(stop, key + size), cap, scratch)
+        after = min(stop, key + size)
+        then = (table, np.int64(after), np.int64(stop), np.int64(0)) if after < stop else _after(call, memory, end - 1, head)
+        attend(memory, numbers, table, number, max(begin, key), after, cap, then, scratch)
         for n in range(number):
             values = call.out[row + n // group, head, n % group]
-            tops[n], totals[n] = merge(
-                tops[n], totals[n], values, scratch.top[n], scratch.total[n], scratch.values[n]
-            )
+            tops[n], totals[n] = merge(tops[n], totals[n], values, its_tops[n], its_totals[n], its_values[n])
     for n in range(number):
         _divide(call.out[row + n // group, head, n % group], totals[n])
 
@@ -151,18 +171,19 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
 def _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scratch):
     """Compute one split of a row's keys, and the row if its others are computed."""
     begin, stop = call.first[row], call.stop[row]
-    size = split_size(stop)
-    splits = range(begin // size, -(-stop // size))
-    if split not in splits:
-        return
+    size, splits = split_size(stop), splits_of(begin, stop)
     number = _load(call, row, row + 1, head, scale, scratch)
     low, high = max(begin, split * size), min(stop, (split + 1) * size)
-    attend(memory, numbers, call.tables[call.seq[row]], number, low, high, cap, scratch)
-    width = scratch.values.shape[1]
+    then = _after(call, memory, row, head)
+    if high < stop:
+        then = (call.tables[call.seq[row]], np.int64(high), np.int64(stop), np.int64(0))
+    attend(memory, numbers, call.tables[call.seq[row]], number, low, high, cap, then, scratch)
+    width = call.out.shape[3]
+    tops, totals, found = _found(scratch, number, width)
     for n in range(number):
         mine = call.partial[row, head, split, n]
-        mine[:width] = scratch.values[n]
-        mine[width], mine[width + 1] = scratch.top[n], scratch.total[n]
+        mine[:width] = found[n]
+        mine[width], mine[width + 1] = tops[n], totals[n]
     if add(ended + (row * call.q.shape[1] + head) * 8, 1) + 1 < len(splits):
         return
     for n in range(number):
@@ -187,14 +208,18 @@ def _attend(frame, begin_item, end_item, numbers):
     most = num_rows - parts[-1]
     for index in range(parts.size - 1):
         most = max(most, parts[index + 1] - parts[index])
-    scratch = scratch_for(most * group, key_width, call.out.shape[3])
+    widths = most * group, key_width, call.out.shape[3]
+    memory_of_scratch = allocate(scratch_bytes(*widths))
+    scratch = scratch_at(memory_of_scratch, *widths)
     for item in range(begin_item, end_item):
-        head, part = item // splits % num_heads, item // splits // num_heads
-        memory, row = _memory(frame, numbers, head), parts[part]
-        if splits > 1 and call.stop[row] > call.first[row]:
-            _one_split(call, numbers, memory, ended, row, head, item % splits, scale, cap, scratch)
+        head, part, split = item // splits % num_heads, item // splits // num_heads, item % splits
+        row = parts[part]
+        own = splits_of(call.first[row], call.stop[row]) if splits > 1 else range(1)
+        if split not in own if len(own) > 1 else split:
             continue
-        if item % splits:
+        memory = _memory(frame, numbers, head)
+        if len(own) > 1:
+            _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scratch)
             continue
         end = parts[part + 1] if part + 1 < parts.size else num_rows
         while row < end:
@@ -204,6 +229,7 @@ def _attend(frame, begin_item, end_item, numbers):
                 after += 1
             _all_keys(call, numbers, memory, row, after, head, scale, cap, scratch)
             row = after
+    free(memory_of_scratch)
 
 
 def _float32(frame, begin, end):

@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.ffi_primitives import byte
+from pallas_kernels.ffi_primitives import byte, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_block import add_values, scores
-from pallas_kernels.paged_attention.cpu_math import HIDDEN, NO_SINK, SPAN, cap_scores, f32, hide
-from pallas_kernels.paged_attention.cpu_rows import HALF, bring, float16
+from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN, WORD, cap_scores, f32, hide
+from pallas_kernels.paged_attention.cpu_rows import bring_keys, bring_values, fetch, float16
 from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
 TOGETHER = 24
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     """Says where a layer's keys and values lie for one head; all but counts are bytes.
 
     Attributes:
-        base: address of the first block's rows; blocks lie `block_stride` apart, the tiles of one `tile_stride`, the
+        base: address of the first block's rows; blocks lie `block_stride` apart, heads of one `head_stride`, tiles `tile_stride`, the
             rows of a tile `row_bytes`.
         number: blocks; each has `block_size` tokens.
         key_halves, value_halves: how many times `HALF` lanes a key and a value have.
@@ -40,6 +40,7 @@ class Memory(NamedTuple):
 
     base: int
     block_stride: int
+    head_stride: int
     tile_stride: int
     row_bytes: int
     number: int
@@ -52,155 +53,289 @@ class Memory(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Holds what queries that are computed together keep; `nothing` is a row of zeros in the place of one not seen."""
+    """Says where lies what queries that are computed together keep, and a span of keys and values; all are addresses, as
+    Numba counts the owners of arrays at every call.
 
-    queries: np.ndarray
-    first: np.ndarray
-    stop: np.ndarray
-    weights: np.ndarray
-    values: np.ndarray
-    top: np.ndarray
-    total: np.ndarray
-    shrink: np.ndarray
-    keys: np.ndarray
-    wide: np.ndarray
-    rows: np.ndarray
-    blocks: np.ndarray
-    coming: np.ndarray
-    their_blocks: np.ndarray
-    here: np.ndarray
-    there: np.ndarray
-    scales: np.ndarray
-    nothing: np.ndarray
+    Attributes:
+        queries, values: float32, a row a query; values are weighted sums.
+        first, stop: int64, the range of keys that each query sees.
+        weights: float32 ``[TOGETHER, SPAN]``.
+        top, total, shrink, all_tops, all_totals: float32, one a query.
+        keys, wide: float32 ``[key_width, SPAN]`` and ``[value_halves, SPAN, HALF]``; `wide_rows`: addresses of its first rows.
+        rows, coming: addresses of this span's rows and of the next one's, then those of their blocks.
+        moved: such addresses of a lane, for each half of a value.
+        scales: float32, one a key.
+        nothing: a row of zeros, in the place of one that is not seen.
+    """
 
-
-@njit
-def scratch_for(number, key_width, value_width):
-    """Return room for so many queries."""
-    return Scratch(
-        np.empty((number, key_width), np.float32),
-        np.empty(number, np.int64),
-        np.empty(number, np.int64),
-        np.empty((TOGETHER, SPAN), np.float32),
-        np.empty((number, value_width), np.float32),
-        np.empty(number, np.float32),
-        np.empty(number, np.float32),
-        np.empty(number, np.float32),
-        np.empty((key_width, SPAN), np.float32),
-        np.empty((SPAN, value_width), np.float32),
-        np.empty(SPAN, np.int64),
-        np.empty(SPAN, np.int64),
-        np.empty(SPAN, np.int64),
-        np.empty(SPAN, np.int64),
-        np.empty(SPAN, np.int64),
-        np.empty(SPAN, np.int64),
-        np.zeros(SPAN, np.float32),
-        np.zeros(HALF, np.float32),
-    )
+    queries: int
+    values: int
+    first: int
+    stop: int
+    weights: int
+    top: int
+    total: int
+    shrink: int
+    all_tops: int
+    all_totals: int
+    keys: int
+    wide: int
+    wide_rows: int
+    rows: int
+    coming: int
+    moved: int
+    scales: int
+    nothing: int
 
 
 @njit
-def _find_rows(memory, table, key_0, begin, end, nothing, rows, blocks):
+def floats(address, number):
+    """Return so many float32 that lie at an address."""
+    return carray(pointer(address), (number,), np.float32)
+
+
+@njit
+def words(address, number):
+    """Return so many int64 that lie at an address."""
+    return carray(pointer(address), (number,), np.int64)
+
+
+@njit
+def scratch_bytes(number, key_width, value_width):
+    """Return how much memory `scratch_at` takes."""
+    in_floats = number * (key_width + value_width + 5) + SPAN * (TOGETHER + key_width + value_width + 1) + HALF
+    return in_floats * FLOAT + (2 * number + (5 + value_width // HALF) * SPAN) * WORD
+
+
+@njit
+def scratch_at(address, number, key_width, value_width):
+    """Return room for so many queries, in memory that begins at an address."""
+    first = address
+    stop = first + number * WORD
+    rows = stop + number * WORD
+    coming = rows + 2 * SPAN * WORD
+    wide_rows = coming + 2 * SPAN * WORD
+    moved = wide_rows + SPAN * WORD
+    weights = moved + value_width // HALF * SPAN * WORD
+    keys = weights + TOGETHER * SPAN * FLOAT
+    wide = keys + key_width * SPAN * FLOAT
+    scales = wide + value_width * SPAN * FLOAT
+    nothing = scales + SPAN * FLOAT
+    queries = nothing + HALF * FLOAT
+    values = queries + number * key_width * FLOAT
+    top = values + number * value_width * FLOAT
+    one = number * FLOAT
+    floats(nothing, HALF)[:] = f32(0.0)
+    addresses = words(wide_rows, SPAN)
+    for n in range(SPAN):
+        addresses[n] = wide + n * HALF * FLOAT
+    sums = (top, top + one, top + 2 * one, top + 3 * one, top + 4 * one)
+    return Scratch(queries, values, first, stop, weights, *sums, keys, wide, wide_rows, rows, coming, moved, scales, nothing)
+
+
+@njit
+def _find_rows(memory, table, key_0, begin, end, nothing, found):
     """Set the addresses of a span's rows in their first tile, and of their blocks: `nothing` for keys outside of [begin,
-    end) and of blocks that do not exist. Returns whether there are such blocks."""
-    holes, key, stop = False, max(key_0, begin), min(key_0 + SPAN, end)
-    if key > key_0 or stop < key_0 + SPAN:
+    end) and of blocks that do not exist. Returns whether there are such keys, and such blocks."""
+    rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
+    key, stop, holes = max(key_0, begin), min(key_0 + SPAN, end), False
+    whole = key == key_0 and stop == key_0 + SPAN
+    if not whole:
         rows[:] = nothing
     while key < stop:
         page = key // memory.block_size
         block, offset = table[page], key - page * memory.block_size
         after = min(stop, key + memory.block_size - offset)
-        exists = 0 <= block < memory.number
-        holes |= not exists
         start = memory.base + block * memory.block_stride
-        for n in range(key - key_0, after - key_0):
-            rows[n] = start + (offset + n + key_0 - key) * memory.row_bytes if exists else nothing
-            blocks[n] = start
+        row, step = start + offset * memory.row_bytes, memory.row_bytes
+        if not 0 <= block < memory.number:
+            row, step, holes = nothing, 0, True
+        for n in range(after - key):
+            rows[key - key_0 + n] = row + n * step
+            blocks[key - key_0 + n] = start
         key = after
-    return holes
+    return holes or not whole, holes
 
 
 @njit
-def _move(rows, offset, nothing, out):
+def _move(rows, offset, nothing, moved):
     """Set the addresses of the same tokens' rows `offset` bytes further."""
+    ours, theirs = words(rows, SPAN), words(moved, SPAN)
     for n in range(SPAN):
-        out[n] = nothing if rows[n] == nothing else rows[n] + offset
+        theirs[n] = nothing if ours[n] == nothing else ours[n] + offset
 
 
 @njit
-def _find_scales(memory, scratch, tile, half, nothing):
+def _find_scales(memory, found, tile, half, nothing, out):
     """Set the scales of a span's rows in one half of a tile."""
+    rows, blocks, scales = words(found, SPAN), words(found + SPAN * WORD, SPAN), floats(out, SPAN)
     codes = memory.block_size * memory.row_bytes
     first = tile * memory.tile_stride + codes + 2 * half * memory.scale_byte_stride
     for n in range(SPAN):
-        row = scratch.rows[n]
-        if row == nothing:
-            scratch.scales[n] = f32(0.0)
-        else:
-            token = (row - scratch.blocks[n]) // LANES
-            low = scratch.blocks[n] + first + token * memory.scale_token_stride
-            scratch.scales[n] = float16(byte(low), byte(low + memory.scale_byte_stride))
+        scales[n] = f32(0.0)
+        if rows[n] != nothing:
+            token = (rows[n] - blocks[n]) // LANES
+            low = blocks[n] + first + token * memory.scale_token_stride
+            scales[n] = float16(byte(low), byte(low + memory.scale_byte_stride))
 
 
 @njit
-def _bring(memory, numbers, scratch):
-    """Bring the rows of a span, as float32, to ``scratch.keys`` and ``scratch.wide``."""
-    width = memory.value_halves * HALF * FLOAT
-    nothing, rows, coming = scratch.nothing.ctypes.data, scratch.here.ctypes.data, scratch.there.ctypes.data
-    for number in range(memory.key_halves + memory.value_halves):
-        is_value = number >= memory.key_halves
-        half = number - memory.key_halves if is_value else number
-        lane = half * HALF + (memory.value_lane if is_value else 0)
-        tile = lane // LANES
-        offset = tile * memory.tile_stride + lane % LANES * (memory.row_bytes // LANES)
-        _move(scratch.rows, offset, nothing, scratch.here)
-        _move(scratch.coming, offset, nothing, scratch.there)
-        if memory.scale_token_stride:
-            _find_scales(memory, scratch, tile, lane % LANES // HALF, nothing)
-        if is_value:
-            to, stride = scratch.wide.ctypes.data + half * HALF * FLOAT, width
-        else:
-            to, stride = scratch.keys.ctypes.data + half * HALF * SPAN * FLOAT, SPAN * FLOAT
-        bring(numbers, rows, coming, scratch.scales.ctypes.data, to, stride, not is_value)
+def _offset(memory, lane):
+    """Return the bytes from a token's row in its first tile to one of its lanes."""
+    return lane // LANES * memory.tile_stride + lane % LANES * (memory.row_bytes // LANES)
+
+
+@njit
+def _fetch_values(memory, numbers, rows, further):
+    """Fetch the values of a span, whose head lies so many bytes further."""
+    if memory.value_lane:  # else they are the keys
+        for half in range(memory.value_halves):
+            fetch(numbers, rows, further + _offset(memory, memory.value_lane + half * HALF))
+
+
+@njit
+def _rows_at(memory, rows, partly, lane, moved, scratch):
+    """Return the addresses of a span's rows and the bytes from there to a lane, and find their scales; where not all
+    rows are there, the addresses are those of the lane, at `moved`."""
+    offset = _offset(memory, lane)
+    if memory.scale_token_stride:
+        _find_scales(memory, rows, lane // LANES, lane % LANES // HALF, scratch.nothing, scratch.scales)
+    if not partly:
+        return rows, offset
+    _move(rows, offset, scratch.nothing, moved)
+    return moved, 0
+
+
+@njit
+def _bring_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
+    """Bring the keys of a span, as float32, to ``scratch.keys``, and fetch those that are coming."""
+    for half in range(memory.key_halves):
+        ours, offset = _rows_at(memory, rows, partly, half * HALF, scratch.moved, scratch)
+        theirs, to = further + _offset(memory, half * HALF), scratch.keys + half * HALF * SPAN * FLOAT
+        bring_keys(numbers, ours, keys, offset, scratch.scales, to, coming, theirs)
+
+
+@njit
+def _bring_values(memory, numbers, rows, keys, partly, scratch):
+    """Bring the values of a span, as float32, to ``scratch.wide``; those of float32 stay where they are."""
+    for half in range(memory.value_halves):
+        moved = scratch.moved + half * SPAN * WORD
+        ours, offset = _rows_at(memory, rows, partly, memory.value_lane + half * HALF, moved, scratch)
+        if numbers.bytes < FLOAT:
+            to = scratch.wide + half * SPAN * HALF * FLOAT
+            bring_values(numbers, ours, keys, offset, scratch.scales, to, HALF * FLOAT)
+
+
+@njit
+def _values_at(memory, numbers, rows, partly, half, scratch):
+    """Return the addresses of a span's values, brought by `_bring_values`, and the bytes from there to `HALF` of their
+    lanes."""
+    if numbers.bytes < FLOAT:
+        return scratch.wide_rows, half * SPAN * HALF * FLOAT
+    if partly:
+        return scratch.moved + half * SPAN * WORD, 0
+    return rows, _offset(memory, memory.value_lane + half * HALF)
+
+
+@njit
+def _hide(weights, number, first, stop, begin, end, key_0):
+    """Hide the keys that rows do not see."""
+    first, stop = words(first, number), words(stop, number)
+    for n in range(number):
+        mine = floats(weights + n * SPAN * FLOAT, SPAN)
+        hide(mine, 0, max(begin, first[n]) - key_0)
+        hide(mine, min(end, stop[n]) - key_0, SPAN)
+
+
+@njit
+def _hide_holes(weights, number, found, nothing):
+    """Hide the keys of blocks that do not exist from all rows."""
+    rows = words(found, SPAN)
+    for n in range(number):
+        mine = floats(weights + n * SPAN * FLOAT, SPAN)
+        for key in range(SPAN):
+            if rows[key] == nothing:
+                mine[key] = HIDDEN
+
+
+@njit
+def _range(address, number, low, high):
+    """Return the least and the greatest of some numbers, both from `low` to `high`."""
+    values = words(address, number)
+    least, greatest = high, low
+    for n in range(number):
+        least, greatest = min(least, values[n]), max(greatest, values[n])
+    return least, greatest
+
+
+@njit
+def _begin(scratch, number, value_width):
+    top, total, values = floats(scratch.top, number), floats(scratch.total, number), floats(scratch.values, number * value_width)
+    top[:] = NO_SINK
+    total[:] = f32(0.0)
+    values[:] = f32(0.0)
+
+
+@njit
+def _take_softmax(memory, scratch, rows, key_0, seen, at, number, cap, holes):
+    """Put weights in the place of the scores of some queries, whose maxima and sums are brought up to date; returns
+    False if none of them sees a key of the span.
+
+    Args:
+        seen: the keys that any query sees, from the first to the end.
+        at: the first of the queries.
+        holes: whether blocks of the span do not exist.
+    """
+    begin, end = seen
+    first, stop, weights, each = scratch.first + at * WORD, scratch.stop + at * WORD, scratch.weights, at * FLOAT
+    least_first, last_first = _range(first, number, begin, end)
+    least_stop, last_stop = _range(stop, number, begin, end)
+    if last_stop <= key_0 or least_first >= key_0 + SPAN:
+        return False
+    key_width = memory.key_halves * HALF
+    scores(scratch.queries + each * key_width, key_width, scratch.keys, weights, number)
+    if cap > 0:
+        cap_scores(floats(weights, number * SPAN), cap)
+    if last_first > key_0 or least_stop < key_0 + SPAN:
+        _hide(weights, number, first, stop, begin, end, key_0)
+    if holes:
+        _hide_holes(weights, number, rows, scratch.nothing)
+    exponentials(weights, scratch.top + each, scratch.total + each, scratch.shrink, number)
+    return True
 
 
 @njit(error_model="numpy")
-def attend(memory, numbers, table, number, begin, end, cap, scratch):
-    """Compute maxima, sums and weighted values of the first `number` queries in ``scratch``, from nothing, over the keys
-    from `begin` to `end` that each of them sees."""
-    for n in range(number):
-        scratch.top[n], scratch.total[n] = NO_SINK, f32(0.0)
-    values = scratch.values[:number]
-    values[:] = f32(0.0)
-    key_width, value_width = memory.key_halves * HALF, memory.value_halves * HALF
-    nothing, weights = scratch.nothing.ctypes.data, scratch.weights
-    for key_0 in range(begin // SPAN * SPAN, end, SPAN):
-        holes = _find_rows(memory, table, key_0, begin, end, nothing, scratch.rows, scratch.blocks)
-        _find_rows(memory, table, key_0 + SPAN, begin, end, nothing, scratch.coming, scratch.their_blocks)
-        _bring(memory, numbers, scratch)
+def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
+    """Compute maxima, sums and weighted values of the first `number` queries in `scratch`, from nothing, over the keys
+    from `begin` to `end` that each of them sees.
+
+    `then` says what will be read afterwards: a table, its first key and the last one's end, and how much further its
+    head lies; the first of it is fetched meanwhile.
+    """
+    value_width = memory.value_halves * HALF
+    _begin(scratch, number, value_width)
+    rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
+    partly, holes = _find_rows(memory, table, key_0, begin, end, scratch.nothing, rows)
+    while key_0 < end:
+        following, then_partly, then_holes, further = key_0 + SPAN, False, False, 0
+        if following < end:
+            then_partly, then_holes = _find_rows(memory, table, following, begin, end, scratch.nothing, coming)
+        else:
+            its_table, its_begin, its_end, further = then
+            first = its_begin // SPAN * SPAN
+            _find_rows(memory, its_table, first, its_begin, its_end, scratch.nothing, coming)
+        keys = min(SPAN, end - key_0)
+        _bring_keys(memory, numbers, rows, keys, partly, coming, further, scratch)
+        _bring_values(memory, numbers, rows, keys, partly, scratch)
         for at in range(0, number, TOGETHER):
             some = min(TOGETHER, number - at)
-            latest_first, last_stop, earliest_stop, first_first = begin, begin, end, end
-            for n in range(at, at + some):
-                latest_first, first_first = max(latest_first, scratch.first[n]), min(first_first, scratch.first[n])
-                earliest_stop, last_stop = min(earliest_stop, scratch.stop[n]), max(last_stop, scratch.stop[n])
-            if last_stop <= key_0 or first_first >= key_0 + SPAN:
+            if not _take_softmax(memory, scratch, rows, key_0, (begin, end), at, some, cap, holes):
                 continue
-            x = scratch.queries.ctypes.data + at * key_width * FLOAT
-            scores(x, key_width, scratch.keys.ctypes.data, weights.ctypes.data, some)
-            if cap > 0:
-                cap_scores(weights[:some], cap)
-            if latest_first > key_0 or earliest_stop < key_0 + SPAN:
-                for n in range(some):
-                    mine = weights[n : n + 1]
-                    hide(mine, 0, max(begin, scratch.first[at + n]) - key_0)
-                    hide(mine, min(end, scratch.stop[at + n]) - key_0, SPAN)
-            if holes:
-                for n in range(SPAN):
-                    if scratch.rows[n] == nothing:
-                        weights[:some, n] = HIDDEN
-            each = at * FLOAT
-            top, total, shrink = scratch.top.ctypes.data, scratch.total.ctypes.data, scratch.shrink.ctypes.data
-            exponentials(weights.ctypes.data, top + each, total + each, shrink, some)
-            to = scratch.values.ctypes.data + at * value_width * FLOAT
-            add_values(weights.ctypes.data, scratch.wide.ctypes.data, value_width, to, shrink, some)
+            if at == 0:
+                _fetch_values(memory, numbers, coming, further)
+            for half in range(memory.value_halves):
+                values, offset = _values_at(memory, numbers, rows, partly, half, scratch)
+                to = scratch.values + (at * value_width + half * HALF) * FLOAT
+                add_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
+        rows, coming, partly, holes = coming, rows, then_partly, then_holes
+        key_0 = following

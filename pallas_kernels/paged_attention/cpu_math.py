@@ -16,6 +16,10 @@ HIDDEN = f32(-1e30)
 """Score of a key that is not seen."""
 SPAN = 64
 """Keys whose softmax is taken at once; spans begin at multiples of it, whatever the size of a block."""
+HALF = 64
+"""Lanes that share a scale, and of which the width of a key or value is a multiple."""
+WORD = 8
+"""Bytes of an address."""
 NO_SINK = f32(-1e29)
 """Below every score of a key that is seen, so far above `HIDDEN` that what is hidden weighs nothing."""
 
@@ -72,14 +76,12 @@ def tanh(x):
 @njit(fastmath=FAST)
 def cap_scores(scores, cap):
     """Put ``cap * tanh(score / cap)`` in the place of scores, the result as a logarithm to base 2."""
-    for row in range(scores.shape[0]):
-        for key in range(scores.shape[1]):
-            scores[row, key] = cap * LOG2_E * tanh(scores[row, key] / cap)
+    for key in range(scores.size):
+        scores[key] = cap * LOG2_E * tanh(scores[key] / cap)
 
 
 @njit
 def hide(scores, begin, end):
-    """Hide keys that are not seen, of a range that may reach beyond them."""
-    for row in range(scores.shape[0]):
-        for key in range(max(begin, 0), min(end, scores.shape[1])):
-            scores[row, key] = HIDDEN
+    """Hide keys that are not seen, of a row's range that may reach beyond them."""
+    for key in range(max(begin, 0), min(end, scores.size)):
+        scores[key] = HIDDEN

@@ -15,20 +15,15 @@ from numba.extending import intrinsic
 
 from pallas_kernels.cpu_tiles import FLOAT, LANES, LINE_BYTES, VECTOR, VectorCode
 from pallas_kernels.ffi_primitives import emit_prefetch
-from pallas_kernels.paged_attention.cpu_math import SPAN, float_of_bits
-
-HALF = 64
-"""Lanes that share a scale, and of which heads are whole multiples."""
-WORD = 8
-"""Bytes of an address."""
+from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, float_of_bits
 
 _WORD = ir.IntType(64)
 _INT = ir.IntType(32)
 _INTS = ir.VectorType(_INT, LANES)
+_FOUR = 4
 
 
-def _ints(code: VectorCode, address: ir.Value, bits: int, signed: bool = False) -> ir.Value:
-    narrow = code.load(address, ir.VectorType(ir.IntType(bits), LANES))
+def _wide_ints(code: VectorCode, narrow: ir.Value, signed: bool = False) -> ir.Value:
     return code.builder.sext(narrow, _INTS) if signed else code.builder.zext(narrow, _INTS)
 
 
@@ -36,17 +31,17 @@ def _constant(number: int) -> ir.Constant:
     return ir.Constant(_INTS, [number] * LANES)
 
 
-def _bfloat16(code: VectorCode, address: ir.Value) -> ir.Value:
-    return code.builder.bitcast(code.builder.shl(_ints(code, address, 16), _constant(16)), VECTOR)
+def _bfloat16(code: VectorCode, bits: ir.Value) -> ir.Value:
+    return code.builder.bitcast(code.builder.shl(_wide_ints(code, bits), _constant(16)), VECTOR)
 
 
-def _int8(code: VectorCode, address: ir.Value) -> ir.Value:
-    return code.builder.sitofp(_ints(code, address, 8, signed=True), VECTOR)
+def _int8(code: VectorCode, codes: ir.Value) -> ir.Value:
+    return code.builder.sitofp(_wide_ints(code, codes, signed=True), VECTOR)
 
 
-def _float8(code: VectorCode, address: ir.Value) -> ir.Value:
+def _float8(code: VectorCode, narrow: ir.Value) -> ir.Value:
     """Widen float8_e4m3fn by its bits; a subnormal is its mantissa's number of the least one's size."""
-    builder, bits = code.builder, _ints(code, address, 8)
+    builder, bits = code.builder, _wide_ints(code, narrow)
     sign = builder.shl(builder.and_(bits, _constant(0x80)), _constant(24))
     size = builder.and_(bits, _constant(0x7F))
     normal = builder.add(builder.shl(size, _constant(20)), _constant(120 << 23))
@@ -85,72 +80,101 @@ class Float8(Numbers):
 
 FLOAT32, BFLOAT16, INT8, FLOAT8 = Float32(4), BFloat16(2), Int8(1), Float8(1)
 
-_WIDENED = {Float32: (4, VectorCode.load), BFloat16: (2, _bfloat16), Int8: (1, _int8), Float8: (1, _float8)}
-
-
-def _load(code: VectorCode, kind: type, address: ir.Value, scale: ir.Value) -> ir.Value:
-    """Return numbers, times the scale at an address where they have one."""
-    wide = _WIDENED[kind][1](code, address)
-    if kind is not Int8:
-        return wide
-    return code.builder.fmul(wide, code.spread(code.load(scale, ir.FloatType())))
+_FORMS = {
+    Float32: (4, ir.FloatType(), lambda code, numbers: numbers),
+    BFloat16: (2, ir.IntType(16), _bfloat16),
+    Int8: (1, ir.IntType(8), _int8),
+    Float8: (1, ir.IntType(8), _float8),
+}
+"""Bytes and LLVM's type of a number, and what widens a vector of them."""
 
 
 @intrinsic
-def _turn(typingctx, numbers, rows, coming, scales, out, out_stride):
-    """Make columns at `out` of the half rows at the `LANES` addresses that lie at `rows`, and fetch those at the
-    addresses at `coming`, for what follows; `scales` is the address of the first key's."""
-    kind = numbers.instance_class
-    size = _WIDENED[kind][0]
+def _fetch(typingctx, numbers, rows, offset):
+    """Fetch `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on, for what follows."""
+    size = _FORMS[numbers.instance_class][0]
 
     def generate(context, builder, signature, args):
-        _, rows, coming, scales, out, out_stride = args
+        _, rows, offset = args
         code = VectorCode(builder)
-        ours = [code.load(code.at(rows, n * WORD), _WORD) for n in range(LANES)]
-        theirs = [code.load(code.at(coming, n * WORD), _WORD) for n in range(LANES)]
-        for lane in range(0, HALF, LANES):
+        for key in range(LANES):
+            address = code.at(code.load(code.at(rows, key * WORD), _WORD), offset)
+            for line in range(0, HALF * size, LINE_BYTES):
+                emit_prefetch(builder, code.at(address, line))
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.intp, types.intp), generate
+
+
+@intrinsic
+def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
+    """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on, times
+    the keys' numbers at `scales` if they have any.
+
+    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters.
+    """
+    size, number, widen = _FORMS[numbers.instance_class]
+
+    def generate(context, builder, signature, args):
+        _, rows, offset, scales, out, out_stride = args
+        code = VectorCode(builder)
+        ours = [code.at(code.load(code.at(rows, n * WORD), _WORD), offset) for n in range(LANES)]
+        four = ir.VectorType(number, _FOUR)
+        factors = code.load(scales) if numbers.instance_class is Int8 else None
+        for lane in range(0, HALF, _FOUR):
             vectors = []
-            for key in range(LANES):
-                vectors.append(_load(code, kind, code.at(ours[key], lane * size), code.at(scales, key * FLOAT)))
-                if lane * size % LINE_BYTES == 0:
-                    emit_prefetch(builder, code.at(theirs[key], lane * size))
-            for n, vector in enumerate(code.transposed(vectors)):
-                code.store(vector, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane + n))))
+            for first in range(_FOUR):
+                parts = [code.load(code.at(row, lane * size), four, size) for row in ours[first::_FOUR]]
+                vectors.append(widen(code, code.joined(parts)))
+            for n, column in enumerate(code.turned_quarters(vectors)):
+                scaled = column if factors is None else builder.fmul(column, factors)
+                code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane + n))))
         return context.get_dummy_value()
 
     return types.void(numbers, *[types.intp] * 5), generate
 
 
 @intrinsic
-def _widen(typingctx, numbers, rows, coming, scales, out, out_stride):
-    """Make rows at `out` of half rows; see `_turn`."""
-    kind = numbers.instance_class
-    size = _WIDENED[kind][0]
+def _widen(typingctx, numbers, rows, offset, scales, out, out_stride):
+    """Make rows at `out` of `HALF` lanes of rows; see `_turn`."""
+    size, number, widen = _FORMS[numbers.instance_class]
 
     def generate(context, builder, signature, args):
-        _, rows, coming, scales, out, out_stride = args
+        _, rows, offset, scales, out, out_stride = args
         code = VectorCode(builder)
         for key, to in enumerate(code.rows(out, out_stride, LANES)):
-            ours, theirs = (code.load(code.at(base, key * WORD), _WORD) for base in (rows, coming))
+            ours = code.at(code.load(code.at(rows, key * WORD), _WORD), offset)
             for lane in range(0, HALF, LANES):
-                wide = _load(code, kind, code.at(ours, lane * size), code.at(scales, key * FLOAT))
+                wide = widen(code, code.load(code.at(ours, lane * size), ir.VectorType(number, LANES), size))
+                if numbers.instance_class is Int8:
+                    wide = builder.fmul(wide, code.spread(code.load(code.at(scales, key * FLOAT), ir.FloatType())))
                 code.store(wide, code.at(to, lane * FLOAT))
-                if lane * size % LINE_BYTES == 0:
-                    emit_prefetch(builder, code.at(theirs, lane * size))
         return context.get_dummy_value()
 
     return types.void(numbers, *[types.intp] * 5), generate
 
 
 @njit
-def bring(numbers, rows, coming, scales, out, stride, turned):
-    """Bring the half rows of a span, by the addresses that lie at `rows`, to `out`, as columns if `turned`."""
+def bring_keys(numbers, rows, number, offset, scales, out, coming, further):
+    """Bring `HALF` lanes of a span's first rows, `number` and some more, to the columns of out [HALF, SPAN]; see
+    `_turn`. The same lanes of rows at `coming`, `further` bytes from there on, are fetched meanwhile, some at a time."""
+    for key in range(0, number, LANES):
+        _fetch(numbers, coming + key * WORD, further)
+        _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * FLOAT, SPAN * FLOAT)
+
+
+@njit
+def fetch(numbers, rows, offset):
+    """Fetch `HALF` lanes of a span's rows."""
     for key in range(0, SPAN, LANES):
-        ours, theirs, by = rows + key * WORD, coming + key * WORD, scales + key * FLOAT
-        if turned:
-            _turn(numbers, ours, theirs, by, out + key * FLOAT, stride)
-        else:
-            _widen(numbers, ours, theirs, by, out + key * stride, stride)
+        _fetch(numbers, rows + key * WORD, offset)
+
+
+@njit
+def bring_values(numbers, rows, number, offset, scales, out, stride):
+    """Bring `HALF` lanes of a span's first rows to rows at `out`, `stride` bytes apart; see `bring_keys`."""
+    for key in range(0, number, LANES):
+        _widen(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * stride, stride)
 
 
 @njit

@@ -29,6 +29,13 @@ def split_size(stop):
     return size
 
 
+@njit
+def splits_of(first, stop):
+    """Return the splits of a row that sees keys from `first` to `stop`."""
+    size = split_size(stop)
+    return range(first // size, (stop + size - 1) // size)
+
+
 @njit(fastmath=FAST)
 def merge(top, total, values, its_top, its_total, its_values):
     """Add the softmax of further keys, its maximum, a logarithm to base 2, sum and weighted values, to what was computed before; returns the

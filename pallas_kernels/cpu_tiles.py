@@ -99,7 +99,9 @@ class VectorCode:
             segment //= 2
         return one
 
-    def _halved(self, segment: int, operation: Callable[[ir.Value, ir.Value], ir.Value], *vectors: ir.Value) -> ir.Value:
+    def _halved(
+        self, segment: int, operation: Callable[[ir.Value, ir.Value], ir.Value], *vectors: ir.Value
+    ) -> ir.Value:
         """Join each segment's lower half with its upper half; returns halves of the first vector, then of the
         second."""
         lanes = vectors[0].type.count
@@ -114,7 +116,9 @@ class VectorCode:
         """Return vectors one after the other, as one; they are a power of two."""
         while len(vectors) > 1:
             mask = ir.Constant(ir.VectorType(_INDEX, 2 * vectors[0].type.count), list(range(2 * vectors[0].type.count)))
-            vectors = [self.builder.shuffle_vector(a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+            vectors = [
+                self.builder.shuffle_vector(a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
         return vectors[0]
 
     def turned_quarters(self, rows: list[ir.Value]) -> list[ir.Value]:
@@ -122,14 +126,20 @@ class VectorCode:
 
         def pick(a: ir.Value, b: ir.Value, *lanes: int) -> ir.Value:
             """Take two lanes of each four of a, and two of b's."""
-            mask = [start + lane + (LANES if n in b_lanes else 0) for start in range(0, LANES, 4) for n, lane in enumerate(lanes)]
+            mask = [
+                start + lane + (LANES if n in b_lanes else 0)
+                for start in range(0, LANES, 4)
+                for n, lane in enumerate(lanes)
+            ]
             return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INDEX, LANES), mask))
 
         b_lanes = (1, 3)
         low, high = (pick(rows[0], rows[1], *lanes) for lanes in ((0, 0, 1, 1), (2, 2, 3, 3)))
         low_2, high_2 = (pick(rows[2], rows[3], *lanes) for lanes in ((0, 0, 1, 1), (2, 2, 3, 3)))
         b_lanes = (2, 3)
-        return [pick(*pair, *lanes) for pair in ((low, low_2), (high, high_2)) for lanes in ((0, 1, 0, 1), (2, 3, 2, 3))]
+        return [
+            pick(*pair, *lanes) for pair in ((low, low_2), (high, high_2)) for lanes in ((0, 1, 0, 1), (2, 3, 2, 3))
+        ]
 
     def function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         """Return a function that the machine or LLVM has."""

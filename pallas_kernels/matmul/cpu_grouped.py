@@ -18,8 +18,8 @@ _GRAINS = 16
 
 @cache
 def grouped_target() -> str:
-    """Return the name of the custom call ``(x [rows, inputs], counts [experts], table [experts, inputs, outputs]) -> each
-    row times its expert's matrix``, rows of no expert 0."""
+    """Return the name of the custom call ``(x [rows, inputs], counts [experts], table [experts, inputs, outputs]) ->
+    each row times its expert's matrix``, rows of no expert 0."""
     name = "jpaged_matmul_grouped"
     ffi.register(name, _multiply_grouped, items_of=((2, 0), (2, 2)), portion=LANES, grains=_GRAINS)
     return name

@@ -47,8 +47,8 @@ def matmul_grouped(
 def _by_tiles(
     x: Float[Array, "rows inputs"], table: Float[Array, "experts inputs outputs"], counts: Int[Array, " experts"]
 ) -> Float[Array, "rows outputs"]:
-    """Multiply `ROWS` rows of one expert at a time, in a loop; rows of a tile beyond its expert's are overwritten by the
-    next one."""
+    """Multiply `ROWS` rows of one expert at a time, in a loop; rows of a tile beyond its expert's are overwritten by
+    the next one."""
     rows = len(x)
     tiles = -(-counts // ROWS)
     last_tile, last_row = jnp.cumsum(tiles), jnp.cumsum(counts)

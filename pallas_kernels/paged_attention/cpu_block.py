@@ -25,8 +25,8 @@ _SPAN_BYTES = SPAN * FLOAT
 def _weighted(rows: int) -> Any:
     """Return ``f(weights, values, offset, keys, out, out_stride, shrink)``, to be called from compiled loops.
 
-    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by address.
-    The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken.
+    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
+    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken.
     """
 
     @intrinsic
@@ -95,7 +95,12 @@ def add_values(weights, values, offset, keys, out, width, shrink, number):
     for column in range(0, HALF * FLOAT, COLUMNS * FLOAT):
         v = offset + column
         for row in range(0, number, ROWS):
-            left, w, to, by = number - row, weights + row * _SPAN_BYTES, out + row * stride + column, shrink + row * FLOAT
+            left, w, to, by = (
+                number - row,
+                weights + row * _SPAN_BYTES,
+                out + row * stride + column,
+                shrink + row * FLOAT,
+            )
             if left >= 6:
                 _six_values(w, values, v, keys, to, stride, by)
             elif left == 5:

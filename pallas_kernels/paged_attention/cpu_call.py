@@ -28,11 +28,11 @@ def target(dtype: str) -> str:
 
     Arguments of the call: q ``[rows, kv_heads, q_per_kv, key_width]``; view; layer, block_size, strides of scales
     ``[4]``; tables ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence
-    ``seq[r]``; sinks ``[kv_heads, q_per_kv]``, `NO_SINK` where there is none; scale and soft_cap ``[2]``, a cap of 0 for
-    none; parts ``[parts]``, ascending first rows; splits ``[splits]``, more than one only if each part is a row;
-    ended ``[rows * kv_heads, 2]`` zeros.
-    Results: ``[rows, kv_heads, q_per_kv, value_width]``; partial results ``[rows, kv_heads, splits, q_per_kv,
-    value_width + 2]``; ended. Where keys fill all tiles of the view, values are their first lanes.
+    ``seq[r]``; sinks ``[kv_heads, q_per_kv]``, `NO_SINK` where there is none; scale and soft_cap ``[2]``, a cap of 0
+    for none; parts ``[parts]``, ascending first rows; splits ``[splits]``, more than one only if each part is a row;
+    ended ``[rows * kv_heads, 2]`` zeros. Results: ``[rows, kv_heads, q_per_kv, value_width]``; partial results ``[rows,
+    kv_heads, splits, q_per_kv, value_width + 2]``; ended. Where keys fill all tiles of the view, values are their first
+    lanes.
     """
     name = f"jpaged_paged_attention_{dtype}"
     ffi.register(name, _compiled(dtype), items_of=((9, 0), (0, 1), (10, 0)), grains=32)
@@ -74,14 +74,19 @@ def _arrays(frame):
         carray(at(argument(frame, 7)), (heads, group), np.float32),
         _ints(frame, 9),
         carray(at(out), (rows, heads, group, dimension(out, 3)), np.float32),
-        carray(at(partial), (dimension(partial, 0), heads, dimension(partial, 2), group, dimension(out, 3) + 2), np.float32),
+        carray(
+            at(partial), (dimension(partial, 0), heads, dimension(partial, 2), group, dimension(out, 3) + 2), np.float32
+        ),
     )
 
 
 @njit
 def _memory(frame, numbers, head):
     """Say where the keys and values of a head lie."""
-    view, (layer, block_size, token_stride, byte_stride) = argument(frame, 1), carray(at(argument(frame, 2)), (4,), np.int32)
+    view, (layer, block_size, token_stride, byte_stride) = (
+        argument(frame, 1),
+        carray(at(argument(frame, 2)), (4,), np.int32),
+    )
     key_width, value_width = dimension(argument(frame, 0), 3), dimension(result(frame, 0), 3)
     layers, heads, tiles, rows = dimension(view, 1), dimension(view, 2), dimension(view, 3), dimension(view, 4)
     row_bytes = LANES * numbers.bytes
@@ -96,12 +101,12 @@ def _memory(frame, numbers, head):
         tile_stride,
         row_bytes,
         dimension(view, 0),
-        np.int64(block_size),
+        int(block_size),
         key_width // HALF,
         value_width // HALF,
         value_lane,
-        np.int64(token_stride),
-        np.int64(byte_stride),
+        int(token_stride),
+        int(byte_stride),
     )
 
 
@@ -110,7 +115,11 @@ def _load(call, row, end, head, scale, scratch):
     """Put the queries of some rows of one sequence where `attend` finds them; returns their number."""
     group, width = call.q.shape[2], call.q.shape[3]
     number = (end - row) * group
-    first, stop, queries = words(scratch.first, number), words(scratch.stop, number), floats(scratch.queries, number * width)
+    first, stop, queries = (
+        words(scratch.first, number),
+        words(scratch.stop, number),
+        floats(scratch.queries, number * width),
+    )
     for n in range(number):
         r, g = row + n // group, n % group
         first[n], stop[n] = call.first[r], call.stop[r]
@@ -158,7 +167,11 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
         call.out[row + n // group, head, n % group, :] = f32(0.0)
     for key in range(begin // size * size, stop, size):
         after = min(stop, key + size)
-        then = (table, np.int64(after), np.int64(stop), np.int64(0)) if after < stop else _after(call, memory, end - 1, head)
+        then = (
+            (table, np.int64(after), np.int64(stop), np.int64(0))
+            if after < stop
+            else _after(call, memory, end - 1, head)
+        )
         attend(memory, numbers, table, number, max(begin, key), after, cap, then, scratch)
         for n in range(number):
             values = call.out[row + n // group, head, n % group]

@@ -29,8 +29,8 @@ class Memory(NamedTuple):
     """Says where a layer's keys and values lie for one head; all but counts are bytes.
 
     Attributes:
-        base: address of the first block's rows; blocks lie `block_stride` apart, heads of one `head_stride`, tiles `tile_stride`, the
-            rows of a tile `row_bytes`.
+        base: address of the first block's rows; blocks lie `block_stride` apart, heads of one `head_stride`, tiles
+            `tile_stride`, the rows of a tile `row_bytes`.
         number: blocks; each has `block_size` tokens.
         key_halves, value_halves: how many times `HALF` lanes a key and a value have.
         value_lane: of a row's lanes, tile by tile, the first that is the value's.
@@ -53,15 +53,16 @@ class Memory(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Says where lies what queries that are computed together keep, and a span of keys and values; all are addresses, as
-    Numba counts the owners of arrays at every call.
+    """Says where lies what queries that are computed together keep, and a span of keys and values; all are addresses,
+    as Numba counts the owners of arrays at every call.
 
     Attributes:
         queries, values: float32, a row a query; values are weighted sums.
         first, stop: int64, the range of keys that each query sees.
         weights: float32 ``[TOGETHER, SPAN]``.
         top, total, shrink, all_tops, all_totals: float32, one a query.
-        keys, wide: float32 ``[key_width, SPAN]`` and ``[value_halves, SPAN, HALF]``; `wide_rows`: addresses of its first rows.
+        keys, wide: float32 ``[key_width, SPAN]`` and ``[value_halves, SPAN, HALF]``; `wide_rows`: addresses of its
+            first rows.
         rows, coming: addresses of this span's rows and of the next one's, then those of their blocks.
         moved: such addresses of a lane, for each half of a value.
         scales: float32, one a key.
@@ -130,13 +131,15 @@ def scratch_at(address, number, key_width, value_width):
     for n in range(SPAN):
         addresses[n] = wide + n * HALF * FLOAT
     sums = (top, top + one, top + 2 * one, top + 3 * one, top + 4 * one)
-    return Scratch(queries, values, first, stop, weights, *sums, keys, wide, wide_rows, rows, coming, moved, scales, nothing)
+    return Scratch(
+        queries, values, first, stop, weights, *sums, keys, wide, wide_rows, rows, coming, moved, scales, nothing
+    )
 
 
 @njit
 def _find_rows(memory, table, key_0, begin, end, nothing, found):
-    """Set the addresses of a span's rows in their first tile, and of their blocks: `nothing` for keys outside of [begin,
-    end) and of blocks that do not exist. Returns whether there are such keys, and such blocks."""
+    """Set the addresses of a span's rows in their first tile, and of their blocks: `nothing` for keys outside of
+    [begin, end) and of blocks that do not exist. Returns whether there are such keys, and such blocks."""
     rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
     key, stop, holes = max(key_0, begin), min(key_0 + SPAN, end), False
     whole = key == key_0 and stop == key_0 + SPAN
@@ -270,7 +273,11 @@ def _range(address, number, low, high):
 
 @njit
 def _begin(scratch, number, value_width):
-    top, total, values = floats(scratch.top, number), floats(scratch.total, number), floats(scratch.values, number * value_width)
+    top, total, values = (
+        floats(scratch.top, number),
+        floats(scratch.total, number),
+        floats(scratch.values, number * value_width),
+    )
     top[:] = NO_SINK
     total[:] = f32(0.0)
     values[:] = f32(0.0)

@@ -108,8 +108,8 @@ def _fetch(typingctx, numbers, rows, offset):
 
 @intrinsic
 def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
-    """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on, times
-    the keys' numbers at `scales` if they have any.
+    """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on,
+    times the keys' numbers at `scales` if they have any.
 
     Parts of rows are loaded together, so that each four columns are turned within a vector's quarters.
     """
@@ -157,7 +157,8 @@ def _widen(typingctx, numbers, rows, offset, scales, out, out_stride):
 @njit
 def bring_keys(numbers, rows, number, offset, scales, out, coming, further):
     """Bring `HALF` lanes of a span's first rows, `number` and some more, to the columns of out [HALF, SPAN]; see
-    `_turn`. The same lanes of rows at `coming`, `further` bytes from there on, are fetched meanwhile, some at a time."""
+    `_turn`. The same lanes of rows at `coming`, `further` bytes from there on, are fetched meanwhile, some at a
+    time."""
     for key in range(0, number, LANES):
         _fetch(numbers, coming + key * WORD, further)
         _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * FLOAT, SPAN * FLOAT)

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from pallas_kernels.cpu_tiles import FLOAT, LANES, VECTOR, VectorCode
+from pallas_kernels.cpu_tiles import FLOAT, LANES, VectorCode
 from pallas_kernels.paged_attention.cpu_math import SPAN
 
 ROWS = min(8, LANES)
@@ -62,7 +62,10 @@ def _exponentials(rows: int) -> Any:
             scores, top, total, shrink = args
             code = VectorCode(builder)
             each = ir.VectorType(ir.FloatType(), rows)
-            places = [[code.at(scores, row * _ROW_BYTES + at) for at in range(0, _ROW_BYTES, LANES * FLOAT)] for row in range(rows)]
+            places = [
+                [code.at(scores, row * _ROW_BYTES + at) for at in range(0, _ROW_BYTES, LANES * FLOAT)]
+                for row in range(rows)
+            ]
             largest = []
             for row in places:
                 vectors = [code.load(place) for place in row]
@@ -98,8 +101,8 @@ _several, _single = _exponentials(ROWS), _exponentials(1)
 @njit
 def exponentials(scores, top, total, shrink, number):
     """Put weights in the place of scores [number, SPAN], by address: the online softmax of FlashAttention-2 (arXiv
-    2307.08691, algorithm 1), whose maximum and sum so far, ``[number]``, are brought up to date; `shrink`, ``[number]``,
-    gets what the weighted values so far are to be multiplied with."""
+    2307.08691, algorithm 1), whose maximum and sum so far, ``[number]``, are brought up to date; `shrink`,
+    ``[number]``, gets what the weighted values so far are to be multiplied with."""
     row = 0
     while number - row >= ROWS:
         at = row * FLOAT

@@ -38,8 +38,8 @@ def splits_of(first, stop):
 
 @njit(fastmath=FAST)
 def merge(top, total, values, its_top, its_total, its_values):
-    """Add the softmax of further keys, its maximum, a logarithm to base 2, sum and weighted values, to what was computed before; returns the
-    new maximum and sum."""
+    """Add the softmax of further keys, its maximum, a logarithm to base 2, sum and weighted values, to what was
+    computed before; returns the new maximum and sum."""
     new_top = max(top, its_top)
     keep, take = exp((top - new_top) * LN_2), exp((its_top - new_top) * LN_2)
     for lane in range(values.size):

@@ -14,7 +14,7 @@ from pallas_kernels.kv_codes import TPU_TILE
 from pallas_kernels.kv_write import kv_write, tpu
 from pallas_kernels.layout import pack_kv, unpack_kv, view_shape
 
-IMPLS = ["xla", "tpu_interpret"]
+IMPLS = ["xla", "cpu", "tpu_interpret"]
 BLOCKS, LAYERS, TOKENS, HEADS = 6, 2, 40, 2
 
 
@@ -144,3 +144,12 @@ def test_the_tpu_kernel_refuses_blocks_that_split_a_memory_tile():
     view, k, v = inputs(128, 8, "bfloat16")
     with pytest.raises(ValueError, match="block_size=8"):
         tpu.write_rows(view, 0, pack_kv(k, v), padded([1]), interpret=True)
+
+
+def test_on_cpu_rows_of_bfloat16_are_written_without_a_copy_of_the_pool():
+    view = jnp.zeros((2048, 1, 2, 1, 16, 128), jnp.bfloat16)
+    rows = jnp.ones((8, 2, 64), jnp.bfloat16)
+    write = jax.jit(partial(kv_write, impl="cpu"), donate_argnums=0)
+    memory = write.lower(view, 0, rows, rows, jnp.arange(8, dtype=jnp.int32)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= view.nbytes
+    assert memory.temp_size_in_bytes < 0.05 * view.nbytes

@@ -19,7 +19,9 @@ multiply = {impl: jax.jit(partial(matmul_grouped, impl=impl)) for impl in ("xla"
 
 def arrays(inputs, outputs, dtype=np.float32):
     rng = np.random.default_rng(inputs + outputs)
-    return rng.standard_normal((ROWS, inputs)).astype(dtype), rng.standard_normal((EXPERTS, inputs, outputs)).astype(dtype)
+    return rng.standard_normal((ROWS, inputs)).astype(dtype), rng.standard_normal((EXPERTS, inputs, outputs)).astype(
+        dtype
+    )
 
 
 def exact(x, table, counts):

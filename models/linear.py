@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
 from pallas_kernels.matmul import matmul, matmul_table
+from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.platform import Impl
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
@@ -242,7 +243,6 @@ def _grouped_dot(
     def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
         if isinstance(matrices, QuantisedMatrix):
             return quantised_matmul_grouped(x, matrices, counts, impl=impl)
-        precision = jax.lax.Precision.HIGHEST if matrices.dtype == jnp.float32 else None
-        return jax.lax.ragged_dot(x, matrices, counts.astype(jnp.int32), precision=precision)
+        return matmul_grouped(x, matrices, counts, impl=impl)
 
     return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)

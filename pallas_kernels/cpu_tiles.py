@@ -61,8 +61,8 @@ class VectorCode:
         """Return the addresses of so many rows."""
         return [self.at(base, self.builder.mul(stride, ir.Constant(_WORD, row))) for row in range(number)]
 
-    def load(self, address: ir.Value, kind: ir.Type = VECTOR) -> ir.Value:
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=FLOAT)
+    def load(self, address: ir.Value, kind: ir.Type = VECTOR, align: int = FLOAT) -> ir.Value:
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=FLOAT)
@@ -80,30 +80,67 @@ class VectorCode:
         return self.builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES))
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        return self.builder.call(self.function(f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
+        kind = a.type
+        return self.builder.call(self.function(f"llvm.fma.v{kind.count}f32", kind, [kind] * 3), [a, b, c])
 
     def totals(self, vectors: list[ir.Value]) -> ir.Value:
         """Return the sums over each of the vectors, as one vector; they are a power of two, no more than they have
         lanes."""
-        segment, sums = LANES, list(vectors)
-        while segment > LANES // len(vectors):
-            sums = [self._folded(segment, a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
-            segment //= 2
-        (out,) = sums
-        while segment > 1:
-            out = self._folded(segment, out)
-            segment //= 2
-        return out
+        return self.folded(vectors, self.builder.fadd)
 
-    def _folded(self, segment: int, *vectors: ir.Value) -> ir.Value:
-        """Add each segment's lower half to its upper half; returns halves of the first vector, then of the second."""
+    def folded(self, vectors: list[ir.Value], operation: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """Do as `totals` with another operation than a sum."""
+        segment, out = LANES, list(vectors)
+        while segment > LANES // len(vectors):
+            out = [self._halved(segment, operation, a, b) for a, b in zip(out[::2], out[1::2], strict=True)]
+            segment //= 2
+        (one,) = out
+        while segment > 1:
+            one = self._halved(segment, operation, one)
+            segment //= 2
+        return one
+
+    def _halved(
+        self, segment: int, operation: Callable[[ir.Value, ir.Value], ir.Value], *vectors: ir.Value
+    ) -> ir.Value:
+        """Join each segment's lower half with its upper half; returns halves of the first vector, then of the
+        second."""
         lanes = vectors[0].type.count
         lower = [lane for lane in range(len(vectors) * lanes) if lane % segment < segment // 2]
         halves = []
         for shift in (0, segment // 2):
             mask = ir.Constant(ir.VectorType(_INDEX, len(lower)), [lane + shift for lane in lower])
             halves.append(self.builder.shuffle_vector(vectors[0], vectors[-1], mask))
-        return self.builder.fadd(*halves)
+        return operation(*halves)
+
+    def joined(self, vectors: list[ir.Value]) -> ir.Value:
+        """Return vectors one after the other, as one; they are a power of two."""
+        while len(vectors) > 1:
+            mask = ir.Constant(ir.VectorType(_INDEX, 2 * vectors[0].type.count), list(range(2 * vectors[0].type.count)))
+            vectors = [
+                self.builder.shuffle_vector(a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        return vectors[0]
+
+    def turned_quarters(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """Return the columns of each four by four numbers of four vectors."""
+
+        def pick(a: ir.Value, b: ir.Value, *lanes: int) -> ir.Value:
+            """Take two lanes of each four of a, and two of b's."""
+            mask = [
+                start + lane + (LANES if n in b_lanes else 0)
+                for start in range(0, LANES, 4)
+                for n, lane in enumerate(lanes)
+            ]
+            return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INDEX, LANES), mask))
+
+        b_lanes = (1, 3)
+        low, high = (pick(rows[0], rows[1], *lanes) for lanes in ((0, 0, 1, 1), (2, 2, 3, 3)))
+        low_2, high_2 = (pick(rows[2], rows[3], *lanes) for lanes in ((0, 0, 1, 1), (2, 2, 3, 3)))
+        b_lanes = (2, 3)
+        return [
+            pick(*pair, *lanes) for pair in ((low, low_2), (high, high_2)) for lanes in ((0, 1, 0, 1), (2, 3, 2, 3))
+        ]
 
     def function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         """Return a function that the machine or LLVM has."""

@@ -36,6 +36,16 @@ def load(typingctx, address):
 
 
 @intrinsic
+def byte(typingctx, address):
+    """Return the byte at an address."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], _BYTES))
+
+    return types.uint8(types.intp), generate
+
+
+@intrinsic
 def store(typingctx, address, value):
     """Set the word at an address."""
 

@@ -126,6 +126,14 @@ def _scale_bytes(blocks: Int8[Array, "*batch rows 128"], size: int) -> Int8[Arra
     return rows[..., :SCALE_BYTES, :].swapaxes(-1, -2) if scales_in_lanes(blocks.shape[-2]) else rows
 
 
+def scale_strides(view: Shaped[Array, "*batch rows 128"]) -> tuple[int, int]:
+    """Return the bytes between the scales of two tokens of a block and between two bytes of a token's; (0, 0) where
+    there are none. The first one's lie at the beginning of the first row after the tokens'."""
+    if not has_scales(view.dtype):
+        return 0, 0
+    return (1, _LANES) if scales_in_lanes(view.shape[-2]) else (SCALE_BYTES, 1)
+
+
 def scale_places(
     offset: Int[Array, " tokens"], block_rows: int, block_size: int
 ) -> tuple[Int[Array, "tokens 4"], Int[Array, "tokens 4"]]:

@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias, get_args
 import jax
 
 Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret", "gpu"]
-"""``reference``: short jnp, obviously right. ``xla``: fast jnp for any backend. ``cpu``: attention, products and
-recurrences in float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs. ``tpu_interpret``: the TPU
-kernel run by Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
+"""``reference``: short jnp, obviously right. ``xla``: fast jnp for any backend. ``cpu``: attention over any KV,
+products and recurrences in float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs.
+``tpu_interpret``: the TPU kernel run by Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
 
 MIN_COMPUTE_CAPABILITY = 8.0
 

@@ -1,7 +1,7 @@
 """Write the K and V of a step's tokens into their slots of the paged cache (PagedAttention, SOSP'23, 5.1).
 
-`kv_write` picks `reference` (plain jnp), `xla` (fast on any backend), `tpu` (Pallas Mosaic) or `gpu` (Triton). All but
-the last write rows of any meaning, which `write_rows` offers by itself.
+`kv_write` picks `reference` (plain jnp), `xla` (fast on any backend), `cpu` (Numba), `tpu` (Pallas Mosaic) or `gpu`
+(Triton). All but the last write rows of any meaning, which `write_rows` offers by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel, tokens_of
-from pallas_kernels.kv_write import reference, tpu, xla
+from pallas_kernels.kv_write import cpu, reference, tpu, xla
 from pallas_kernels.kv_write.tpu import Runs
 from pallas_kernels.layout import check_view, pack_kv
 from pallas_kernels.platform import Impl, resolve_impl
@@ -73,6 +73,8 @@ def write_rows(
     _check_plan(plan, impl)
     if impl == "reference":
         return reference.write_rows(view, layer, rows, slots)
+    if impl == "cpu" and cpu.takes(view):
+        return cpu.write_rows(view, layer, rows, slots)
     if impl in ("xla", "cpu"):
         return xla.write_rows(view, layer, rows, slots)
     if impl == "gpu":

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from functools import cache, partial
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel
@@ -76,7 +75,7 @@ def latent_attention(
     run: Callable[..., Array]
     if chosen == "reference":
         run = reference.paged_attention
-    elif chosen == "cpu" and view.dtype == jnp.float32:
+    elif chosen == "cpu" and cpu.takes(view):
         run = cpu.paged_attention
     elif chosen in ("xla", "cpu"):
         run = xla.paged_attention

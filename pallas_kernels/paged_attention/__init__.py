@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel
@@ -79,7 +78,7 @@ def paged_attention(
     run: Callable[..., Array]
     if chosen == "reference":
         run = reference.paged_attention
-    elif chosen == "cpu" and view.dtype == jnp.float32:
+    elif chosen == "cpu" and cpu.takes(view):
         run = cpu.paged_attention
     elif chosen in ("xla", "cpu") or (chosen == "gpu" and last_keys is not None):
         run = xla.paged_attention

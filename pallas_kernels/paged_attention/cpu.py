@@ -6,15 +6,22 @@ it lies. One custom call a layer, shared by XLA's threads.
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.kv_codes import scale_strides, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 
-QUERIES_TOGETHER = 48
-"""How many queries of neighbouring tokens read keys together: so few that their scores stay in the first cache."""
+QUERIES_TOGETHER, FEW_TOGETHER = 192, 48
+"""How many queries of neighbouring tokens share the keys that are brought into the cache; fewer where cores would have
+nothing to do."""
+ITEMS_OF_CORE = 4
+DTYPES = ("float32", "bfloat16", "int8", "uint8")
+"""Views that are read here; uint8 holds float8, see `pallas_kernels.kv_codes`."""
 
 
 def paged_attention(
@@ -35,12 +42,13 @@ def paged_attention(
     value_dim: int | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`; the
-    view is float32."""
-    from pallas_kernels.paged_attention.cpu_kernel import target  # needs Numba
+    view has one of `DTYPES`."""
+    from pallas_kernels.paged_attention.cpu_call import target  # needs Numba
     from pallas_kernels.paged_attention.cpu_math import NO_SINK
+    from pallas_kernels.paged_attention.cpu_splits import most_splits
 
     tokens, kv_heads, q_per_kv, head_dim = q.shape
-    held = KVTiles.of(view.shape[3], value_dim)
+    held, block_size = KVTiles.of(view.shape[3], value_dim), tokens_of(view)
     queries = jnp.pad(q.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
     token = jnp.arange(tokens, dtype=jnp.int32)
     seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1, dtype=jnp.int32), len(kv_lens) - 1)
@@ -50,10 +58,30 @@ def paged_attention(
     stop = jnp.where(token < query_starts[-1], last + 1, 0)
     shares = jnp.full((kv_heads, q_per_kv), NO_SINK) if sinks is None else sinks.astype(jnp.float32)
     scale_and_cap = jnp.asarray([scale, soft_cap or 0.0], jnp.float32)
-    tokens_together = 1 if max_query_len == 1 else max(1, QUERIES_TOGETHER // q_per_kv)
-    parts = jnp.arange(0, tokens, tokens_together, dtype=jnp.int32)
-    layers = jnp.asarray(layer, jnp.int32)[None]
-    values = jax.ShapeDtypeStruct((*queries.shape[:3], held.value_width), jnp.float32)
-    call = jax.ffi.ffi_call(target(), values)
-    out = call(queries, view, layers, block_tables, seq, first, stop, shares, scale_and_cap, parts)
+    is_decode = max_query_len == 1
+    parts = jnp.arange(0, tokens, 1 if is_decode else _tokens_together(*q.shape[:3]), dtype=jnp.int32)
+    splits = most_splits(block_tables.shape[1] * block_size) if is_decode else 1
+    places = tokens if splits > 1 else 1
+    settings = jnp.stack([jnp.asarray(n, jnp.int32) for n in (layer, block_size, *scale_strides(view))])
+    results = (
+        jax.ShapeDtypeStruct((*queries.shape[:3], held.value_width), jnp.float32),
+        jax.ShapeDtypeStruct((places, kv_heads, splits, q_per_kv, held.value_width + 2), jnp.float32),
+        jax.ShapeDtypeStruct((places * kv_heads, 2), jnp.int32),
+    )
+    call = jax.ffi.ffi_call(target(view.dtype.name), results, input_output_aliases={11: 2})
+    arrays = (settings, block_tables, seq, first, stop, shares, scale_and_cap, parts, jnp.zeros(splits, jnp.int32))
+    out, *_ = call(queries, view, *arrays, jnp.zeros(results[2].shape, jnp.int32))
     return out[..., : value_dim or head_dim].astype(q.dtype)
+
+
+def takes(view: jax.Array) -> bool:
+    """Tell whether a view's dtype is read here."""
+    return view.dtype.name in DTYPES
+
+
+def _tokens_together(tokens: int, kv_heads: int, q_per_kv: int) -> int:
+    """Return how many neighbouring tokens an item of work has: enough to share what their keys cost, and so few that
+    every core has items."""
+    many = max(1, QUERIES_TOGETHER // q_per_kv)
+    few = max(1, FEW_TOGETHER // q_per_kv)
+    return min(many, max(few, tokens * kv_heads // (ITEMS_OF_CORE * (os.cpu_count() or 1))))

@@ -1,66 +1,115 @@
-"""Attends to one block on CPU: scores of its keys, and its values weighted, by products of small tiles.
-
-The rows of K and V are read where they lie, `ROW_BYTES` apart.
-"""
+"""Attends to a span on CPU: scores of its keys, and its values weighted, by products of small tiles."""
 
 from __future__ import annotations
 
-from numba import njit
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from pallas_kernels import cpu_tiles
-from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LINE_BYTES, TABLE_ROWS, dots, tile
-from pallas_kernels.ffi_primitives import prefetch
-from pallas_kernels.layout import LANES
+from pallas_kernels.cpu_tiles import FLOAT, VectorCode, tile
+from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 
-ROW_BYTES = LANES * FLOAT
-"""Between the rows of two tokens in a tile."""
+ROWS = 6
+"""Rows of a tile."""
 
-_VECTORS = 4
-_COLUMNS = _VECTORS * cpu_tiles.LANES
-"""Lanes of values that are summed at once."""
-
-_several_dots, _single_dots = dots(DOT_ROWS, TABLE_ROWS), dots(1, TABLE_ROWS)
-_two, _one = tile(2, _VECTORS), tile(1, _VECTORS)
+_VECTORS = 4 if cpu_tiles.ROWS == 8 else 2
+COLUMNS = _VECTORS * cpu_tiles.LANES
+"""Columns of a tile: with its rows' they fill the registers."""
+_BYTES = cpu_tiles.LANES * FLOAT
+_SPAN_BYTES = SPAN * FLOAT
 
 
-@njit
-def scores(queries, keys, coming, out, stride, group, block_size, parts, lanes, tiles):
-    """Write the products of queries [group, parts * lanes] and a block's keys to out [group, block_size] of rows
-    `stride` apart.
+def _weighted(rows: int) -> Any:
+    """Return ``f(weights, values, offset, keys, out, out_stride, shrink)``, to be called from compiled loops.
 
-    Args:
-        queries, keys, out: addresses; the block's rows are tiles one after the other.
-        coming: address of the rows that will be read next, `tiles` of them, which are fetched meanwhile.
+    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
+    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken.
     """
-    x_stride = parts * lanes * FLOAT
-    for key in range(0, block_size, TABLE_ROWS):
-        _fetch(coming, key, tiles)
-        for part in range(parts):
-            x, k = queries + part * lanes * FLOAT, keys + (part * block_size + key) * ROW_BYTES
-            to, g = out + key * FLOAT, 0
-            while group - g >= DOT_ROWS:
-                _several_dots(x + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
-                g += DOT_ROWS
-            while g < group:
-                _single_dots(x + g * x_stride, x_stride, k, ROW_BYTES, lanes, to + g * stride, stride, part)
-                g += 1
+
+    @intrinsic
+    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink):
+        def generate(context, builder, signature, args):
+            weights, values, offset, keys, out, out_stride, shrink = args
+            code = VectorCode(builder)
+            x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
+
+            def turn(position, sums):
+                word = code.at(values, builder.mul(position, ir.Constant(ir.IntType(64), WORD)))
+                row = code.at(code.load(word, ir.IntType(64)), offset)
+                columns = [code.load(code.at(row, n * _BYTES)) for n in range(_VECTORS)]
+                at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
+                added = []
+                for m, x_row in enumerate(x_rows):
+                    number = code.spread(code.load(code.at(x_row, at), ir.FloatType()))
+                    added += [code.fma(number, vector, sums[_VECTORS * m + n]) for n, vector in enumerate(columns)]
+                return added
+
+            sums = code.sums(keys, rows * _VECTORS, turn)
+            for m, to in enumerate(code.rows(out, out_stride, rows)):
+                factor = code.spread(code.load(code.at(shrink, m * FLOAT), ir.FloatType()))
+                for n in range(_VECTORS):
+                    at = code.at(to, n * _BYTES)
+                    code.store(code.fma(code.load(at), factor, sums[_VECTORS * m + n]), at)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), generate
+
+    return product
+
+
+_six, _five, _four, _three, _two, _one = (tile(rows, _VECTORS) for rows in range(ROWS, 0, -1))
+_six_values, _five_values, _four_values, _three_values, _two_values, _one_value = map(_weighted, range(ROWS, 0, -1))
 
 
 @njit
-def _fetch(rows, key, tiles):
-    """Fetch `TABLE_ROWS` tokens' share of a block's rows."""
-    begin = rows + key * tiles * ROW_BYTES
-    for line in range(0, TABLE_ROWS * tiles * ROW_BYTES, LINE_BYTES):
-        prefetch(begin + line)
+def scores(queries, depth, keys, out, number):
+    """Write the products of queries [number, depth] and keys [depth, SPAN], by address, to out [number, SPAN]."""
+    stride = depth * FLOAT
+    for row in range(0, number, ROWS):
+        left, x = number - row, queries + row * stride
+        for column in range(0, _SPAN_BYTES, COLUMNS * FLOAT):
+            k, to = keys + column, out + row * _SPAN_BYTES + column
+            if left >= 6:
+                _six(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
+            elif left == 5:
+                _five(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
+            elif left == 4:
+                _four(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
+            elif left == 3:
+                _three(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
+            elif left == 2:
+                _two(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
+            else:
+                _one(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
 
 
 @njit
-def add_values(weights, x_stride, values, out, stride, group, keys, lanes):
-    """Add to out [group, lanes] the product of weights [group, keys] and values [keys, lanes], all by address."""
-    for column in range(0, lanes, _COLUMNS):
-        x, v, to = weights, values + column * FLOAT, out + column * FLOAT
-        for _ in range(group // 2):
-            _two(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0, 0)
-            x, to = x + 2 * x_stride, to + 2 * stride
-        if group % 2:
-            _one(x, x_stride, v, ROW_BYTES, keys, to, stride, 1, 0, 0)
+def add_values(weights, values, offset, keys, out, width, shrink, number):
+    """Make of `HALF` lanes of out [number, width] ``out * shrink + weights @ values``; weights [number, SPAN], shrink
+    [number], all by address; the values lie `offset` from each of the addresses at `values`, and
+    those of the first `keys`, at least one, are taken."""
+    stride = width * FLOAT
+    for column in range(0, HALF * FLOAT, COLUMNS * FLOAT):
+        v = offset + column
+        for row in range(0, number, ROWS):
+            left, w, to, by = (
+                number - row,
+                weights + row * _SPAN_BYTES,
+                out + row * stride + column,
+                shrink + row * FLOAT,
+            )
+            if left >= 6:
+                _six_values(w, values, v, keys, to, stride, by)
+            elif left == 5:
+                _five_values(w, values, v, keys, to, stride, by)
+            elif left == 4:
+                _four_values(w, values, v, keys, to, stride, by)
+            elif left == 3:
+                _three_values(w, values, v, keys, to, stride, by)
+            elif left == 2:
+                _two_values(w, values, v, keys, to, stride, by)
+            else:
+                _one_value(w, values, v, keys, to, stride, by)

@@ -11,14 +11,23 @@ FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 """Fused multiply-adds, reductions in vector order, maxima that need not look for NaN."""
 
 f32 = np.float32
+LOG2_E, LN_2 = f32(1.44269504), f32(0.69314718)
 HIDDEN = f32(-1e30)
 """Score of a key that is not seen."""
+SPAN = 64
+"""Keys whose softmax is taken at once; spans begin at multiples of it, whatever the size of a block."""
+HALF = 64
+"""Lanes that share a scale, and of which the width of a key or value is a multiple."""
+WORD = 8
+"""Bytes of an address."""
 NO_SINK = f32(-1e29)
 """Below every score of a key that is seen, so far above `HIDDEN` that what is hidden weighs nothing."""
 
 
 @intrinsic
-def _float_of_bits(typingctx, bits):
+def float_of_bits(typingctx, bits):
+    """Return the float32 that has these bits."""
+
     def generate(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -53,7 +62,7 @@ def exp(x):
     p = _fma(p, r, f32(1.6666665459e-1))
     p = _fma(p, r, f32(5.0000001201e-1))
     p = _fma(p, r * r, r) + f32(1.0)
-    power = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    power = p * float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
     return power if is_normal else f32(0.0)
 
 
@@ -65,44 +74,14 @@ def tanh(x):
 
 
 @njit(fastmath=FAST)
-def cap_scores(scores, begin, end, cap):
-    """Put ``cap * tanh(score / cap)`` in the place of the scores of some keys."""
-    for row in range(scores.shape[0]):
-        for key in range(begin, end):
-            scores[row, key] = cap * tanh(scores[row, key] / cap)
+def cap_scores(scores, cap):
+    """Put ``cap * tanh(score / cap)`` in the place of scores, the result as a logarithm to base 2."""
+    for key in range(scores.size):
+        scores[key] = cap * LOG2_E * tanh(scores[key] / cap)
 
 
 @njit
 def hide(scores, begin, end):
-    """Hide keys that are not seen, of a range that may reach beyond them."""
-    for row in range(scores.shape[0]):
-        for key in range(max(begin, 0), min(end, scores.shape[1])):
-            scores[row, key] = HIDDEN
-
-
-@njit(fastmath=FAST)
-def exponentials(scores, top, total, values, shrink):
-    """Put weights in the place of scores [rows, keys]: the online softmax of FlashAttention-2 (arXiv 2307.08691,
-    algorithm 1), whose maximum, at least `NO_SINK`, and sum so far, ``[rows]``, and weighted values are brought up to
-    date. `shrink`, ``[rows]``, is for what they are multiplied with. The rows take each step together: they wait for
-    one another's results less than one row's steps do."""
-    rows, keys = scores.shape
-    for row in range(rows):
-        new_top = top[row]
-        for key in range(keys):
-            new_top = max(new_top, scores[row, key])
-        shrink[row] = top[row] - new_top
-        top[row] = new_top
-    for row in range(rows):
-        shrink[row] = exp(shrink[row])
-    for row in range(rows):
-        sum_, its_top = f32(0.0), top[row]
-        for key in range(keys):
-            weight = exp(scores[row, key] - its_top)
-            scores[row, key] = weight
-            sum_ += weight
-        total[row] = total[row] * shrink[row] + sum_
-    for row in range(rows):
-        factor = shrink[row]
-        for lane in range(values.shape[1]):
-            values[row, lane] *= factor
+    """Hide keys that are not seen, of a row's range that may reach beyond them."""
+    for key in range(max(begin, 0), min(end, scores.size)):
+        scores[key] = HIDDEN

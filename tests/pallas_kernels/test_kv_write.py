@@ -14,7 +14,7 @@ from pallas_kernels.kv_codes import TPU_TILE
 from pallas_kernels.kv_write import kv_write, plan_writes, tpu
 from pallas_kernels.layout import pack_kv, unpack_kv, view_shape
 
-IMPLS = ["xla", "tpu_interpret"]
+IMPLS = ["xla", "cpu", "tpu_interpret"]
 BLOCKS, LAYERS, TOKENS, HEADS = 6, 2, 40, 2
 
 
@@ -164,3 +164,12 @@ def test_fewer_tokens_than_a_block_holds_are_written_too(tokens):
     slots = jnp.arange(100, 100 + tokens, dtype=jnp.int32)
     got = kv_write(view, 1, k[:tokens], v[:tokens], slots, impl="tpu_interpret")
     np.testing.assert_array_equal(got, kv_write(view, 1, k[:tokens], v[:tokens], slots, impl="reference"))
+
+
+def test_on_cpu_rows_of_bfloat16_are_written_without_a_copy_of_the_pool():
+    view = jnp.zeros((2048, 1, 2, 1, 16, 128), jnp.bfloat16)
+    rows = jnp.ones((8, 2, 64), jnp.bfloat16)
+    write = jax.jit(partial(kv_write, impl="cpu"), donate_argnums=0)
+    memory = write.lower(view, 0, rows, rows, jnp.arange(8, dtype=jnp.int32)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= view.nbytes
+    assert memory.temp_size_in_bytes < 0.05 * view.nbytes

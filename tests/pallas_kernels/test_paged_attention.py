@@ -179,6 +179,19 @@ def test_on_cpu_a_token_has_the_same_bits_in_a_chunk_and_alone(limits):
         np.testing.assert_array_equal(np.asarray(mine)[0], together[row])
 
 
+@pytest.mark.parametrize("limits", [{}, {"sliding_window": 1500, "sinks": True}])
+def test_on_cpu_splits_of_a_long_context_give_a_decode_the_bits_of_a_chunk(limits):
+    case = Case(kv_heads=1, q_per_kv=3, head_dim=64, tokens=5, pages=160, seqs=1, **limits)
+    chunk = make_batch(case, [5], [2555])
+    together = np.asarray(compiled("cpu", case)(*chunk.arrays))
+    assert_close(together, dense_attention(case, chunk), case.dtype)
+    alone = replace(case, tokens=1, max_query_len=1)
+    for row in range(5):
+        arrays = (chunk.q[row : row + 1], *chunk.arrays[1:4], np.asarray([0, 1], np.int32))
+        mine = compiled("cpu", alone)(*arrays, np.asarray([2555 + row + 1], np.int32))
+        np.testing.assert_array_equal(np.asarray(mine)[0], together[row])
+
+
 @pytest.mark.parametrize("impl", ["reference", *IMPLS])
 def test_equal_block_tables_of_shared_prefixes_are_read_by_both(impl):
     case = Case(tokens=4, max_query_len=1)

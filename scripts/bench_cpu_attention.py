@@ -1,0 +1,56 @@
+"""Measures attention on one core of a CPU, in processor time: chunks of prompts and decoding, by what KV is held in.
+
+    taskset -c 1 .venv/bin/python scripts/bench_cpu_attention.py [float32 bfloat16]
+
+Heads are SmolLM2-135M's, 9 on 3 KV heads of 64, and blocks of 16 tokens lie anywhere. Each figure is the best of 2.5 s.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.layout import view_shape
+from pallas_kernels.paged_attention import paged_attention
+
+KV_HEADS, GROUP, WIDTH, BLOCK, SECONDS = 3, 3, 64, 16, 2.5
+CASES = {
+    "chunk of 64 at 3,000": (64, 1, 3000),
+    "chunk of 512 at 512": (512, 1, 512),
+    "decode of 3 at 6,000": (1, 3, 6000),
+    "decode of 64 at 200": (1, 64, 200),
+}
+"""Queries of a sequence, sequences, and tokens of each."""
+
+
+def measure(queries: int, seqs: int, tokens: int, dtype: str) -> float:
+    """Return the seconds of one call."""
+    rng = np.random.default_rng(0)
+    pages = -(-tokens // BLOCK)
+    shape = view_shape(seqs * pages, 4, KV_HEADS, WIDTH, BLOCK, dtype)
+    view = jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
+    tables = np.full((seqs, 512), -1, np.int32)
+    tables[:, :pages] = rng.permutation(seqs * pages).reshape(seqs, pages)
+    starts, lens = np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, tokens, np.int32)
+    q = jnp.asarray(rng.standard_normal((seqs * queries, KV_HEADS, GROUP, WIDTH), np.float32))
+    most = 1 if queries == 1 else None
+    attend = jax.jit(lambda q, view: paged_attention(q, view, 1, tables, starts, lens, scale=0.125, max_query_len=most))
+    attend(q, view).block_until_ready()
+    best, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < SECONDS:
+        before = time.process_time()
+        attend(q, view).block_until_ready()
+        best = min(best, time.process_time() - before)
+    return best
+
+
+for dtype in sys.argv[1:] or ["float32"]:
+    for name, (queries, seqs, tokens) in CASES.items():
+        seconds = measure(queries, seqs, tokens, dtype)
+        pairs = seqs * sum(range(tokens - queries + 1, tokens + 1))
+        work = 4 * pairs * KV_HEADS * GROUP * WIDTH
+        print(f"{dtype} {name}: {seconds * 1e6:.0f} us, {work / seconds / 1e9:.0f} GFLOP/s", flush=True)

@@ -37,8 +37,9 @@ def measure(queries: int, seqs: int, tokens: int, dtype: str) -> float:
     tables[:, :pages] = rng.permutation(seqs * pages).reshape(seqs, pages)
     starts, lens = np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, tokens, np.int32)
     q = jnp.asarray(rng.standard_normal((seqs * queries, KV_HEADS, GROUP, WIDTH), np.float32))
+    batch = jnp.asarray(tables), jnp.asarray(starts), jnp.asarray(lens)
     most = 1 if queries == 1 else None
-    attend = jax.jit(lambda q, view: paged_attention(q, view, 1, tables, starts, lens, scale=0.125, max_query_len=most))
+    attend = jax.jit(lambda q, view: paged_attention(q, view, 1, *batch, scale=0.125, max_query_len=most))
     attend(q, view).block_until_ready()
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < SECONDS:

@@ -1,5 +1,6 @@
 """Run with a checkpoint's folder and names in `ENGINES` on a process of 8 devices: prints as JSON what engines with
-whole experts on each device generate, and which experts each device holds."""
+whole experts on each device generate, and which experts each device holds. XLA multiplies on one device too: a CPU's own
+products round activations."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import jax
 from tokens_by_devices import PARAMS, PROMPTS, SETTINGS
 
 from jpaged import LLM
+from jpaged.loading import build_context
 
+build_context._product_impl = lambda mesh, impl: "xla"
 ENGINES = {
     "2": {"tensor_parallel_size": 2},
     "2 replicas of 4": {"tensor_parallel_size": 4, "data_parallel_size": 2},

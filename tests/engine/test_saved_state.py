@@ -290,12 +290,12 @@ def fresh(model):
     assert undisturbed(llm) == model.expected
 
 
-LAYOUT_OF_FORMAT_1 = {
+LAYOUT_OF_FORMAT_2 = {
     "": "inputs pins replicas requests",
     "inputs": "requests seeds sequences",
     "requests": "alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens eos_ids "
     "finished_time first_scheduled_time first_token_time kept_tokens later max_total_tokens name num_cached_tokens "
-    "num_preemptions num_swaps packed params priority prompt prompt_logprobs prompt_token_ids request_id seed "
+    "num_preemptions num_swaps packed params pause_ages priority prompt prompt_logprobs prompt_token_ids request_id seed "
     "sequences status stop_ids",
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
@@ -312,9 +312,9 @@ LAYOUT_OF_FORMAT_1 = {
 
 def test_the_layout_of_a_format_never_changes(saved):
     """Whoever changes what is saved raises `FORMAT`, and writes the new layout down here."""
-    assert FORMAT == 1
+    assert FORMAT == 2
     host = read_state(saved).host
-    for path, names in LAYOUT_OF_FORMAT_1.items():
+    for path, names in LAYOUT_OF_FORMAT_2.items():
         data = host
         for step in filter(None, path.split(".")):
             data = data[0][step] if isinstance(data, list) else data[step]

@@ -27,7 +27,7 @@ from jpaged.errors import StateRefused
 from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.zarr_array import ZarrArray
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a room's data change their meaning; a state of another format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"

@@ -93,7 +93,7 @@ def load_request(data: Mapping[str, Any], now: float) -> Request:
     request = Request(
         **{name: data[name] for name in REQUEST_FIELDS},
         **{name: _time(data[name], now) for name in TIMES},
-        pause_times=[now - age for age in data.get("pause_ages", ())],  # states of earlier versions have none
+        pause_times=[now - age for age in data["pause_ages"]],
         params=load_params(data["params"]),
         stop_ids=stop_ids,
         eos_ids=eos_ids,

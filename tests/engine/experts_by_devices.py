@@ -1,6 +1,8 @@
 """Run with a checkpoint's folder and names in `ENGINES` on a process of 8 devices: prints as JSON what engines with
-whole experts on each device generate, and which experts each device holds. XLA multiplies on one device too: a CPU's own
-products round activations."""
+whole experts on each device generate, and which experts each device holds.
+
+XLA multiplies on one device too: a CPU's own products round activations.
+"""
 
 from __future__ import annotations
 

@@ -295,8 +295,8 @@ LAYOUT_OF_FORMAT_2 = {
     "inputs": "requests seeds sequences",
     "requests": "alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens eos_ids "
     "finished_time first_scheduled_time first_token_time kept_tokens later max_total_tokens name num_cached_tokens "
-    "num_preemptions num_swaps packed params pause_ages priority prompt prompt_logprobs prompt_token_ids request_id seed "
-    "sequences status stop_ids",
+    "num_preemptions num_swaps packed params pause_ages priority prompt prompt_logprobs prompt_token_ids request_id "
+    "seed sequences status stop_ids",
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
     "replicas": "held host_blocks lost_pins memory scheduler",

@@ -73,7 +73,9 @@ class TiledMatrix(QuantisedMatrix):
         return QuantisedMatrix(self._signed(codes), self.scales[panel, :, place], minimums, -1, self.packed)
 
     def untiled(self) -> QuantisedMatrix:
-        """Return the matrix that was tiled, to the last bit."""
+        """Return the matrix that was tiled, to the last bit; of a stack of them, the stack."""
+        if self.codes.ndim > 4:
+            return jax.vmap(TiledMatrix.untiled)(self)
         codes = self.codes.transpose(1, 3, 0, 2).reshape(-1, len(self.codes) * OUTPUTS)
         codes = self._signed(codes[: self._codes_of_an_output, : self.outputs])
 

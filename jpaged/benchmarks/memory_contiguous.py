@@ -95,7 +95,7 @@ class ContiguousMemory:
 
     def __init__(self, regions: Buddy | Regions, reserve: Reservation, lengths: Sequence[tuple[int, int]]) -> None:
         self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=0)
-        self.prefix_caching = False
+        self.images = SimpleNamespace(stays=False)  # they are counted as tokens of the encoder
         self.swap_space = _NoSwap()
         self.prefix_caching = False
         self.reserved: dict[int, int] = {}

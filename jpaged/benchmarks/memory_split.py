@@ -27,7 +27,7 @@ class SplitMemory:
         tail = max(part.layout.prompt_tail for part in self.parts)
         step = math.lcm(*(part.layout.prefix_step for part in self.parts))
         self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=tail, prefix_step=step)
-        self.prefix_caching = False
+        self.images = SimpleNamespace(stays=False)  # they are counted as tokens of the encoder
         self.swap_space = self.parts[0].swap_space
         self.prefix_caching = self.parts[0].prefix_caching
         self._added: dict[int, tuple[int, int, int | None]] = {}

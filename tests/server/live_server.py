@@ -152,3 +152,8 @@ def until(condition, seconds=SECONDS):
     while not condition():
         assert time.monotonic() < end, "it never came to be"
         time.sleep(0.01)
+
+
+def access_lines(caplog):
+    """What was logged of requests: other tests may have turned on what uvicorn says of itself."""
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "jpaged.access"]

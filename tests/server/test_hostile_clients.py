@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from live_server import SECONDS, until
+from live_server import SECONDS, access_lines, until
 
 from jpaged.server.connections import MOST_HEAD_BYTES
 from jpaged.server.keys import Key
@@ -116,10 +116,9 @@ def test_a_stream_that_nobody_reads_fills_a_bounded_buffer_and_is_let_go(serve, 
         while server.serving.num_active:
             largest = max(largest, transport.get_write_buffer_size())
             time.sleep(0.005)
-        until(lambda: caplog.records)
+        until(lambda: access_lines(caplog))
         until(lambda: not server.server.server_state.connections)
-    (record,) = caplog.records
-    line = json.loads(record.getMessage())
+    (line,) = access_lines(caplog)
     assert (line["status"], line["error"]) == (499, "the client stopped reading")
     assert 0 < largest < 2**18, "the whole answer has half a megabyte"
     check_well(server)

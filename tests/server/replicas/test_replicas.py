@@ -17,7 +17,8 @@ from jpaged.server.ray import RayArguments
 from jpaged.server.ray.front import NAMED
 
 PATH = "/v1/completions"
-ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**27, "max_model_len": 8192}
+ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**27, "max_model_len": 8192, "deterministic": True}
+"""Rounding that depended on the batch would make another token of a near tie."""
 PLACES = ENGINE["max_num_seqs"]
 
 
@@ -123,6 +124,7 @@ def test_a_conversation_goes_back_to_the_replica_that_holds_its_beginning(cluste
     assert later == [(first, True), (second, True)]
 
 
+@pytest.mark.nightly
 def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_streams_say_what_happened(cluster, llm):
     endless = [body(i, max_tokens=8000) for i in range(2 * PLACES)]
     waiting = [body(i) for i in range(100, 100 + 2 * PLACES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -102,6 +103,12 @@ class Decoder(nnx.Module):
         tables = {group: None if rotary is None else rotary.tables(positions) for group, rotary in self.rotary}
         return Shared(tables, live_rows)
 
+    def per_layer(
+        self, tokens: Int[Array, " tokens"], hidden: Float[Array, "tokens embed"], live_rows: LiveRows
+    ) -> Float[Array, "layers tokens width"] | None:
+        """Return what each layer alone is given of the tokens, see `Shared.per_layer`; None where that is nothing."""
+        return None
+
     def __call__(
         self,
         tokens: Int[Array, " tokens"],
@@ -110,7 +117,9 @@ class Decoder(nnx.Module):
         attend: Attend,
         live_rows: LiveRows = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        hidden, shared = self.embed(tokens, positions, live_rows), self.shared(positions, live_rows)
+        hidden = self.embed(tokens, positions, live_rows)
+        own = self.per_layer(tokens, hidden, live_rows)
+        shared = replace(self.shared(positions, live_rows), per_layer=own)
         if isinstance(self.image_group, ImageGroup):
             take: TakeImages = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)

@@ -203,19 +203,10 @@ class Gemma4(Decoder):
         hidden = super().embed(tokens, positions, live_rows)
         return hidden * jnp.asarray(hidden.shape[-1] ** 0.5, hidden.dtype)
 
-    def __call__(
-        self,
-        tokens: Int[Array, " tokens"],
-        positions: Int[Array, " tokens"],
-        cache: Any,
-        attend: Attend,
-        live_rows: LiveRows = None,
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
-        hidden, shared = self.embed(tokens, positions, live_rows), self.shared(positions, live_rows)
-        if self.own_inputs is not None:
-            shared = replace(shared, per_layer=self.own_inputs(tokens, hidden, live_rows))
-        hidden, cache = self.layers(hidden, shared, cache, attend)
-        return (hidden if self.norm is None else self.norm(hidden)), cache
+    def per_layer(
+        self, tokens: Int[Array, " tokens"], hidden: Float[Array, "tokens embed"], live_rows: LiveRows
+    ) -> Float[Array, "layers tokens width"] | None:
+        return None if self.own_inputs is None else self.own_inputs(tokens, hidden, live_rows)
 
     def weights(self) -> Iterator[WeightSource]:
         yield from super().weights()

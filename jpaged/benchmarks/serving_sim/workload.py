@@ -83,10 +83,8 @@ def alpaca(folder: Path, count: Callable[[str], int]) -> Workload:
     Raises:
         ValueError: the folder has no alpaca*.jsonl with prompt and output.
     """
-    path = find(folder, "alpaca*.jsonl")
-    if path is None:
-        raise ValueError(f"--workloads {folder} has no alpaca*.jsonl of prompt and output")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    path = _needed(folder, "alpaca*.jsonl", "prompt and output")
+    rows = _rows(path)
     pairs = [(1 + count(row["prompt"]), count(row["output"])) for row in rows]  # one token begins a sequence
     return Workload("Alpaca", tuple((p, o) for p, o in pairs if p and o and p + o <= MOST_TOTAL))
 
@@ -97,9 +95,7 @@ def chats(folder: Path, most: int = 1024) -> Workload:
     Raises:
         ValueError: the folder has no sharegpt*multiturn*.csv.
     """
-    path = find(folder, "sharegpt*multiturn*.csv")
-    if path is None:
-        raise ValueError(f"--workloads {folder} has no sharegpt*multiturn*.csv of prompt_len and output_len")
+    path = _needed(folder, "sharegpt*multiturn*.csv", "prompt_len and output_len")
     cut = [(min(d.prompt, most), min(d.output, most)) for d in read_trace(path, 1 << 30)]
     return Workload("ShareGPT, several turns", tuple(cut))
 
@@ -110,9 +106,7 @@ def long_prompts(folder: Path, most: int) -> Workload:
     Raises:
         ValueError: the folder has no arxiv*.csv.
     """
-    path = find(folder, "arxiv*.csv")
-    if path is None:
-        raise ValueError(f"--workloads {folder} has no arxiv*.csv of prompt_len and output_len")
+    path = _needed(folder, "arxiv*.csv", "prompt_len and output_len")
     return Workload("arXiv summarization", tuple((min(d.prompt, most), d.output) for d in read_trace(path, 1 << 30)))
 
 
@@ -125,16 +119,26 @@ def translations(folder: Path, count: Callable[[str], int]) -> Workload:
     Raises:
         ValueError: the folder has no wmt16*.jsonl of en and de.
     """
-    path = find(folder, "wmt16*.jsonl")
-    if path is None:
-        raise ValueError(f"--workloads {folder} has no wmt16*.jsonl of en and de")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    path = _needed(folder, "wmt16*.jsonl", "en and de")
+    rows = _rows(path)
     return Workload("WMT16", tuple((count(row["en"]), count(row["de"])) for row in rows))
 
 
 def find(folder: Path, pattern: str) -> Path | None:
     """Return the first file of a folder that fits a pattern."""
     return next(iter(sorted(folder.glob(pattern))), None)
+
+
+def _needed(folder: Path, pattern: str, fields: str) -> Path:
+    """Return the first file that fits a pattern, or raise ValueError naming it and the fields that it should have."""
+    path = find(folder, pattern)
+    if path is None:
+        raise ValueError(f"--workloads {folder} has no {pattern} of {fields}")
+    return path
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _filtered(demands: Sequence[Demand]) -> tuple[tuple[int, int], ...]:

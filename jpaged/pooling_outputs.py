@@ -43,8 +43,10 @@ class ClassificationOutput:
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """Attributes:
-    score: a log-probability or a similarity, see `jpaged.LLM.score`.
+    """How likely a prompt is, or how alike two are.
+
+    Attributes:
+        score: a log-probability or a cosine, see `jpaged.LLM.score`.
     """
 
     score: float

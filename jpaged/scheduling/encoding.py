@@ -67,7 +67,7 @@ class Encoding:
     def outstanding(self, request: Request) -> int:
         """Return the features of the largest image whose blocks the request has yet to take: of any that it may read,
         or of those that stay, which somebody may hold already."""
-        if not request.images or not self._memory.images.stays:
+        if not self._memory.images.stays:
             return request.encoder_tokens
         computed = min((seq.num_computed for seq in request.live), default=0)
         coming = (

@@ -62,7 +62,7 @@ class StepPlan:
                 self.sample(request, seq, chunk)
             if request.params.prompt_logprobs is not None and start + 1 < seq.num_prompt:
                 self._scored.append((request, chunk))
-            if request.pooling == "mean" or (request.pooling == "last" and end == seq.num_prompt):
+            if request.pooling is not None and (request.pooling == "mean" or end == seq.num_prompt):
                 self._pooled.append((request, chunk))
         self._copies += copies
 

@@ -47,7 +47,7 @@ def test_a_layer_has_two_all_reduces_and_the_embedding_one(programs, name):
 
 
 LAYER_ON_TPU = {"decode": (24, 202_000, 0, 0.8), "mixed": (40, 480_000, 2, 0.6)}
-"""Of a layer of each step: most operations, cycles and gathers, and the least share of products in its cycles."""
+"""Bounds of a layer in a step: most operations, cycles and gathers, and the least share of products in its cycles."""
 
 
 @pytest.mark.parametrize("name", ["decode", "mixed"])

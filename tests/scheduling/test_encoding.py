@@ -24,7 +24,7 @@ def image_group(layer_bytes=8, stays=False):
 
 GROUPS = [group("full", layer_bytes=4), image_group()]
 READERS = [group("full", layer_bytes=4), image_group(stays=True)]
-"""Of a model whose tokens read images that stay; an image is one token of the prompt."""
+"""The groups of a model whose tokens read images that stay; an image is one token of the prompt."""
 
 
 def with_images(parts, max_tokens=4, whole=True, stays=False, **options):

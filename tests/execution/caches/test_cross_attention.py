@@ -17,7 +17,7 @@ from jpaged.model_api import CrossAttentionGroup
 MESH = make_mesh(1)
 SIZE, HEADS, WIDTH = 8, 2, 16
 SEEN = np.array([0, 11, 11, 11, 0, 0, 21, 30, 5], np.int32)
-"""Of nine tokens, and the last stands for a sequence of one."""
+"""The features that each of nine tokens sees; the last token stands for a sequence of one."""
 STARTS = np.array([0, 4, 8, 9, 9], np.int32)
 IMAGES = [(0, [3, 1], 11), (1, [7, 2, 5, 0], 30), (2, [6], 5)]
 """(sequence, blocks, features)."""

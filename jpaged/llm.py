@@ -170,7 +170,6 @@ class LLM(PoolingHandle):
             ValueError: as `generate`, or prompt_logprobs are asked for; a prompt that could never fit the pool is
                 refused at the first delta.
         """
-        self._check_generates()
         batch = several(prompts)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
         ranks = priorities(priority, len(batch))
@@ -251,7 +250,6 @@ class LLM(PoolingHandle):
         on_error: offline.OnError,
         tokenization: Tokenization = DEFAULT,
     ) -> list[RequestOutput]:
-        self._check_generates()
         processors = self.input_processor, self.output_processor
         return offline.answer(self._engine, *processors, batch, params, ranks, use_tqdm, on_error, tokenization)
 

@@ -144,6 +144,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
         prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, SeesImages) else None,
+        no_output=None if loaded.pooling.generates else _no_output(config),
     )
     engine.stats_log.enabled = not config.disable_log_stats
     tell_loaded(loaded, config)
@@ -159,6 +160,11 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         sampling=loaded.sampling,
         pooling=loaded.pooling,
     )
+
+
+def _no_output(config: EngineConfig) -> str:
+    head = "vocabulary's head (lm_head.weight)"
+    return f"{config.model} has no {head}: only embed(), classify() and score() of pairs"
 
 
 def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:

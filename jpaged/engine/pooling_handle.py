@@ -121,18 +121,6 @@ class PoolingHandle(StateHandle):
 
     # ------------------------------------------------------------------ parts
 
-    def _check_generates(self) -> None:
-        """Refuse to generate where the checkpoint has no vocabulary's head.
-
-        Raises:
-            ValueError: it has none.
-        """
-        if not self._pooling.generates:
-            raise ValueError(
-                f"{self.config.model} has no vocabulary's head (lm_head.weight): only embed(), classify() and "
-                "score() of pairs"
-            )
-
     @property
     def _width(self) -> int:
         return int(self.model_config.get_text_config().hidden_size)
@@ -171,7 +159,6 @@ class PoolingHandle(StateHandle):
     def _likelihoods(
         self, batch: Sequence[Prompt], use_tqdm: bool, tokenization_kwargs: Mapping[str, Any] | None
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        self._check_generates()
         params = [SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)] * len(batch)
         parts, tokenization = (self.input_processor, self.output_processor), Tokenization.of(tokenization_kwargs)
         outputs = offline.answer(

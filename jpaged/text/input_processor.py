@@ -40,6 +40,7 @@ class InputProcessor:
         data_parallel_size: replicas of the engine.
         seed: draws the seeds of requests that bring none.
         images: prepares images; None = none are taken.
+        no_output: why the model generates nothing; None = it does.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class InputProcessor:
         seed: int = 0,
         images: ImageInputs | None = None,
         prompt_vocab_size: int | None = None,
+        no_output: str | None = None,
     ) -> None:
         self.images = images or ImageInputs()
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._prompt_vocab_size = prompt_vocab_size or vocab_size
+        self._no_output = no_output
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.eos_ids = frozenset(eos_token_ids)
@@ -90,9 +93,12 @@ class InputProcessor:
             tokenization: how its text becomes tokens.
 
         Raises:
-            ValueError: the prompt has none of the forms of `parse_prompt`, is empty, holds an id outside the
-                vocabulary, or leaves no room for a token; or a parameter is not for this model or engine.
+            ValueError: the model generates nothing; the prompt has none of the forms of `parse_prompt`, is empty, holds
+                an id outside the vocabulary, or leaves no room for a token; or a parameter is not for this model or
+                engine.
         """
+        if self._no_output is not None:
+            raise ValueError(self._no_output)
         parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images)
         return self.request(parsed, params, priority, streamed=streamed)
 

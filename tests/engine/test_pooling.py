@@ -1,5 +1,6 @@
 """Vectors, classes and scores of prompts equal those of transformers, in chunks, preempted and from the cache."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ from checkpoints import CHECKPOINTS, make_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForSequenceClassification
 
-from jpaged import LLM, PoolingParams, SamplingParams
+from jpaged import LLM, AsyncLLM, PoolingParams, SamplingParams
 
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(3, 211, length).tolist() for length in (1, 5, 24, 40, 57, 33, 48)]
@@ -111,6 +112,13 @@ def test_a_base_model_has_vectors_and_is_refused_to_generate(folder, hidden, tmp
     for refused in (llm.generate, llm.score, llm.stream):
         with pytest.raises(ValueError, match=r"has no vocabulary's head \(lm_head.weight\)"):
             refused(prompts())
+
+    async def ask():
+        async with AsyncLLM.from_llm(llm) as engine:
+            return [output async for output in engine.generate(prompts()[1], SamplingParams(), "r")]
+
+    with pytest.raises(ValueError, match=r"has no vocabulary's head \(lm_head.weight\)"):
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize(

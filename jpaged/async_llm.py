@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Unpack, cast
 
-from jpaged.config import EngineConfig
+from jpaged.config import SizedConfig
 from jpaged.engine.metrics import metrics_of
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.replica import chosen_replica
@@ -314,8 +314,8 @@ class AsyncLLM:
         await asyncio.shield(asyncio.wrap_future(self._thread.ended))
 
     @property
-    def config(self) -> EngineConfig:
-        """Return the engine's settings."""
+    def config(self) -> SizedConfig:
+        """Return the engine's settings, with the sizes that its device chose."""
         return self._llm.config
 
     @property

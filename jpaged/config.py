@@ -43,7 +43,9 @@ _INTEGERS = {  # name: least
     "long_prefill_token_threshold": 0,
     "max_logprobs": -1,
 }
-_OPTIONAL = ("max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
+SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens")
+"""Settings whose default follows the device, see `SizedConfig`."""
+_OPTIONAL = (*SIZES, "max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
 _FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic")
 _MODEL_FLAGS = ("language_model_only",)
 _PATHS = ("tokenizer", "revision", "download_dir", "generation_config")
@@ -72,12 +74,15 @@ class EngineConfig:
             a scale for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
         max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
             for if that is less.
-        block_size: number of tokens in a block; a multiple of 8.
+        block_size: number of tokens in a block; a multiple of 8. None = 128 on TPUs, whose reads are that wide, and
+            16 elsewhere.
         state_checkpoint_interval: tokens from one kept state of a model's recurrent layers to the next, a multiple of
             block_size: prompts that begin alike can go on from there, and from where a prompt that recent requests
             shared ended; None = 512, or the next multiple of block_size. Models without such layers ignore it.
-        max_num_seqs: most sequences that run at once.
-        max_num_batched_tokens: most tokens of a step.
+        max_num_seqs: most sequences that run at once; None = by the device and its memory, from 64 on a CPU to 256, and
+            no more than max_num_batched_tokens. `jpaged.engine.default_sizes` has the table.
+        max_num_batched_tokens: most tokens of a step; None = by the device and its memory, from 512 on a CPU to 8192,
+            and no fewer than max_num_seqs.
         kv_cache_memory_bytes: size of the pool on each device; None = what memory_utilization leaves, on CPU at most an
             eighth of the free memory and 4 GiB. A CPU's pool takes memory as it fills.
         memory_utilization: share of a device's memory that weights, temporaries and pool may take; of a GPU, share of
@@ -128,10 +133,10 @@ class EngineConfig:
     quantization: Literal["int8", "int4", "fp8", "gguf"] | None = None
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     state_checkpoint_interval: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
@@ -179,13 +184,7 @@ class EngineConfig:
         self._store("watermark", number("watermark", self.watermark, low=0.0, high=1.0))
         if self.watermark == 1:
             raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
-        if self.block_size % 8:
-            raise ValueError(f"block_size={self.block_size} is not a multiple of 8 (a sublane tile)")
-        if self.state_interval % self.block_size:
-            raise ValueError(
-                f"state_checkpoint_interval={self.state_checkpoint_interval} is not a multiple of "
-                f"block_size={self.block_size}"
-            )
+        self._check_sizes()
         self._check_swapping()
         if self.data_parallel_size > 1:
             if self.preemption_mode != "recompute":
@@ -207,16 +206,6 @@ class EngineConfig:
             if not isinstance(self.speculative, Speculative):
                 raise ValueError(f"speculative={self.speculative!r} must be an NGram, Layers, DraftModel or None")
             self.speculative.check_settings(vars(self))
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
-                f"{self.max_num_seqs}: a step could not give every running sequence one token"
-            )
-
-    @property
-    def state_interval(self) -> int:
-        """Return state_checkpoint_interval or, where it is None, what that stands for."""
-        return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size
 
     def layer_groups(self, groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
         """Return a model's layer groups as these settings change them.
@@ -229,6 +218,20 @@ class EngineConfig:
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    def _check_sizes(self) -> None:
+        """Check the sizes that are known; `SizedConfig` knows all."""
+        size, interval = self.block_size, self.state_checkpoint_interval
+        if size is not None and size % 8:
+            raise ValueError(f"block_size={size} is not a multiple of 8 (a sublane tile)")
+        if size is not None and interval is not None and interval % size:
+            raise ValueError(f"state_checkpoint_interval={interval} is not a multiple of block_size={size}")
+        tokens, sequences = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and sequences is not None and tokens < sequences:
+            raise ValueError(
+                f"max_num_batched_tokens={tokens} is below max_num_seqs={sequences}: a step could not give every "
+                "running sequence one token"
+            )
+
     def _check_swapping(self) -> None:
         if self.swap_space is not None:
             self._store("swap_space", number("swap_space", self.swap_space, low=0.0, open_low=True))
@@ -240,3 +243,17 @@ class EngineConfig:
         for name in ("swap_space_bytes", "swap_space"):
             if self.preemption_mode == "recompute" and getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)!r} needs preemption_mode='swap' or 'auto'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedConfig(EngineConfig):
+    """Settings of an engine whose device is known: none of `SIZES` is left open. `LLM.config` is one."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def state_interval(self) -> int:
+        """Return state_checkpoint_interval or, where it is None, what that stands for."""
+        return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size

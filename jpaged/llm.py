@@ -53,7 +53,7 @@ class LLM(PoolingHandle):
 
         name = str(model) if isinstance(model, Path) else model
         config = EngineConfig(model=name, **engine_settings(settings))
-        super().__init__(config, build_engine(config))
+        super().__init__(build_engine(config))
 
     @classmethod
     def restore_state(cls, folder: str | Path, **settings: Any) -> Self:

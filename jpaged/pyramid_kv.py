@@ -97,15 +97,18 @@ class PyramidKV:
         """Raise ValueError, naming the setting, unless an engine with these settings can drop a prompt's tokens.
 
         Args:
-            settings: fields of `jpaged.config.EngineConfig` by name.
+            settings: fields of `jpaged.config.EngineConfig` by name; sizes that are None are not known yet.
         """
         for name, needed in (("enable_prefix_caching", False), ("data_parallel_size", 1), ("deterministic", False)):
             if settings[name] != needed:
                 raise ValueError(f"{name}={settings[name]!r}: kv_budget needs {name}={needed}")
         if settings["kv_cache_dtype"] == "int8":
             raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto' or 'fp8'")
+        tokens, sequences = settings["max_num_batched_tokens"], settings["max_num_seqs"]
+        if tokens is None or sequences is None:
+            return
         # What one prompt gets in a step in which all other sequences decode.
-        least = settings["max_num_batched_tokens"] - settings["max_num_seqs"] + 1
+        least = tokens - sequences + 1
         least = min(least, settings["long_prefill_token_threshold"] or least)
         if self.window > least:
             raise ValueError(

@@ -27,13 +27,13 @@ class Speculative(ABC):
         """Raise ValueError, naming the setting, unless an engine with these settings can verify drafts.
 
         Args:
-            settings: fields of `jpaged.config.EngineConfig` by name.
+            settings: fields of `jpaged.config.EngineConfig` by name; sizes that are None are not known yet.
         """
         for name, needed in (("data_parallel_size", 1), ("kv_budget", None)):
             if settings[name] != needed:
                 raise ValueError(f"{name}={settings[name]!r}: speculative needs {name}={needed}")
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if self.tokens >= settings[name]:
+            if settings[name] is not None and self.tokens >= settings[name]:
                 raise ValueError(
                     f"speculative.tokens={self.tokens} must be below {name}={settings[name]}: a sequence and its "
                     "drafts take a row of the batch each"

@@ -67,9 +67,9 @@ class ModelOptions:
 class EngineOptions(ModelOptions):
     """Options of commands that run many requests at once."""
 
-    block_size: BlockSize = 16
-    max_num_seqs: MaxNumSeqs = 64
-    max_num_batched_tokens: MaxNumBatchedTokens = 512
+    block_size: BlockSize = None
+    max_num_seqs: MaxNumSeqs = None
+    max_num_batched_tokens: MaxNumBatchedTokens = None
     kv_cache_memory_bytes: KVBytes = None
     preemption_mode: PreemptionMode = "recompute"
 

@@ -25,9 +25,9 @@ KVCacheDtype = Annotated[str, typer.Option(help="Hold KV in auto (dtype), int8 o
 MaxModelLen = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a sequence; default 2048 or the model's limit.")
 ]
-BlockSize = Annotated[int, typer.Option(min=8, help="Tokens a KV block.")]
-MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once.")]
-MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, help="Token budget of a step.")]
+BlockSize = Annotated[int | None, typer.Option(min=8, help="Tokens a KV block; default: 128 on TPUs, 16 elsewhere.")]
+MaxNumSeqs = Annotated[int | None, typer.Option(min=1, help="Sequences that run at once; default: by the device.")]
+MaxNumBatchedTokens = Annotated[int | None, typer.Option(min=1, help="Token budget of a step; default: by the device.")]
 KVBytes = Annotated[int | None, typer.Option(min=1, help="Bytes of the KV pool on each device; default: what is free.")]
 PreemptionMode = Annotated[str, typer.Option(help="How preempted requests come back: recompute, swap or auto.")]
 PrefixEviction = Annotated[

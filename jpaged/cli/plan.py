@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from jpaged.cli.options import BlockSize, Dtype, ExpertParallel, KVCacheDtype, Quantization, bad_parameters
+from jpaged.cli.options import (
+    BlockSize,
+    Dtype,
+    ExpertParallel,
+    KVCacheDtype,
+    MaxNumBatchedTokens,
+    Quantization,
+    bad_parameters,
+)
 
 
 def plan(
@@ -20,15 +28,15 @@ def plan(
     device: Annotated[str | None, typer.Option(help="v5e-8, v6e-8, tpu7x-8, h200-8, a100, l4, t4, cpu, ...")] = None,
     list_names: Annotated[bool, typer.Option("--list", help="Name the shapes and devices that are known.")] = False,
     context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence, prompt and output.")] = 8192,
-    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 64,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Sequences at once; default: as the engine chooses for the device.")
+    ] = None,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDtype = "auto",
-    block_size: BlockSize = 16,
+    block_size: BlockSize = None,
     enable_expert_parallel: ExpertParallel = False,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Token budget of a step; default: 512, or --concurrency if that is more.")
-    ] = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
     memory_utilization: Annotated[
         float, typer.Option(help="Share of the memory that weights, temporaries and pool may take.")
     ] = 0.9,

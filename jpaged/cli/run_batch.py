@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,6 @@ def run_batch(
         done = batch.answered(answers_file)
         settings = ServerSettings(
             model=served_model_name or model,
-            max_waiting=max(256, 2 * engine.max_num_seqs),
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
@@ -49,7 +49,9 @@ def run_batch(
     if not left:
         return
     llm = engine.build(model)
-    failed = asyncio.run(_answer(llm, settings, left, answers_file, 2 * engine.max_num_seqs))
+    concurrency = 2 * llm.config.max_num_seqs
+    settings = replace(settings, max_waiting=max(256, concurrency))
+    failed = asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
     if failed:
         typer.echo(f"{failed} requests were refused or failed; {answers_file} says why", err=True)
         raise typer.Exit(1)

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from jpaged.config import EngineConfig
+from jpaged.config import EngineConfig, SizedConfig
 from jpaged.distributed import Follower, Leader, join
 from jpaged.engine.compute_dtype import check_compute_dtype
+from jpaged.engine.default_sizes import sized
 from jpaged.engine.engine import Engine
 from jpaged.engine.image_limits import why_no_images
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.startup import tell_loaded, tell_pool
 from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_mesh, platform
+from jpaged.execution.device_memory import memory_limit
 from jpaged.execution.gpu_share import claim_gpu_share
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.loading import LoadedModel, load_model
@@ -35,6 +37,7 @@ DEFAULT_SWAP_LIMIT = 4 << 30
 class Built:
     """An engine, what makes its requests and outputs, and what was learnt of its model on the way."""
 
+    config: SizedConfig
     engine: Engine
     input_processor: InputProcessor
     output_processor: OutputProcessor
@@ -75,8 +78,9 @@ def build_engine(config: EngineConfig) -> Built:
         raise
 
 
-def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
-    mesh = make_mesh(config.tensor_parallel_size, config.data_parallel_size)
+def _build(asked: EngineConfig, part: Leader | Follower | None) -> Built:
+    mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
+    config = sized(asked, platform(mesh), memory_limit(mesh))
     check_compute_dtype(config.dtype, platform(mesh))
     loaded = load_model(
         config.model,
@@ -150,6 +154,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
     tell_loaded(loaded, config)
     tell_pool(engine.memory, spec, config, max_model_len)
     return Built(
+        config=config,
         engine=engine,
         input_processor=inputs,
         output_processor=OutputProcessor(loaded.tokenizer),
@@ -188,7 +193,7 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
     )
 
 
-def _scheduler(config: EngineConfig, spec: PoolSpec, max_model_len: int, speculation: Speculation | None) -> Scheduler:
+def _scheduler(config: SizedConfig, spec: PoolSpec, max_model_len: int, speculation: Speculation | None) -> Scheduler:
     """Return a replica's scheduler, with the memory of its pool."""
     memory = MemoryManager(
         spec.layout,

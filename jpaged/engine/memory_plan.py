@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.config import EngineConfig
+from jpaged.config import SizedConfig
 from jpaged.execution import PoolSpec
 from jpaged.execution.caches.base import BlockFormat, group_specs
 from jpaged.execution.caches.registry import layer_caches
@@ -25,12 +25,14 @@ from jpaged.execution.device_memory import (
 )
 from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
-from jpaged.memory import GroupSpec
+from jpaged.memory import GroupSpec, PoolLayout
 from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import CausalLM, LayerGroup, SeesImages
 from pallas_kernels.platform import Impl
 
 DEFAULT_MAX_MODEL_LEN = 2048
+_ANY_POOL = 1 << 62
+"""Bytes of a pool that has room for any large page."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig,
+    config: SizedConfig,
     model: CausalLM,
     graphdef: nnx.GraphDef,
     params: Any,
@@ -140,7 +142,7 @@ def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
 
 
 def step_programs(
-    config: EngineConfig,
+    config: SizedConfig,
     model: CausalLM,
     graphdef: nnx.GraphDef,
     params: Any,
@@ -183,11 +185,13 @@ def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int,
     """Return the bytes with which max_num_seqs sequences of max_model_len tokens, each with the largest image, never
     wait for memory."""
     one = 0
-    for spec in specs:
-        policy, size = spec.policy, spec.block_size
+    layout = PoolLayout.plan(specs, _ANY_POOL)
+    for group in layout.groups:
+        policy, size = group.spec.policy, group.spec.block_size
         if isinstance(policy, ImageFeatures) and policy.stays:
-            one += policy.peak_blocks(max_model_len, max_model_len, size) * spec.real_bytes
+            one += policy.peak_blocks(max_model_len, max_model_len, size) * group.block_bytes
             continue
         entries = max(math.ceil(max_model_len / size), policy.num_blocks(max_model_len, size))
-        one += len(policy.placed(range(entries), size)) * spec.real_bytes
-    return math.ceil(one * max_num_seqs / (1 - watermark) * 1.02)
+        one += len(policy.placed(range(entries), size)) * group.block_bytes
+    begun = layout.page_bytes * len(layout.groups)  # each group may have begun a large page
+    return math.ceil(one * max_num_seqs / (1 - watermark) * 1.02) + begun

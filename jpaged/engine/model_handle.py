@@ -6,7 +6,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from jpaged.config import EngineConfig
 from jpaged.engine.handle import EngineHandle
 from jpaged.engine.progress import warmup_progress
 from jpaged.engine.replica import chosen_replica
@@ -27,13 +26,13 @@ class ModelHandle(EngineHandle):
     """Holds an engine and what was learnt of its model; it does everything that `jpaged.LLM` does beside generating.
 
     Attributes:
-        config: the engine's settings.
+        config: the engine's settings, with the sizes that its device chose.
         model_config: what the checkpoint says of the model.
         tokenizer: a transformers tokenizer; None where the model has none.
     """
 
-    def __init__(self, config: EngineConfig, built: Built) -> None:
-        self.config = config
+    def __init__(self, built: Built) -> None:
+        self.config = built.config
         self.model_config = built.model_config
         self.tokenizer = built.tokenizer
         self.input_processor = built.input_processor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
-from jpaged.config import EngineConfig
+from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.capacity import longest_sequence, pool_tokens
 from jpaged.execution import PoolSpec, platform
 from jpaged.execution.device_memory import device_bytes
@@ -44,13 +44,13 @@ def tell_loaded(loaded: LoadedModel, config: EngineConfig) -> None:
         )
 
 
-def tell_pool(memory: MemoryManager, spec: PoolSpec, config: EngineConfig, max_model_len: int) -> None:
+def tell_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_model_len: int) -> None:
     """Log the size of the pool and what it holds; warn where no sequence can be as long as max_model_len."""
     longest = longest_sequence(memory, max_model_len)
     tokens = pool_tokens(memory, max(longest, 1))
     logger.info(
         "KV pool of %s bytes a device (%d large pages of %s bytes, %s): %d tokens, that is %.1f sequences of %d; "
-        "max_model_len=%d, max_num_seqs=%d",
+        "max_model_len=%d, max_num_seqs=%d, max_num_batched_tokens=%d, block_size=%d",
         f"{spec.device_bytes:,}",
         spec.layout.num_pages,
         f"{spec.layout.page_bytes:,}",
@@ -60,6 +60,8 @@ def tell_pool(memory: MemoryManager, spec: PoolSpec, config: EngineConfig, max_m
         longest,
         max_model_len,
         config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.block_size,
     )
     states = [group.spec for group in spec.layout.groups if isinstance(group.spec.policy, StateCheckpoints)]
     for group in states:

@@ -101,6 +101,11 @@ def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
     return DeviceMemory(stats["bytes_limit"], max(stats["bytes_in_use"], device_bytes(params)))
 
 
+def memory_limit(mesh: Mesh) -> int:
+    """Return how many bytes programs may take of each device; 0 for a host, which has no limit of its own."""
+    return 0 if platform(mesh) == "cpu" else mesh.local_devices[0].memory_stats()["bytes_limit"]
+
+
 def device_bytes(params: Any) -> int:
     """Return how many bytes one device holds of a tree of sharded arrays, or of their shapes."""
     leaves = jax.tree.leaves(params)

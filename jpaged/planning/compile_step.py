@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jpaged.config import EngineConfig
+from jpaged.config import SizedConfig
 from jpaged.engine.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
 from jpaged.execution.device_memory import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
 from jpaged.execution.kv_dtype import resolve_kv_dtype
@@ -52,7 +52,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
-    config = EngineConfig(**request["engine"])
+    config = SizedConfig(**request["engine"])
     module, _, name = request["family"].partition(":")
     family = getattr(import_module(module), name)
     model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
@@ -147,7 +147,7 @@ def _groups(layout: PoolLayout) -> list[dict[str, Any]]:
     ]
 
 
-def _sequences(layout: PoolLayout, config: EngineConfig, context: int, pool: int) -> int:
+def _sequences(layout: PoolLayout, config: SizedConfig, context: int, pool: int) -> int:
     """Return how many sequences of `context` tokens a pool of so many bytes holds at once, above its watermark."""
     one = 0
     for group in layout.groups:
@@ -156,7 +156,7 @@ def _sequences(layout: PoolLayout, config: EngineConfig, context: int, pool: int
     return int(pool * (1 - config.watermark)) // one
 
 
-def _room(plan: MemoryPlan, config: EngineConfig, context: int) -> int:
+def _room(plan: MemoryPlan, config: SizedConfig, context: int) -> int:
     """Return how many sequences would fit if the pool took all memory that it could have."""
     most = pool_bytes(
         plan.memory,

@@ -16,6 +16,10 @@ ROWS_HELD = 6
 sequences of 8192 tokens) the result is within 0.2 GiB of the compilers' figures, above the TPU's, below the GPU's."""
 
 
+LEAST_CONTRACTED = 16
+"""Fewest numbers that a product sums."""
+
+
 def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     """Estimate what `jpaged.engine.memory_plan.compile_largest` measures, from the widest activations and float32
     logits."""
@@ -36,5 +40,7 @@ def _activations(params: Any) -> jnp.dtype:
 
 
 def _width(leaf: Any) -> int:
-    """Return the number of columns of a device's part of a matrix."""
-    return leaf.sharding.shard_shape(leaf.shape)[-1]
+    """Return the number of columns of a device's part of a matrix; 0 for a table of few, long rows, which no activation
+    is multiplied with (the positions of an image's tiles, millions of numbers for each of nine forms)."""
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    return 0 if len(shape) > 1 and shape[-2] < LEAST_CONTRACTED else shape[-1]

@@ -14,6 +14,7 @@ from typing import Any
 
 from jpaged.config import EngineConfig
 from jpaged.engine.compute_dtype import check_compute_dtype
+from jpaged.engine.default_sizes import sized
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import ProgramSize, host_memory_available
 from jpaged.loading.describe import Described, describe_model
@@ -46,7 +47,7 @@ def plan(
     device: str,
     *,
     context: int = 8192,
-    concurrency: int = 64,
+    concurrency: int | None = None,
     max_num_batched_tokens: int | None = None,
     memory_bytes: int | None = None,
     compiler_env: str | Path | None = None,
@@ -60,8 +61,8 @@ def plan(
         model: hub id, folder, config.json, ``.gguf`` file, ``smollm2-135m``, or a published shape: a name in `SHAPES`.
         device: a name in `DEVICES`.
         context: most tokens of a sequence, as max_model_len.
-        concurrency: sequences at once, as max_num_seqs.
-        max_num_batched_tokens: by default 512, or `concurrency` if that is more.
+        concurrency: sequences at once, as max_num_seqs; by default what the engine would choose for the device.
+        max_num_batched_tokens: tokens of a step; by default what the engine would choose.
         memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU what is free now.
         compiler_env: a virtual environment with the compiler, see `compiler_python`.
         settings: any other setting of `EngineConfig`, such as dtype or block_size.
@@ -76,22 +77,23 @@ def plan(
     if "tensor_parallel_size" in settings:
         raise ValueError(f"tensor_parallel_size={settings['tensor_parallel_size']!r}: the device's name says how many")
     name = str(model)
-    config = EngineConfig(
+    asked = EngineConfig(
         model=name,
         max_model_len=context,
         max_num_seqs=concurrency,
-        max_num_batched_tokens=max_num_batched_tokens or max(EngineConfig.max_num_batched_tokens, concurrency),
+        max_num_batched_tokens=max_num_batched_tokens,
         tensor_parallel_size=target.count,
         **settings,
     )
+    kind = target.chip.kind
+    config = sized(asked, "gpu" if kind == "cuda" else kind, memory_bytes or target.chip.limit)
     described = _described(name)
     resolve_max_model_len(context, described.config)
     limit = memory_bytes or target.chip.limit or host_memory_available()
-    on_cpu = target.chip.kind == "cpu"
-    check_dtype(config.dtype, target.chip.kind)
-    check_compute_dtype(config.dtype, target.chip.kind)
-    dtype = runtime_dtype(described.stored, on_cpu) if config.dtype == "auto" else config.dtype
-    python = compiler_python(target.chip.kind, compiler_env)
+    check_dtype(config.dtype, kind)
+    check_compute_dtype(config.dtype, kind)
+    dtype = runtime_dtype(described.stored, kind == "cpu") if config.dtype == "auto" else config.dtype
+    python = compiler_python(kind, compiler_env)
     found = _ask(python, target, described, {"engine": asdict(config), "dtype": dtype, "limit": limit})
     if "refused" in found:
         raise ValueError(found["refused"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jpaged.config import EngineConfig
+from jpaged.config import SizedConfig
 from jpaged.execution.device_memory import ProgramSize
 from jpaged.execution.gpu_share import VARIABLES
 from jpaged.planning.devices import Device
@@ -38,7 +38,7 @@ class Plan:
         prefill_tokens_per_s: tokens/s of the first steps of prompts, which are the fastest.
     """
 
-    config: EngineConfig
+    config: SizedConfig
     device: Device
     dtype: str
     limit_bytes: int
@@ -118,6 +118,7 @@ class Plan:
             "as measured here just now; a machine that others share can be faster later" if measured else "all used"
         )
         return [
+            f"  max_num_seqs={asked}, max_num_batched_tokens={tokens:,}, block_size={self.config.block_size}",
             f"  {self.sequences} of {asked} sequences of {context:,} tokens fit at once{rest}; memory for {self.room}",
             f"  {bound} {self.decode_tokens_per_s:,.0f} tokens/s decoding {asked} sequences that just began, "
             f"{self.full_decode_tokens_per_s:,.0f} decoding {self.sequences} at {context:,} tokens",

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jpaged.config import EngineConfig
 from jpaged.engine import offline
 from jpaged.engine.engine import Engine
 from jpaged.engine.model_handle import ModelHandle
@@ -23,8 +22,8 @@ T = TypeVar("T")
 class StateHandle(ModelHandle):
     """Holds an engine whose state can be saved and taken up."""
 
-    def __init__(self, config: EngineConfig, built: Built) -> None:
-        super().__init__(config, built)
+    def __init__(self, built: Built) -> None:
+        super().__init__(built)
         self._state = make_keeper(self, built.engine, partial(_in_turn, built.engine))
 
     def save_state(self, folder: str | Path) -> SavedState:

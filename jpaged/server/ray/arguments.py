@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from jpaged.config import EngineConfig
 from jpaged.server.keys import read_keys
 from jpaged.server.settings import ServerSettings
+
+LEAST_NUM_SEQS = 64
+"""Sequences that an engine runs at once on the least of devices, where nothing is asked for."""
 
 
 class RayArguments(BaseModel):
@@ -25,13 +27,13 @@ class RayArguments(BaseModel):
         warmup: whether a replica compiles every shape before it takes requests.
         min_replicas, max_replicas: bounds of the number of replicas; equal ones switch autoscaling off.
         target_ongoing_requests: requests a replica should have; more start another replica, fewer end one. By default
-            three quarters of the engine's `max_num_seqs`.
+            three quarters of the engine's `max_num_seqs`, or of 64 where `engine` does not say.
         upscale_delay_s, downscale_delay_s: seconds that it has to be so before a replica starts, or ends.
         fronts: processes that take requests and send them to replicas. Each remembers prefixes by itself.
         routing: "prefix" sends a prompt to the replica that holds its prefix unless that one is overloaded; "load"
             chooses by load alone (Ray's power of two choices).
         overload: requests that a replica may have more than the least busy one before prompts whose prefix it holds
-            go elsewhere. By default half of the engine's `max_num_seqs`.
+            go elsewhere. By default half of the engine's `max_num_seqs`, or 32.
         prefix_chunks: chunks of 256 bytes of prompts that a front remembers for each replica.
         resources: what Ray reserves for a replica: `num_cpus`, `num_gpus`, `resources` ({"TPU": 4}) and what else
             `ray_actor_options` takes.
@@ -66,8 +68,8 @@ class RayArguments(BaseModel):
 
     @property
     def max_num_seqs(self) -> int:
-        """Return how many sequences a replica's engine runs at once."""
-        return self.engine.get("max_num_seqs", EngineConfig.max_num_seqs)
+        """Return how many sequences a replica's engine runs at once, as far as that is known before it is there."""
+        return self.engine.get("max_num_seqs") or LEAST_NUM_SEQS
 
     def settings(self) -> ServerSettings:
         """Return the settings of each replica's server.

@@ -1,0 +1,58 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpaged.config import EngineConfig
+from jpaged.engine.default_sizes import DEFAULTS, GIB, sized
+
+LARGE = 75 * GIB
+
+
+def sizes(config):
+    return config.block_size, config.max_num_seqs, config.max_num_batched_tokens
+
+
+@pytest.mark.parametrize(
+    ("platform", "memory", "expected"),
+    [
+        ("cpu", 0, (16, 64, 512)),
+        ("gpu", 14 * GIB, (16, 128, 2048)),
+        ("gpu", 21 * GIB, (16, 256, 4096)),
+        ("gpu", LARGE, (16, 256, 8192)),
+        ("tpu", 15 * GIB, (128, 128, 1024)),
+        ("tpu", 31 * GIB, (128, 256, 2048)),
+        ("metal", 16 * GIB, (16, 128, 2048)),
+    ],
+)
+def test_open_sizes_follow_the_device_and_its_memory(platform, memory, expected):
+    assert sizes(sized(EngineConfig(model="m"), platform, memory)) == expected
+
+
+def test_what_the_user_asked_for_stays():
+    asked = EngineConfig(model="m", block_size=32, max_num_seqs=7, max_num_batched_tokens=99, seed=5)
+    made = sized(asked, "gpu", LARGE)
+    assert sizes(made) == (32, 7, 99) and made.seed == 5
+
+
+def test_one_size_that_was_asked_for_bounds_the_other():
+    assert sizes(sized(EngineConfig(model="m", max_num_seqs=1000), "cpu", 0)) == (16, 1000, 1000)
+    assert sizes(sized(EngineConfig(model="m", max_num_batched_tokens=8), "cpu", 0)) == (16, 8, 8)
+
+
+def test_settings_that_do_not_fit_the_default_are_refused_by_name():
+    with pytest.raises(ValueError, match="state_checkpoint_interval=48 is not a multiple of block_size=128"):
+        sized(EngineConfig(model="m", state_checkpoint_interval=48), "tpu", LARGE)
+
+
+@given(
+    st.sampled_from(sorted(DEFAULTS)),
+    st.integers(0, 300 * GIB),
+    st.none() | st.integers(1, 9000),
+    st.none() | st.integers(1, 9000),
+)
+def test_any_device_gives_a_step_room_for_a_token_of_each_sequence(platform, memory, sequences, tokens):
+    if sequences is not None and tokens is not None and tokens < sequences:
+        sequences, tokens = tokens, sequences
+    made = sized(EngineConfig(model="m", max_num_seqs=sequences, max_num_batched_tokens=tokens), platform, memory)
+    assert made.max_num_seqs <= made.max_num_batched_tokens
+    assert sequences in (None, made.max_num_seqs) and tokens in (None, made.max_num_batched_tokens)

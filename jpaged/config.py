@@ -48,7 +48,7 @@ SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 _OPTIONAL = (*SIZES, "max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
 _FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic")
 _MODEL_FLAGS = ("language_model_only",)
-_PATHS = ("tokenizer", "revision", "download_dir", "generation_config")
+_PATHS = ("tokenizer", "revision", "download_dir", "generation_config", "compiled_programs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +115,9 @@ class EngineConfig:
         enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
             when a step first has it.
         disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.
+        compiled_programs: folder that `jpaged compile` wrote, from which programs are loaded instead of traced and
+            compiled; None = none. It has to be of this model, these settings, versions and machine, and also sets the
+            pool's size where kv_cache_memory_bytes does not. A folder of programs is code: take it from whom you trust.
         images: where images of prompts may come from and how large they may be: a `jpaged.ImageSources`, or a mapping
             of its fields. By default PIL images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt.
         language_model_only: whether of a model that sees only the language model is loaded.
@@ -156,6 +159,7 @@ class EngineConfig:
     seed: int = 0
     enforce_eager: bool = False
     disable_log_stats: bool = False
+    compiled_programs: str | None = None
     images: ImageSources = field(default_factory=ImageSources)
     language_model_only: bool = False
     deterministic: bool = False

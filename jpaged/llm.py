@@ -55,6 +55,29 @@ class LLM(PoolingHandle):
         config = EngineConfig(model=name, **engine_settings(settings))
         super().__init__(build_engine(config))
 
+    @staticmethod
+    def compile_programs(
+        model: str | Path, folder: str | Path, *, use_tqdm: bool = True, **settings: Any
+    ) -> tuple[int, int]:
+        """Compile all programs of an engine into a folder; ``LLM(model, compiled_programs=folder)`` with the same
+        settings, versions and kind of machine then neither traces nor compiles them.
+
+        Args:
+            folder: made, or written anew if it holds such programs.
+            settings: as for `LLM`.
+
+        Returns:
+            Number of programs, and bytes of their files.
+
+        Raises:
+            ValueError: as `LLM`; or nothing would be compiled (enforce_eager), or a draft model has its own weights.
+            FileExistsError: the folder holds something else.
+        """
+        from jpaged.engine.compiled_programs import compile_programs
+
+        config = EngineConfig(model=str(model), **engine_settings(settings))
+        return compile_programs(config, folder, use_tqdm=use_tqdm)
+
     @classmethod
     def restore_state(cls, folder: str | Path, **settings: Any) -> Self:
         """Load the model whose engine's state a folder holds, with that engine's settings, and go on from the state.

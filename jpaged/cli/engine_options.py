@@ -44,6 +44,9 @@ class ModelOptions:
     speculative: Speculative = None
     tensor_parallel_size: TensorParallel = 1
     enable_expert_parallel: ExpertParallel = False
+    compiled_programs: Annotated[
+        str | None, typer.Option(help="Folder of `jpaged compile` to load programs from. Default: compile here.")
+    ] = None
     language_model_only: Annotated[
         bool, typer.Option("--language-model-only", help="Load the language model alone of a model that sees images.")
     ] = False

@@ -1,4 +1,4 @@
-"""Has the commands of the command line: ``jpaged generate|chat|serve|run-batch|convert|plan|bench``."""
+"""Has the commands of the command line: ``jpaged generate|chat|serve|run-batch|convert|compile|plan|bench``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
+from jpaged.cli.compile import compile_model
 from jpaged.cli.engine_options import EngineOptions, ModelOptions, with_engine_options
 from jpaged.cli.options import (
     Dtype,
@@ -36,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(bench, name="bench")
+app.command("compile")(compile_model)
 app.command()(plan)
 app.command()(serve)
 app.command("run-batch")(run_batch)

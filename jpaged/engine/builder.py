@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.distributed import Follower, Leader, join
+from jpaged.engine.compiled_programs import open_programs, with_compiled_pool
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.default_sizes import sized
 from jpaged.engine.engine import Engine
@@ -56,10 +58,13 @@ class _Shapes(TypedDict):
     max_num_batched_tokens: int
 
 
-def build_engine(config: EngineConfig) -> Built:
+def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
     """Load the model, size the pool and put the engine together.
 
     In a run of several processes this returns in process 0; the others do what it says until it ends.
+
+    Args:
+        collect: folder for which compiled programs are collected, see `compiled_programs`; None = none.
 
     Raises:
         ValueError: see `jpaged.LLM`.
@@ -70,17 +75,21 @@ def build_engine(config: EngineConfig) -> Built:
     claim_gpu_share()
     part = join(config)
     if part is None:
-        return _build(config, None)
+        return _build(config, None, collect)
     try:
-        return _build(config, part)
+        if collect is not None or config.compiled_programs is not None:
+            raise ValueError(
+                f"compiled_programs={config.compiled_programs!r}: a folder has programs of one process only"
+            )
+        return _build(config, part, None)
     except Exception as error:
         part.fail(error)
         raise
 
 
-def _build(asked: EngineConfig, part: Leader | Follower | None) -> Built:
+def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | None) -> Built:
     mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
-    config = sized(asked, platform(mesh), memory_limit(mesh))
+    config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)))
     check_compute_dtype(config.dtype, platform(mesh))
     loaded = load_model(
         config.model,
@@ -126,6 +135,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None) -> Built:
         draft=drafting.program,
         images=no_images is None,
         examples=_examples(loaded.model) if no_images is None else (),
+        programs=open_programs(config, loaded, spec, max_model_len, collect),
         **shapes,
     )
     if isinstance(part, Follower):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import platformdirs
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 LEAST_FREE = 256 << 20
 """Bytes that should be free where compilations are kept; those of an engine take some tens of MiB."""
@@ -37,6 +40,22 @@ def enable_compilation_cache() -> str | None:
         # A step's small helpers compile in well under JAX's threshold of a second, and there are many of them.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return folder
+
+
+@contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Take nothing from XLA's cache on disk, and add nothing to it, while this lasts; in all threads of the process.
+
+    What the cache gives cannot be serialised again by a CPU.
+    """
+    before = jax.config.values["jax_enable_compilation_cache"]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()  # JAX asks the setting once
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        reset_cache()
 
 
 def _problem(folder: Path) -> str | None:

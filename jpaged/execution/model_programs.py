@@ -19,6 +19,7 @@ from jpaged.execution.mesh import is_local
 from jpaged.execution.params import check_like, plain_dict
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.program import Program
+from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import own_sharding
 from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
@@ -39,6 +40,7 @@ class ModelPrograms:
         params: the weights, on `mesh`.
         spec: the pool that holds what the model's layers keep.
         prefix: what the names of the model's layer groups begin with in `spec`.
+        store: where the programs are loaded from, or collected for, see `Program`.
         on_compile, on_compiled: told every shape that is compiled, see `Program`.
     """
 
@@ -52,16 +54,19 @@ class ModelPrograms:
         on_compiled: Callable[[Hashable, float], None] = lambda shape, seconds: None,
         *,
         prefix: str = "",
+        store: ProgramStore | None = None,
     ) -> None:
         self._spec = spec
         self._mesh = mesh
         told, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
-        self._step = Program(make_step(graphdef, spec, mesh, prefix=prefix), *told, ("step", *step_of))
-        self._sample = Program(make_sample_step(graphdef, mesh), *told, ("sample", *rest_of))
-        self._encode = Program(
-            make_encode(graphdef, spec, mesh, prefix=prefix), *told, ("encode", graphdef, spec, mesh, prefix)
-        )
-        self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
+
+        def program(kind: str, function: jax.stages.Wrapped, *made_of: Hashable) -> Program:
+            return Program(function, *told, (kind, *made_of), kind=prefix + kind, store=store)
+
+        self._step = program("step", make_step(graphdef, spec, mesh, prefix=prefix), *step_of)
+        self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
+        self._encode = program("encode", make_encode(graphdef, spec, mesh, prefix=prefix), *step_of)
+        self._score = program("score", make_score(graphdef, mesh), *rest_of)
         self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
         self.num_updates = 0
         self._set_params(params)

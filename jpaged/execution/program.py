@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jpaged.execution.program_store import ProgramStore, program_name
 from jpaged.execution.recent_programs import CompiledProgram, recent_programs, signature
 
 
@@ -28,6 +29,8 @@ class Program:
         on_compiled: told the key and the seconds of tracing and compiling when that has ended, or has failed.
         made_of: everything that `function` was made of, if it can be compared: then programs that this process compiled
             for an equal function are taken from `recent_programs`. They are told of as if they had been compiled.
+        kind: which of its engine's functions it is, unique there; "" = one that is not kept in `store`.
+        store: where programs are loaded from, or collected for; None = neither.
 
     Attributes:
         out_info: shapes of what the function gives back, as last traced.
@@ -41,11 +44,16 @@ class Program:
         on_compile: Callable[[Hashable], None],
         on_compiled: Callable[[Hashable, float], None] = _nobody_waits,
         made_of: Hashable | None = None,
+        *,
+        kind: str = "",
+        store: ProgramStore | None = None,
     ) -> None:
         self._function = function
         self._on_compile = on_compile
         self._on_compiled = on_compiled
         self._made_of = made_of
+        self._kind = kind
+        self._store = store if kind else None
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
 
     def __call__(self, key: Hashable, *args: Any, **static: Any) -> Any:
@@ -61,7 +69,8 @@ class Program:
         self._on_compile(key)
         start = time.perf_counter()
         name = None if self._made_of is None else signature(self._made_of, args, static)
-        if (known := recent_programs.find(name)) is not None:
+        stored = "" if self._store is None else program_name(self._kind, key, args, static)
+        if (known := self._known(name, stored, args)) is not None:
             self._compiled[key], self.out_info = known
             return lambda: self._on_compiled(key, time.perf_counter() - start)
         try:
@@ -78,11 +87,23 @@ class Program:
             start = time.perf_counter()
             try:
                 self._compiled[key] = executable = lowered.compile()
-                recent_programs.keep(name, CompiledProgram(executable, lowered.out_info))
+                program = CompiledProgram(executable, lowered.out_info)
+                recent_programs.keep(name, program)
+                if self._store is not None and self._store.collects:
+                    self._store.keep(stored, program)
             finally:
                 self._on_compiled(key, tracing + time.perf_counter() - start)
 
         return compile_it
+
+    def _known(self, name: Hashable | None, stored: str, args: tuple[Any, ...]) -> CompiledProgram | None:
+        """Return the program if there is no need to compile it."""
+        if self._store is not None and self._store.collects:
+            return None  # only what the compiler gives can be written
+        known = recent_programs.find(name)
+        if known is None and self._store is not None and (known := self._store.find(stored, args)) is not None:
+            recent_programs.keep(name, known)
+        return known
 
     def forget(self) -> None:
         """Let go of everything that was compiled; what is called again is compiled again."""

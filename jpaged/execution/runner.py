@@ -21,6 +21,7 @@ from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import feature_rows, no_rows, sees_images_on
 from jpaged.execution.pooling import PooledStates, owners_of_rows
+from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
 from jpaged.execution.sampling.sample_step import StepOutput
@@ -97,6 +98,7 @@ class Runner:
         draft: what makes drafts on the device; None = nothing does.
         images: whether steps may have tokens that stand for images, see `Buckets`.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
+        programs: where the model's programs are loaded from, or collected for; None = neither.
 
     Attributes:
         worker: owns the device state.
@@ -119,6 +121,7 @@ class Runner:
         draft: DraftProgram | None = None,
         images: bool = False,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
+        programs: ProgramStore | None = None,
     ) -> None:
         self._examples = tuple(examples)
         self.spec = spec
@@ -134,7 +137,14 @@ class Runner:
             only=BUCKET if deterministic else None,
         )
         self.worker = Worker(
-            graphdef, params, spec, mesh, max_num_seqs=max_num_seqs, deterministic=deterministic, draft=draft
+            graphdef,
+            params,
+            spec,
+            mesh,
+            max_num_seqs=max_num_seqs,
+            deterministic=deterministic,
+            draft=draft,
+            programs=programs,
         )
         self._deterministic = deterministic
         self._vocab_size = vocab_size

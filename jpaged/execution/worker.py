@@ -26,6 +26,7 @@ from jpaged.execution.mesh import is_local, platform, replicate
 from jpaged.execution.model_programs import Compile, ModelPrograms
 from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
+from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.logit_edits import LogitEdits
 from jpaged.execution.sampling.prompt_scores import ScoreOutput
@@ -68,6 +69,7 @@ class Worker:
     Args:
         deterministic: whether steps run as `jpaged.execution.deterministic` says.
         draft: what drafts; None = nothing does.
+        programs: where the model's programs are loaded from, or collected for; None = neither.
 
     Attributes:
         model: weights and programs.
@@ -89,21 +91,24 @@ class Worker:
         max_num_seqs: int,
         deterministic: bool = False,
         draft: DraftProgram | None = None,
+        programs: ProgramStore | None = None,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
         self.announce: Callable[[str, tuple[Any, ...]], None] = _tell_nobody
         self.fetch: Callable[[Any], Any] = jax.device_get
         self.compilations = Compilations()
+        self.programs = programs
         self._deterministic = deterministic
         told = self.compilations.begin, self.compilations.end
-        self.model = ModelPrograms(graphdef, params, spec, mesh, *told)
+        self.model = ModelPrograms(graphdef, params, spec, mesh, *told, store=programs)
         self.drafter: ModelPrograms | None = None
         if draft is not None:
             weights = params if draft.params is None else draft.params
             self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *told, prefix=draft.prefix)
         self.drafter_follows = draft is not None and draft.prefix != ""
-        self._copy = Program(make_block_copy(spec, mesh), *told, ("copy", spec, mesh))
+        copy = make_block_copy(spec, mesh)
+        self._copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
         self.host = HostStore(spec, mesh, *told)
         self.blocks = PoolBlocks(spec, mesh)

@@ -21,14 +21,10 @@ def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict
 
     The sum is over bits, exact whatever its order. Weights are laid out, and so summed, alike only where "layout" is.
     """
-    facts = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
-    left_out = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-    plain = {name: value for name, value in facts.items() if name not in left_out}
-    text = json.dumps(plain, sort_keys=True, default=str)
     params, mesh = runner.worker.model.params, runner.mesh
     return {
         "name": config.model,
-        "config": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        "config": configuration_digest(model_config),
         "layout": [
             platform(mesh),
             config.tensor_parallel_size,
@@ -39,6 +35,15 @@ def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict
         ],
         "weights": weights_sum(params),
     }
+
+
+def configuration_digest(model_config: Any) -> str:
+    """Return a hash of a model's configuration, whatever its folder is called."""
+    facts = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
+    left_out = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+    plain = {name: value for name, value in facts.items() if name not in left_out}
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

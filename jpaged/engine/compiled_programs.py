@@ -1,0 +1,114 @@
+"""Compiles an engine's programs into a folder, and finds them again for an engine like it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from jpaged.config import EngineConfig, SizedConfig
+from jpaged.engine.saved_state.identity import configuration_digest
+from jpaged.execution import PoolSpec
+from jpaged.execution.compile_cache import compiled_anew
+from jpaged.execution.program_facts import machine_facts
+from jpaged.execution.program_store import Facts, ProgramStore, read_manifest
+from jpaged.loading import LoadedModel
+from jpaged.speculative import DraftModel
+
+_NO_MATTER = frozenset(
+    (
+        *("model", "tokenizer", "revision", "download_dir", "generation_config", "compiled_programs", "seed"),
+        *("kv_cache_memory_bytes", "memory_utilization", "swap_space_bytes", "swap_space", "watermark"),
+        *("preemption_mode", "scheduling_policy", "long_prefill_token_threshold", "enable_prefix_caching"),
+        *("prefix_eviction", "max_logprobs", "enforce_eager", "disable_log_stats", "images"),
+    )
+)
+"""Settings that change no program beyond what its shapes and the pool's size say; any other one has to be equal."""
+
+
+def with_compiled_pool(config: SizedConfig) -> SizedConfig:
+    """Return settings with the pool that `config.compiled_programs` was compiled for, unless another was asked for.
+
+    Raises:
+        ValueError: the folder holds no programs, or `speculative` has a model of its own.
+    """
+    if config.compiled_programs is None:
+        return config
+    check_one_model(config)
+    facts = read_manifest(Path(config.compiled_programs))["facts"]
+    if config.kv_cache_memory_bytes is not None or not isinstance(facts.get("pool_bytes"), int):
+        return config
+    return dataclasses.replace(config, kv_cache_memory_bytes=facts["pool_bytes"])
+
+
+def open_programs(
+    config: SizedConfig, loaded: LoadedModel, spec: PoolSpec, max_model_len: int, collect: Path | None
+) -> ProgramStore | None:
+    """Return the store that an engine reads its programs from, or that collects them for `collect`; None = neither.
+
+    Raises:
+        ValueError: the programs are of another model, other settings, code, versions or another machine.
+    """
+    if collect is None and config.compiled_programs is None:
+        return None
+    facts = engine_facts(config, loaded, spec, max_model_len)
+    if collect is not None:
+        return ProgramStore(collect, loaded.mesh, facts)
+    assert config.compiled_programs is not None
+    return ProgramStore.read(Path(config.compiled_programs), loaded.mesh, facts)
+
+
+def engine_facts(config: SizedConfig, loaded: LoadedModel, spec: PoolSpec, max_model_len: int) -> Facts:
+    """Return all that an engine's programs depend on beside their shapes."""
+    names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
+    settings: dict[str, Any] = {name: _plain(getattr(config, name)) for name in names}
+    settings |= {"max_model_len": max_model_len, "dtype": str(loaded.dtype)}  # what "auto" and None stand for
+    return machine_facts(loaded.mesh, type(loaded.model)) | {
+        "model": configuration_digest(loaded.config),
+        "pool_bytes": spec.device_bytes,
+        **{f"settings.{name}": value for name, value in settings.items()},
+    }
+
+
+def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool = True) -> tuple[int, int]:
+    """Compile all shapes of an engine and write them to a folder that `EngineConfig.compiled_programs` takes.
+
+    Nothing comes from XLA's cache on disk meanwhile, as what it gives cannot be written again.
+
+    Returns:
+        Number of programs, and bytes of their files.
+
+    Raises:
+        ValueError: a setting is bad, nothing would be compiled (enforce_eager), `speculative` has its own model, or
+            several processes hold the mesh.
+        FileExistsError: the folder holds something else.
+    """
+    from jpaged.engine.builder import build_engine
+    from jpaged.engine.model_handle import ModelHandle
+    from jpaged.execution.program_store import check_free
+
+    if config.enforce_eager:
+        raise ValueError("enforce_eager=True compiles nothing ahead: there is nothing to write")
+    if config.compiled_programs is not None:
+        raise ValueError(f"compiled_programs={config.compiled_programs!r}: programs are compiled anew, from no folder")
+    check_one_model(config)
+    check_free(Path(folder))
+    with compiled_anew():
+        handle = ModelHandle(build_engine(config, collect=Path(folder)))
+        try:
+            number = handle.warmup(use_tqdm=use_tqdm)
+            programs = handle._engine.runner.worker.programs
+            assert programs is not None
+            return number, programs.write()
+        finally:
+            handle.close()
+
+
+def check_one_model(config: EngineConfig) -> None:
+    """Raise ValueError where drafts come from a model of its own, of whose weights' form `Facts` knows nothing."""
+    if isinstance(config.speculative, DraftModel):
+        raise ValueError(f"speculative={config.speculative!r}: programs of a draft model are not kept in a folder")
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)

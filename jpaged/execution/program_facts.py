@@ -1,0 +1,69 @@
+"""Tells what compiled programs depend on beside their shapes: code, versions, machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform as machine
+import re
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jpaged.execution.mesh import platform
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "numba", "llvmlite", "jax-triton", "libtpu")
+"""Whose versions decide what is compiled; one that is not installed is part of it too."""
+CODE = ("jpaged", "pallas_kernels", "jpaged_models")
+
+
+def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
+    """Return what this installation and machine compile by, as plain data.
+
+    Args:
+        family: the model's class, whose package may be somebody else's.
+    """
+    device = mesh.devices.flat[0]
+    return {
+        "versions": {name: _version(name) for name in PACKAGES},
+        "code": _code(sorted({*CODE, family.__module__.partition(".")[0]})),
+        "platform": platform(mesh),
+        "device_kind": device.device_kind,
+        "devices": [[axis, size] for axis, size in mesh.shape.items()],
+        "processor": _processor() if platform(mesh) == "cpu" else None,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _code(packages: list[str]) -> str:
+    """Return a hash of the packages' Python files and their names."""
+    found = hashlib.sha256()
+    for package in packages:
+        spec = find_spec(package)
+        for folder in spec.submodule_search_locations or () if spec is not None else ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                found.update(f"{package}/{file.relative_to(folder).as_posix()}\0".encode())
+                found.update(file.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _processor() -> str:
+    """Return the processor's architecture and a hash of the instructions it has; programs of a CPU are compiled for
+    them."""
+    try:
+        flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        known = " ".join(sorted(flags[1].split())) if flags else machine.processor()
+    except OSError:
+        known = machine.processor()
+    return f"{machine.machine()} {hashlib.sha256(known.encode()).hexdigest()[:16]}"

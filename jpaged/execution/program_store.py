@@ -1,0 +1,180 @@
+"""Keeps compiled programs in a folder, so that an engine made from it traces and compiles nothing that lies there.
+
+A program follows from the code, the model's configuration, the engine's settings and the machine. `Facts` holds all of
+these; a folder is read only where they are equal, so that a program found by its shapes is the one that would be
+compiled. A folder is code: whoever can write it decides what the engine runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import serialize_executable
+from jax.sharding import Mesh
+
+from jpaged.execution.recent_programs import CompiledProgram
+
+MANIFEST = "programs.json"
+FORMAT = 1
+
+Facts = Mapping[str, Any]
+"""All that decides what is compiled beside shapes, as plain data by name."""
+
+
+class ProgramStore:
+    """Finds compiled programs in a folder, or collects what is compiled to write one. Safe in threads.
+
+    Attributes:
+        folder: where the programs lie, or will.
+        collects: whether programs are taken in, to be written.
+        num_found: programs that were loaded so far.
+    """
+
+    def __init__(self, folder: Path, mesh: Mesh, facts: Facts, files: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.collects = files is None
+        self.num_found = 0
+        self._mesh = mesh
+        self._files = dict(files or {})
+        self._facts = facts
+        self._made: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def read(cls, folder: Path, mesh: Mesh, facts: Facts) -> ProgramStore:
+        """Open the programs of a folder for an engine with these facts.
+
+        Raises:
+            ValueError: there are none, or they are of another engine; the message names what differs.
+        """
+        manifest = read_manifest(folder)
+        here = json.loads(json.dumps(facts))
+        for name in sorted({*here, *manifest["facts"]}):
+            there, needed = manifest["facts"].get(name), here.get(name)
+            if there != needed:
+                raise ValueError(
+                    f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has "
+                    f"{needed!r}: run `jpaged compile` again, or leave it out"
+                )
+        return cls(folder, mesh, facts, manifest["files"])
+
+    def find(self, name: str, args: tuple[Any, ...]) -> CompiledProgram | None:
+        """Return a program by its name (see `program_name`), loaded onto the mesh; None where there is none.
+
+        None too where it calls what this process has not registered with XLA yet, which tracing does.
+
+        Args:
+            args: what the program takes, or its shapes.
+
+        Raises:
+            ValueError: the file is damaged or gone.
+        """
+        if name not in self._files:
+            return None
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"compiled_programs={str(self.folder)!r} lacks {name}: {error}") from error
+        if hashlib.sha256(data).hexdigest() != self._files[name]:
+            raise ValueError(f"compiled_programs={str(self.folder)!r} is damaged: {name} has another checksum")
+        program, out_info = pickle.loads(data)
+        try:
+            executable = serialize_executable.deserialize_and_load(
+                program,
+                jax.tree.structure((args, {})),
+                jax.tree.structure(out_info),
+                backend=self._mesh.devices.flat[0].client,
+                execution_devices=list(self._mesh.devices.flat),
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "No FFI handler registered" not in str(error):
+                raise
+            return None
+        with self._lock:
+            self.num_found += 1
+        return CompiledProgram(executable, out_info)
+
+    def keep(self, name: str, program: CompiledProgram) -> None:
+        """Take a program in; `write` writes it. It has to come from the compiler: XLA cannot serialise again what its
+        cache on disk gave."""
+        data, _, _ = serialize_executable.serialize(program.executable)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), program.out_info)
+        with self._lock:
+            self._made[name] = pickle.dumps((data, shapes))
+
+    def write(self) -> int:
+        """Write what was taken in, whole or not at all, and return how many bytes that is. An older folder of programs
+        is replaced.
+
+        Raises:
+            FileExistsError: the folder holds something else.
+            OSError: the disk refuses.
+        """
+        check_free(self.folder)
+        beside = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        try:
+            for name, data in self._made.items():
+                (beside / name).write_bytes(data)
+            files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(self._made.items())}
+            manifest = {"format": FORMAT, "facts": self._facts, "files": files}
+            (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+            beside.rename(self.folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        return sum(map(len, self._made.values()))
+
+
+def check_free(folder: Path) -> None:
+    """Raise FileExistsError where a folder holds something other than compiled programs."""
+    if folder.exists() and not (folder / MANIFEST).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and holds no compiled programs: choose another folder")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what a folder of programs says of itself.
+
+    Raises:
+        ValueError: it has no readable manifest, or one of another format.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        found = manifest["format"]
+        manifest["files"], manifest["facts"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"compiled_programs={str(folder)!r} holds no programs of `jpaged compile`: {error}") from error
+    if found != FORMAT:
+        raise ValueError(f"compiled_programs={str(folder)!r} is of format {found}, and this version reads {FORMAT}")
+    return manifest
+
+
+def program_name(kind: str, key: Hashable, args: tuple[Any, ...], static: Mapping[str, Any]) -> str:
+    """Return the file name of a program: a hash of what it computes, within one engine, and of its shapes.
+
+    Args:
+        kind: which of the engine's functions it is.
+        key: the shape's name among those of the function.
+        args: arrays or their shapes.
+        static: static arguments.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    shapes = [
+        (np.shape(leaf), str(np.dtype(getattr(leaf, "dtype", type(leaf)))), repr(getattr(leaf, "sharding", None)))
+        for leaf in leaves
+    ]
+    found = repr((kind, key, str(tree), shapes, sorted(static.items())))
+    return hashlib.sha256(found.encode()).hexdigest()[:40]

@@ -1,0 +1,127 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jpaged.execution.compile_cache import compiled_anew
+from jpaged.execution.program import Program
+from jpaged.execution.program_store import MANIFEST, ProgramStore, program_name, read_manifest
+from jpaged.execution.recent_programs import CompiledProgram, recent_programs
+
+FACTS = {"code": "abc", "sizes": [1, 2]}
+X = np.arange(6, dtype=np.float32)
+
+
+@pytest.fixture
+def mesh():
+    return Mesh(np.array(jax.devices()[:1]), ("tensor",))
+
+
+@pytest.fixture(autouse=True)
+def compiled_here():
+    """What XLA's cache on disk gives cannot be written again."""
+    recent_programs.clear()
+    with compiled_anew():
+        yield
+    recent_programs.clear()
+
+
+def double(x, *, by):
+    return {"twice": x * by}
+
+
+def written(folder, mesh):
+    store = ProgramStore(folder, mesh, FACTS)
+    program = Program(jax.jit(double, static_argnames="by"), lambda _: None, kind="double", store=store)
+    program(("double", 6), X, by=2)
+    assert store.write() > 0
+    return folder
+
+
+class Untraceable:
+    """Fails where it would be traced."""
+
+    def lower(self, *args, **static):
+        raise AssertionError("traced again")
+
+
+def test_a_program_that_was_written_is_loaded_and_not_traced(tmp_path, mesh):
+    folder = written(tmp_path / "programs", mesh)
+    store = ProgramStore.read(folder, mesh, FACTS)
+    told = []
+    program = Program(Untraceable(), told.append, kind="double", store=store)
+    np.testing.assert_array_equal(program(("double", 6), X, by=2)["twice"], X * 2)
+    assert store.num_found == 1 and told == [("double", 6)]
+    assert program.out_info["twice"].shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "arg", "by"),
+    [
+        ("other", ("double", 6), X, 2),
+        ("double", ("double", 7), X, 2),
+        ("double", ("double", 6), X[:5], 2),
+        ("double", ("double", 6), X.astype(np.int32), 2),
+        ("double", ("double", 6), X, 3),
+    ],
+)
+def test_another_function_shape_dtype_or_static_argument_is_another_program(kind, key, arg, by, tmp_path, mesh):
+    store = ProgramStore.read(written(tmp_path / "programs", mesh), mesh, FACTS)
+    program = Program(jax.jit(double, static_argnames="by"), lambda _: None, kind=kind, store=store)
+    np.testing.assert_array_equal(program(key, arg, by=by)["twice"], arg * by)
+    assert store.num_found == 0
+
+
+def test_programs_of_another_engine_are_refused_by_what_differs(tmp_path, mesh):
+    folder = written(tmp_path / "programs", mesh)
+    with pytest.raises(ValueError, match=r"compiled for sizes=\[1, 2\], and this engine has \[1, 3\]"):
+        ProgramStore.read(folder, mesh, FACTS | {"sizes": [1, 3]})
+    with pytest.raises(ValueError, match="compiled for more=None, and this engine has 1"):
+        ProgramStore.read(folder, mesh, FACTS | {"more": 1})
+
+
+def test_a_damaged_or_lost_file_is_refused(tmp_path, mesh):
+    folder = written(tmp_path / "programs", mesh)
+    (name,) = read_manifest(folder)["files"]
+    data = (folder / name).read_bytes()
+    store = ProgramStore.read(folder, mesh, FACTS)
+    (folder / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"damaged: {name} has another checksum"):
+        store.find(name, (X,))
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"lacks {name}"):
+        store.find(name, (X,))
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", json.dumps({"format": 99, "facts": {}, "files": {}})])
+def test_a_folder_without_a_manifest_of_this_format_is_refused(text, tmp_path):
+    if text is not None:
+        (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ValueError, match="compiled_programs="):
+        read_manifest(tmp_path)
+
+
+def test_a_folder_of_something_else_is_not_replaced(tmp_path, mesh):
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(FileExistsError, match="holds no compiled programs"):
+        ProgramStore(tmp_path, mesh, FACTS).write()
+    assert (tmp_path / "thesis.txt").read_text() == "years"
+
+
+def test_programs_written_again_replace_those_before(tmp_path, mesh):
+    folder = written(tmp_path / "programs", mesh)
+    store = ProgramStore(folder, mesh, FACTS)
+    compiled = jax.jit(jnp.sin).lower(X)
+    store.keep("a" * 40, CompiledProgram(compiled.compile(), compiled.out_info))
+    store.write()
+    assert list(read_manifest(folder)["files"]) == ["a" * 40]
+    assert sorted(path.name for path in folder.iterdir()) == ["a" * 40, MANIFEST]
+
+
+def test_a_name_follows_from_shapes_and_not_from_values():
+    first = program_name("step", ("step", 1), (X, {"a": X}), {})
+    assert first == program_name("step", ("step", 1), (X + 1, {"a": X * 3}), {})
+    assert first != program_name("step", ("step", 1), (X, {"b": X}), {})

@@ -8,6 +8,6 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 for device in v5e-8 v6e-8 h200-8; do
-    .venv/bin/jpaged plan --model llama-3.3-70b --device "$device" "$@"
+    .venv/bin/jpaged plan --model llama-3.3-70b --device "$device" --concurrency 64 --max-num-batched-tokens 512 --block-size 16 "$@"
     echo
 done

@@ -73,7 +73,7 @@ class LLM(PoolingHandle):
             ValueError: as `LLM`; or nothing would be compiled (enforce_eager), or a draft model has its own weights.
             FileExistsError: the folder holds something else.
         """
-        from jpaged.engine.compiled_programs import compile_programs
+        from jpaged.engine.compile_ahead import compile_programs
 
         config = EngineConfig(model=str(model), **engine_settings(settings))
         return compile_programs(config, folder, use_tqdm=use_tqdm)

@@ -1,4 +1,4 @@
-"""Compiles an engine's programs into a folder, and finds them again for an engine like it."""
+"""Tells which compiled programs an engine may take from a folder: those of an engine like it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jpaged.config import EngineConfig, SizedConfig
-from jpaged.engine.saved_state.identity import configuration_digest
+from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
-from jpaged.execution.compile_cache import compiled_anew
 from jpaged.execution.program_facts import machine_facts
 from jpaged.execution.program_store import Facts, ProgramStore, read_manifest
 from jpaged.loading import LoadedModel
@@ -68,40 +67,6 @@ def engine_facts(config: SizedConfig, loaded: LoadedModel, spec: PoolSpec, max_m
         "pool_bytes": spec.device_bytes,
         **{f"settings.{name}": value for name, value in settings.items()},
     }
-
-
-def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool = True) -> tuple[int, int]:
-    """Compile all shapes of an engine and write them to a folder that `EngineConfig.compiled_programs` takes.
-
-    Nothing comes from XLA's cache on disk meanwhile, as what it gives cannot be written again.
-
-    Returns:
-        Number of programs, and bytes of their files.
-
-    Raises:
-        ValueError: a setting is bad, nothing would be compiled (enforce_eager), `speculative` has its own model, or
-            several processes hold the mesh.
-        FileExistsError: the folder holds something else.
-    """
-    from jpaged.engine.builder import build_engine
-    from jpaged.engine.model_handle import ModelHandle
-    from jpaged.execution.program_store import check_free
-
-    if config.enforce_eager:
-        raise ValueError("enforce_eager=True compiles nothing ahead: there is nothing to write")
-    if config.compiled_programs is not None:
-        raise ValueError(f"compiled_programs={config.compiled_programs!r}: programs are compiled anew, from no folder")
-    check_one_model(config)
-    check_free(Path(folder))
-    with compiled_anew():
-        handle = ModelHandle(build_engine(config, collect=Path(folder)))
-        try:
-            number = handle.warmup(use_tqdm=use_tqdm)
-            programs = handle._engine.runner.worker.programs
-            assert programs is not None
-            return number, programs.write()
-        finally:
-            handle.close()
 
 
 def check_one_model(config: EngineConfig) -> None:

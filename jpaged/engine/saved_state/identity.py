@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpaged.config import EngineConfig
+from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import Runner, platform
 
 
@@ -35,15 +34,6 @@ def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict
         ],
         "weights": weights_sum(params),
     }
-
-
-def configuration_digest(model_config: Any) -> str:
-    """Return a hash of a model's configuration, whatever its folder is called."""
-    facts = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
-    left_out = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-    plain = {name: value for name, value in facts.items() if name not in left_out}
-    text = json.dumps(plain, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

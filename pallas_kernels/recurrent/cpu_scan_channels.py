@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
+from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
 from pallas_kernels.ffi_primitives import emit_prefetch
 
 STATES = 16 if MANY_REGISTERS else 4
@@ -19,9 +20,11 @@ _AHEAD = 8
 
 _WORD, _ONE = ir.IntType(64), ir.FloatType()
 _INTS = ir.VectorType(ir.IntType(32), LANES)
-_POWERS = (1.490251773e-4, 1.338958213e-3, 9.620017957e-3, 5.550365183e-2, 2.402263686e-1, 6.931471833e-1, 1.0)
-"""Coefficients for 2 to the r, from -1/2 to 1/2: the polynomial whose greatest relative error is least, 2e-9 before
-rounding, of those that are 1 at 0, so that what is hardly forgotten is not made up."""
+_EXP2 = (1.490251773e-4, 1.338958213e-3, 9.620017957e-3, 5.550365183e-2, 2.402263686e-1, 6.931471833e-1, 1.0)
+"""Coefficients of 2 to the r for r from -1/2 to 1/2, the greatest power's first: of the polynomials that are 1 at 0, so
+that what is hardly forgotten is not made up, the one of the least greatest relative error, 2e-9."""
+_SHORT_EXP2 = (2.402264974e-1, 6.931573298e-1, 1.0)
+"""The same for r from -1/64 to 1/64, 5e-8."""
 
 
 def _all(value: float) -> ir.Constant:
@@ -32,34 +35,43 @@ def _all_ints(value: int) -> ir.Constant:
     return ir.Constant(_INTS, [value] * LANES)
 
 
-def _polynomial(code: VectorCode, r: ir.Value) -> ir.Value:
-    first, *others = _POWERS
-    p = _all(first)
-    for coefficient in others:
+def _polynomial(code: VectorCode, coefficients: tuple[float, ...], r: ir.Value) -> ir.Value:
+    p = _all(coefficients[0])
+    for coefficient in coefficients[1:]:
         p = code.fma(p, r, _all(coefficient))
     return p
 
 
 def _exp2(code: VectorCode, x: ir.Value) -> ir.Value:
-    """Return 2 to the x <= 0 of every lane, to 1.1 units in the last place; least is 2**-126, or 0 on AVX-512."""
-    if FEATURES.get("avx512dq"):
-        return _exp2_of_avx512(code, x)
+    """Return 2 to the finite x <= 0 of every lane, to two units in the last place."""
+    return _exp2_of_avx512(code, x) if LANES == 16 else _exp2_of_any(code, x)
+
+
+def _exp2_of_any(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Do so by a polynomial and bits; the least result is 2**-126."""
     builder, least = code.builder, _all(-126.0)
     x = builder.select(builder.fcmp_ordered(">", x, least), x, least)
     whole = builder.call(code.function(f"llvm.nearbyint.v{LANES}f32", VECTOR, [VECTOR]), [x])
     power = builder.shl(builder.fptosi(whole, _INTS), _all_ints(23))
-    p = _polynomial(code, builder.fsub(x, whole))
+    p = _polynomial(code, _EXP2, builder.fsub(x, whole))
     return builder.bitcast(builder.add(builder.bitcast(p, _INTS), power), VECTOR)
 
 
 def _exp2_of_avx512(code: VectorCode, x: ir.Value) -> ir.Value:
-    """Do so by the two instructions that are made for it: what x is above the nearest whole number, and the power."""
-    number, mask = ir.IntType(32), ir.IntType(16)
-    every, as_set = ir.Constant(mask, -1), ir.Constant(number, 4)
-    reduce = code.function("llvm.x86.avx512.mask.reduce.ps.512", VECTOR, [VECTOR, number, VECTOR, mask, number])
+    """Do so with few multiplications, for which these processors have half as many units as for the rest: x is a number
+    of 32nds and a rest, of which the former's fraction is looked up in two registers."""
+    builder, parts, number, mask = code.builder, 32, ir.IntType(32), ir.IntType(16)
+    pick = code.function("llvm.x86.avx512.vpermi2var.ps.512", VECTOR, [VECTOR, _INTS, VECTOR])
     scale = code.function("llvm.x86.avx512.mask.scalef.ps.512", VECTOR, [VECTOR, VECTOR, VECTOR, mask, number])
-    r = code.builder.call(reduce, [x, ir.Constant(number, 0), x, every, as_set])
-    return code.builder.call(scale, [_polynomial(code, r), code.builder.fsub(x, r), x, every, as_set])
+    powers = [float(np.float32(2 ** (part / parts))) for part in range(parts)]
+    low, high = (ir.Constant(VECTOR, half) for half in (powers[:16], powers[16:]))
+    rounding = _all(1.5 * 2**23 / parts)  # whose last bits then are the number of parts
+    shifted = builder.fadd(x, rounding)
+    nearest = builder.fsub(shifted, rounding)
+    fraction = builder.call(pick, [low, builder.bitcast(shifted, _INTS), high])
+    every, as_set = ir.Constant(mask, -1), ir.Constant(number, 4)
+    power = builder.call(scale, [fraction, nearest, fraction, every, as_set])  # takes the whole number below
+    return builder.fmul(power, _polynomial(code, _SHORT_EXP2, builder.fsub(x, nearest)))
 
 
 def scan_tokens(states: int) -> Any:

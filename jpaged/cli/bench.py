@@ -131,8 +131,18 @@ def speculative(
 
 @app.command()
 def memory(
+    workloads: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder of alpaca*.jsonl (prompt, output), azure2023-conv*.csv and mooncake-conversation*.csv "
+            "(prompt_len, output_len, hash_ids); what it lacks is drawn.",
+        ),
+    ] = None,
     trace: Annotated[
-        list[Path] | None, typer.Option(exists=True, help="CSV of prompt_len, output_len: chats; may be repeated.")
+        list[Path] | None,
+        typer.Option(exists=True, help="CSV of prompt_len, output_len: other chats; may be repeated."),
     ] = None,
     long: Annotated[
         Path | None, typer.Option(exists=True, help="The same, of long prompts, for models whose layers differ.")
@@ -142,31 +152,32 @@ def memory(
     ] = None,
     num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
-    docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="Folder for memory.md, memory.png and memory.svg (needs matplotlib).")
+    ] = None,
 ) -> None:
     """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
-    from jpaged.benchmarks import memory_jenga, memory_report
-    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, public_name, read_trace
+    from jpaged.benchmarks import memory_jenga, memory_page, memory_plots, memory_report
+    from jpaged.benchmarks.memory_workloads import read_workloads
 
     _check_plots(docs)
     with bad_parameters():
-        chats = {public_name(path): read_trace(path, 4 * num_requests) for path in trace or []}
-        far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
-        talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
-    chats = chats or {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
-    workloads = [f"{name} (OPT-13B)" for name in chats]
-    workloads.append(f"{public_name(long) if long else 'drawn long prompts'} (models whose layers differ)")
-    workloads.append(f"{public_name(conversations) if conversations else 'drawn conversations'} (prefix caching)")
+        asked = read_workloads(workloads, trace or [], long, conversations, num_requests, seed)
     jenga = memory_jenga.run(num_requests, seed, say=typer.echo)
-    results = memory_report.run(chats, far, talks, jenga, say=typer.echo)
-    text = memory_report.tables(results)
-    typer.echo(text)
+    results = memory_report.run(asked.chats, asked.long, asked.talks, jenga, say=typer.echo)
+    typer.echo(memory_report.tables(results))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        memory_report.plot(results, docs / "memory.png")
-        given = [*(("trace", path) for path in trace or []), ("long", long), ("conversations", conversations)]
-        options = "".join(f" --{name} {path.name}" for name, path in given if path is not None)
-        page = memory_report.page(text, f"jpaged bench memory{options} --docs docs", workloads)
+        memory_plots.plot(results, docs)
+        given = [("workloads", workloads), *(("trace", path) for path in trace or []), ("long", long)]
+        given += [("conversations", conversations), ("num-requests", num_requests), ("seed", seed)]
+        known = {"num-requests": 300, "seed": 0}
+        options = "".join(
+            f" --{name} {value.name if isinstance(value, Path) else value}"
+            for name, value in given
+            if value is not None and value != known.get(name)
+        )
+        page = memory_page.page(results, f"jpaged bench memory{options} --docs docs", asked.names)
         (docs / "memory.md").write_text(page, encoding="utf-8")
 
 

@@ -183,21 +183,23 @@ def memory(
 
 @app.command()
 def memory_real(
-    num_requests: Annotated[int, typer.Option(min=2, help="Requests, all sent at once: 256 tokens in, 128 out.")] = 12,
-    pool_mib: Annotated[int, typer.Option(min=1, help="MiB of KV memory.")] = 36,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, prompts and lengths.")] = 0,
+    num_requests: Annotated[int, typer.Option(min=2, help="Requests to each model, all sent at once.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and lengths.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
 ) -> None:
-    """Run a Gemma-3-shaped random model in one pool size: the largest page for all layers against jpaged's layer
+    """Run random models whose layers differ in one pool size: the largest page for all layers against jpaged's layer
     groups."""
     from jpaged.benchmarks import memory_real as real
+    from jpaged.benchmarks.machine import this_machine
 
-    with bad_parameters():
-        runs = real.run(num_requests, pool_mib, seed, say=typer.echo)
+    runs = real.run(num_requests, seed, say=typer.echo)
     typer.echo(real.table(runs))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        (docs / "memory_real.md").write_text(real.page(runs, "jpaged bench memory-real"), encoding="utf-8")
+        known = {"num-requests": (num_requests, 12), "seed": (seed, 0)}
+        options = "".join(f" --{name} {value}" for name, (value, usual) in known.items() if value != usual)
+        page = real.page(runs, f"jpaged bench memory-real{options} --docs docs", this_machine())
+        (docs / "memory_real.md").write_text(page, encoding="utf-8")
 
 
 def _check_plots(docs: Path | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,9 @@ def speculative(
         ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 8,
+    alone: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of each kind that run one at a time; default: all.")
+    ] = None,
     output_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an output.")] = 96,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which all engines take turns.")] = 3,
@@ -95,21 +99,25 @@ def speculative(
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     dtype: Dtype = "float32",
     max_model_len: MaxModelLen = None,
+    docs: Annotated[Path | None, typer.Option(help="Folder for speculative.md.")] = None,
 ) -> None:
     """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns.
 
-    With a temperature above 0 it is told, too, how far the first drafts of `layers:N` are from the best coupling.
+    It is told, too, how far the first drafts of `layers:N` are from the best coupling: at temperature 1, if the draws
+    are greedy.
     """
-    from jpaged.benchmarks import coupling
+    from jpaged.benchmarks import coupling, speculative_report
     from jpaged.benchmarks import speculative as measure
+    from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.speculative_prompts import speculative_prompts
     from jpaged.loading import load_model
     from jpaged.sampling_params import SamplingParams
     from jpaged.speculative import Layers
 
+    ways, warmer = ways or ["ngram"], temperature or 1.0
     with bad_parameters():
         prompts = speculative_prompts(workloads, num_prompts)
-        cut = [way.layers for way in map(read_speculative, ways or ()) if isinstance(way, Layers)]
+        cut = [way.layers for way in map(read_speculative, ways) if isinstance(way, Layers)]
     settings: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": max_model_len,
@@ -117,16 +125,53 @@ def speculative(
         "max_num_seqs": 64,
     }
     plain = build_llm(model, **settings)
-    drafting = {way: build_llm(model, speculative=way, **settings) for way in ways or ["ngram"]}
+    drafting = {way: build_llm(model, speculative=way, **settings) for way in ways}
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=output_tokens)
-    measure.run(plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, say=typer.echo)
-    for layers in cut if temperature > 0 else ():
+    found = measure.run(
+        plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, alone=alone, say=typer.echo
+    )
+    couplings, drawn = {}, replace(params, temperature=warmer)
+    for layers in cut:
         loaded = load_model(model, dtype=dtype)
         for kind, texts in prompts.items():
-            outputs = plain.generate(list(texts), params, use_tqdm=False)
+            outputs = plain.generate(list(texts), drawn, use_tqdm=False)
             with bad_parameters():
-                found = coupling.measure(loaded, layers, outputs, temperature=temperature, seed=seed)
-            typer.echo(f"{kind:12} layers:{layers} {found}")
+                it = coupling.measure(loaded, layers, outputs, temperature=warmer, seed=seed)
+            couplings[kind, layers] = it
+            typer.echo(f"{kind:12} layers:{layers} {it}")
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        given: list[tuple[str, Any, Any]] = [("model", model, "smollm2-135m")]
+        given += [("speculative", way, None) for way in ways]
+        given += [("workloads", workloads, None), ("num-prompts", num_prompts, 8), ("alone", alone, None)]
+        given += [("output-tokens", output_tokens, 96), *(("batch", size, None) for size in batch or ())]
+        given += [("rounds", rounds, 3), ("temperature", temperature, 0.0), ("seed", seed, 0)]
+        given += [("dtype", dtype, "float32"), ("max-model-len", max_model_len, None)]
+        text = speculative_report.page(
+            found,
+            couplings,
+            command=_command("speculative", given),
+            machine=this_machine(),
+            model=model,
+            rounds=rounds,
+            temperature=temperature,
+            coupling_temperature=warmer,
+        )
+        (docs / "speculative.md").write_text(text, encoding="utf-8")
+
+
+def _command(name: str, given: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return the command line of a measurement that writes a page; folders are named without where they lie.
+
+    Args:
+        given: each option with its value and its default, which is not written.
+    """
+    options = "".join(
+        f" --{option} {value.name if isinstance(value, Path) else value}"
+        for option, value, default in given
+        if value != default
+    )
+    return f"jpaged bench {name}{options} --docs docs"
 
 
 @app.command()
@@ -169,15 +214,10 @@ def memory(
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
         memory_plots.plot(results, docs)
-        given = [("workloads", workloads), *(("trace", path) for path in trace or []), ("long", long)]
-        given += [("conversations", conversations), ("num-requests", num_requests), ("seed", seed)]
-        known = {"num-requests": 300, "seed": 0}
-        options = "".join(
-            f" --{name} {value.name if isinstance(value, Path) else value}"
-            for name, value in given
-            if value is not None and value != known.get(name)
-        )
-        page = memory_page.page(results, f"jpaged bench memory{options} --docs docs", asked.names)
+        given = [("workloads", workloads, None), *(("trace", path, None) for path in trace or [])]
+        given += [("long", long, None), ("conversations", conversations, None)]
+        given += [("num-requests", num_requests, 300), ("seed", seed, 0)]
+        page = memory_page.page(results, _command("memory", given), asked.names)
         (docs / "memory.md").write_text(page, encoding="utf-8")
 
 
@@ -196,9 +236,8 @@ def memory_real(
     typer.echo(real.table(runs))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        known = {"num-requests": (num_requests, 12), "seed": (seed, 0)}
-        options = "".join(f" --{name} {value}" for name, (value, usual) in known.items() if value != usual)
-        page = real.page(runs, f"jpaged bench memory-real{options} --docs docs", this_machine())
+        command = _command("memory-real", [("num-requests", num_requests, 12), ("seed", seed, 0)])
+        page = real.page(runs, command, this_machine())
         (docs / "memory_real.md").write_text(page, encoding="utf-8")
 
 

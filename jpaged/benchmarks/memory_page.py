@@ -62,14 +62,15 @@ the other workloads.
 Jenga:
 
 {_waste()}
-{_behind(results)}- Where all layers are alike, largest page, static split and jpaged are the same thing. A static split is right for
+{_behind(results)}
+- Where all layers are alike, largest page, static split and jpaged are the same thing. A static split is right for
   one length only, although it knows the workload's mean here: for longer sequences the windows' part is idle, for
   shorter ones the other.
 - With a draft model, the largest page is the model's for both models: {_draft_bytes():.2f} times the bytes of a token.
-- Image embeddings are a layer group here: they lie in the pool from a request's first token on, and while it runs, which
-  is longer than the engine keeps them. The largest page keeps them elsewhere, at no cost.
-  Where there is no such cache, each chunk of a prompt that holds an image's tokens runs the encoder on the request's
-  images again. Work is counted in products of published sizes (SigLIP-400M, 7.6 and 27 billion parameters); the
+- Image embeddings are a layer group here: they lie in the pool from a request's first token on, and while it runs,
+  which is longer than the engine keeps them. The largest page keeps them elsewhere, at no cost. Where
+  there is no such cache, each chunk of a prompt that holds an image's tokens runs the encoder on the request's images
+  again. Work is counted in products of published sizes (SigLIP-400M, 7.6 and 27 billion parameters); the
   paper's figure is time, of one of several sizes of a step.
 - Articles are 12,000 tokens long on average ({ARTICLE_MODEL}, {ARTICLE_GIB:.0f} GiB), images 6,193 tokens ({IMAGES}
   of them, {IMAGE_MODEL}, {IMAGE_GIB:.0f} GiB); each question takes any of them. What counts is what an earlier
@@ -77,8 +78,8 @@ Jenga:
 - character.ai-like: 36 layers, 30 of them local (1024 tokens) in pairs that share one KV, six global that share two.
   PyramidKV: four groups of eight layers that keep 3584 to 512 tokens. The other allocators cannot express either, so
   they keep all. The paper tells ratios of both, not their sizes.
-- Batches stand beside throughputs in the last table: as the paper says, a larger batch is what its throughput comes from,
-  but the memory beside the weights, and so the batch, is another there.
+- Batches stand beside throughputs in the last table: a larger batch is what the paper's throughput comes from, but the
+  memory beside the weights, and so the batch, is another there.
 
 Prefix caching of conversations: every request waits from the start here and the pool is small, so few prefixes live
 until they are asked for again. Where the largest page finds more, it runs so few requests at once that a conversation's
@@ -94,8 +95,8 @@ def _waste() -> str:
     same = [waste.model for waste in told if waste.agrees]
     others = [f"{waste.model}'s is {100 * waste.largest:.1f} %" for waste in told if not waste.agrees]
     but = f", {' and '.join(others)}" if others else ""
-    return f"""- Its waste is that of the largest page. The lengths are chosen so that its figures come out, which they do for
-  {", ".join(same)}{but}. What jpaged wastes on a single sequence is its last blocks; behind a window up to one
+    return f"""- Its waste is that of the largest page. The lengths are chosen so that its figures come out, as they do
+  for {", ".join(same)}{but}. What jpaged wastes on a single sequence is its last blocks; behind a window up to one
   block a layer group; of recurrent layers a state that is kept beside the running one, for prefix hits; of images'
   embeddings those that were read."""
 
@@ -111,10 +112,10 @@ def _behind(results: Results) -> str:
         elif len(outcomes) > 4 and abs(batch_of(results, model) - 1) < ALIKE and not _one_kind(model):
             said.append(f"{model} (all alike)")
     if not said:
-        return ""
-    return f"""- jpaged runs no more than another allocator with {", ".join(said)}. Embeddings that stay in its pool are what it loses
-  with images; Jamba's layers of attention are so few that inflated blocks are nearly full at these lengths.
-"""
+        return "- jpaged runs more than any other allocator with every model."
+    return f"""- jpaged runs no more than another allocator with {", ".join(said)}. Embeddings that
+  stay in its pool are what it loses with images; Jamba's layers of attention are so few that inflated blocks are nearly
+  full at these lengths."""
 
 
 def _one_kind(model: str) -> bool:

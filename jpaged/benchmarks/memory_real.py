@@ -194,18 +194,18 @@ def page(runs: Sequence[RealRun], command: str, machine: str, models: Sequence[R
     )
     return f"""# Jenga's groups against one page size, measured
 
-Made by `{command}` on {machine}. Where other programs share the cores, seconds of the CPU can be compared, and seconds of
-the clock hardly; batches, preemptions and steps do not depend on the machine.
+Made by `{command}` on {machine}. Where other programs share the cores, seconds of the CPU can be compared, and
+seconds of the clock hardly; batches, preemptions and steps do not depend on the machine.
 
 Models of random weights in float32, shaped like published ones but small, serve the same {len(runs[0].tokens)} requests
-twice, in pools of equal size: once in pages of one size (largest page), once with jpaged's layer groups. Both run on the
-real engine and compute the same; outputs differ where rounding, which depends on the batch, turns a tie. The batch is
-averaged over the steps in which requests wait; compiling is not counted.
+twice, in pools of equal size: once in pages of one size (largest page), once with jpaged's layer groups. Both run on
+the real engine and compute the same; outputs differ where rounding, which depends on the batch, turns a tie. The batch
+is averaged over the steps in which requests wait; compiling is not counted.
 
 {kinds}
 
 {table(runs)}
 
 A random draft agrees with a random model only by chance: drafting soon stops, and what is measured is memory. Jamba's
-states are most of what its sequences hold, and large blocks of attention are half empty with requests as short as these.
+states are most of what its sequences hold, and large blocks of attention are half empty with requests so short.
 """

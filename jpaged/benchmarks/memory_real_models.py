@@ -1,4 +1,4 @@
-"""Models of random weights and odd layers for `jpaged bench memory-real`, and what a pool of one page size is for each."""
+"""Models of random weights for `jpaged bench memory-real`, and what a pool of one page size is for each."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ MODELS = (
     ),
     RealModel(
         "Llama 3.2 Vision",
-        "eight layers of self-attention and two that attend to an image of 650 features; each request has an image of its "
-        "own, and in the largest page all ten layers keep the tokens of text and image",
+        "eight layers of self-attention and two that attend to an image of 650 features; each request has an image of "
+        "its own, and in the largest page all ten layers keep the tokens of text and image",
         _mllama,
         36 << 10,
         padded_to_all,

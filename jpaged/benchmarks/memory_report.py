@@ -1,4 +1,4 @@
-"""Tells where KV memory goes under six allocators: runs what `jpaged bench memory` simulates, and makes tables of it."""
+"""Tells where KV memory goes under six allocators: runs the simulations of `jpaged bench memory`, and makes tables."""
 
 from __future__ import annotations
 

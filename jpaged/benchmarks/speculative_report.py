@@ -58,21 +58,22 @@ def page(
     said = ""
     if couplings:
         said = f"""
-The second table is at temperature {coupling_temperature:g}: how often the first layers' first draft was the model's token.
+The second table is at temperature {coupling_temperature:g}: how often the first layers' first draft was the token.
 Draws from two distributions can agree with the probability in "best coupling" at most; one race of clocks for both
 agrees with that in "expected of the race", and "kept" is what the requests' own clocks gave.
 """
     return f"""# Speculative decoding, measured
 
-{model} in float32, temperature {temperature:g}, on {machine}. Made by `{command}`. Engines with and without drafts take turns in
-each of {rounds} rounds, in alternating order; a ratio is the median over the rounds of the speed with drafts over that
-without in the same round, so that what else the machine does meets both. "CPU ratio" is the same of processor time.
+{model} at temperature {temperature:g}, on {machine}. Made by `{command}`. Engines with and without drafts take
+turns in each of {rounds} rounds, in alternating order; a ratio is the median over the rounds of the speed with drafts
+over that without in the same round, so that what else the machine does meets both. "CPU ratio" is the same of processor time.
 
 {tables(found, couplings)}
 
 "Kept" is the share of the drafts that stood. "Tokens a step" are tokens of a sequence over all steps, prompts included;
-prompts are in the prefix cache. {equal} of {outputs} outputs have the tokens of those without drafts; where one differs, a
-tie was turned by rounding, which depends on how many tokens a step has (`deterministic=True` leaves no such ties).
+prompts are in the prefix cache. {equal} of {outputs} outputs have the tokens of those without drafts; where one
+differs, a tie was turned by rounding, which depends on how many tokens a step has (`deterministic=True` leaves
+no such ties).
 {said}
 {_verdict(found)}
 """

@@ -27,8 +27,8 @@ LAYERS = {
 latents. TPUs scan over neighbouring layers that are alike, which stand in the program once."""
 
 GEMMA_4 = {"TPU v5e x8": {"decode": 6, "mixed": 6}, "H200 x1": {"decode": 6, "mixed": 8}}
-"""Calls of a local and a global layer that keep KV, and of one of each that reads it and writes none. On a GPU XLA attends
-in the global ones, whose heads are of 512."""
+"""Calls of a local and a global layer that keep KV, and of one of each that reads it and writes none. On a GPU XLA
+attends in the global ones, whose heads are of 512."""
 
 STEPS = [f"{kind}:{step}" for kind in (*LAYERS["H200 x1"], "gemma-4") for step in ("decode", "mixed")]
 

@@ -341,8 +341,7 @@ class Fuzz:
         self.images.check(life)
 
     def image(self, life: Life) -> list[object]:
-        encoded = 0 if life.salt not in self.encoder else self.encoder[life.salt]
-        return [("image", life.salt, i) for i in range(encoded)]
+        return [("image", life.salt, i) for i in range(self.encoder.get(life.salt, 0))]
 
     def whole_request(self, seq_id: int) -> list[int]:
         return [other for other, life in self.lives.items() if life.request == self.lives[seq_id].request]

@@ -66,7 +66,8 @@ agrees with that in "expected of the race", and "kept" is what the requests' own
 
 {model} at temperature {temperature:g}, on {machine}. Made by `{command}`. Engines with and without drafts take
 turns in each of {rounds} rounds, in alternating order; a ratio is the median over the rounds of the speed with drafts
-over that without in the same round, so that what else the machine does meets both. "CPU ratio" is the same of processor time.
+over that without in the same round, so that what else the machine does meets both. "CPU ratio" is the same of
+processor time.
 
 {tables(found, couplings)}
 

@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import (
     TENSOR_AXIS,
     Attend,
-    AttentionGroup,
     BuildContext,
     LayerGroup,
     LayerRef,
@@ -32,7 +31,7 @@ from . import weights as convert
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
 from .gemma4_experts import Gemma4Experts
-from .groups import kinds_from_types, layer_groups, type_of_group
+from .groups import KVSize, kinds_from_types, sized_groups, type_of_group
 from .layers import ACTIVATIONS, GatedMLP, RMSNorm, check_activation
 from .linear import Embedding, Linear, LiveRows
 from .mixture import ExpertLayout
@@ -241,14 +240,8 @@ def _heads(config: Any, kinds: tuple[LayerKind, ...], build: BuildContext) -> Ma
 
 
 def _groups(config: Any, kinds: tuple[LayerKind, ...], heads: Mapping[str, Heads]) -> tuple[LayerGroup, ...]:
-    groups = layer_groups(kinds, 1, 1, config.sliding_window)
-    return tuple(
-        replace(
-            group,
-            kv_heads=heads[group.name].layout.kv_heads,
-            head_dim=heads[group.name].head_dim,
-            q_per_kv=heads[group.name].layout.q_per_kv,
-        )
-        for group in groups
-        if isinstance(group, AttentionGroup)
-    )
+    def size(group: str) -> KVSize:
+        layout = heads[group].layout
+        return KVSize(layout.kv_heads, heads[group].head_dim, layout.q_per_kv)
+
+    return sized_groups(kinds, size, config.sliding_window)

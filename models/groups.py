@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jpaged.model_api import AttentionGroup, LayerGroup, StateGroup, StatePart
 
@@ -60,6 +60,14 @@ def share_kv(kinds: Sequence[LayerKind], factor: int | None) -> tuple[LayerKind,
     return tuple(shared)
 
 
+class KVSize(NamedTuple):
+    """Says how large the KV of a layer is, see `jpaged.model_api.AttentionGroup`."""
+
+    kv_heads: int
+    head_dim: int
+    q_per_kv: int | None
+
+
 def layer_groups(
     kinds: Sequence[LayerKind],
     kv_heads: int,
@@ -69,10 +77,21 @@ def layer_groups(
     *,
     q_per_kv: int | None = None,
 ) -> tuple[LayerGroup, ...]:
+    """Return the groups of layers whose KV has one size, see `sized_groups`."""
+    size = KVSize(kv_heads, head_dim, q_per_kv)
+    return sized_groups(kinds, lambda _: size, sliding_window, attention_chunk_size)
+
+
+def sized_groups(
+    kinds: Sequence[LayerKind],
+    size_of: Callable[[str], KVSize],
+    sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
+) -> tuple[LayerGroup, ...]:
     """Return the groups "window", "chunk" and "full", as far as they have layers, with the layers that keep KV.
 
     Args:
-        q_per_kv: see `jpaged.model_api.AttentionGroup`.
+        size_of: returns the size of a group's KV, by its name; asked only for groups that have layers.
 
     Raises:
         ValueError: when layers slide but `sliding_window` is not a positive number of tokens; chunks likewise.
@@ -93,8 +112,11 @@ def layer_groups(
         keepers = tuple(i for i, kind in enumerate(kinds) if kind.group == name and not kind.shares_kv)
         readers = sum(kind.group == name and kind.shares_kv for kind in kinds)
         if keepers:
+            size = size_of(name)
             groups.append(
-                AttentionGroup(name, keepers, kv_heads, head_dim, **limit(), readers=readers, q_per_kv=q_per_kv)
+                AttentionGroup(
+                    name, keepers, size.kv_heads, size.head_dim, **limit(), readers=readers, q_per_kv=size.q_per_kv
+                )
             )
     return tuple(groups)
 

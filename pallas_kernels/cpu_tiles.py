@@ -28,10 +28,11 @@ def _features() -> dict[str, bool]:
 
 FEATURES = _features()
 """What this machine's processor has."""
-_MANY_REGISTERS = any(FEATURES.get(name) for name in ("avx512f", "neon"))
+MANY_REGISTERS = any(FEATURES.get(name) for name in ("avx512f", "neon"))
+"""Whether there are 32 vector registers, not 16."""
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
 """How many float32 a vector register holds."""
-ROWS = 8 if _MANY_REGISTERS else 4
+ROWS = 8 if MANY_REGISTERS else 4
 """Rows of x in a tile."""
 VECTORS = 3
 """Vectors of columns in a tile."""
@@ -39,7 +40,7 @@ FLOAT = 4
 """Bytes of a number."""
 LINE_BYTES = 64
 """Bytes of a cache line."""
-DOT_ROWS, TABLE_ROWS = 2 if _MANY_REGISTERS else 1, 8
+DOT_ROWS, TABLE_ROWS = 2 if MANY_REGISTERS else 1, 8
 """Rows of x and of a table in a tile of dot products."""
 
 _WORD, _FLOAT, _INDEX = ir.IntType(64), ir.FloatType(), ir.IntType(32)
@@ -148,18 +149,24 @@ class VectorCode:
 
     def sums(self, turns: ir.Value, number: int, turn: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]) -> list:
         """Repeat ``turn(counter, sums) -> sums`` at least once, from zeros."""
+        return self.turns(turns, [_ZEROS] * number, turn)
+
+    def turns(
+        self, turns: ir.Value, start: list[ir.Value], turn: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
+    ) -> list:
+        """Do as `sums` from other vectors than zeros."""
         builder, before = self.builder, self.builder.block
         loop, after = builder.append_basic_block("turn"), builder.append_basic_block("after")
         builder.branch(loop)
         builder.position_at_end(loop)
         counter = builder.phi(_WORD)
-        sums = [builder.phi(VECTOR) for _ in range(number)]
+        sums = [builder.phi(VECTOR) for _ in start]
         added = turn(counter, sums)
         following = self.at(counter, 1)
         counter.add_incoming(ir.Constant(_WORD, 0), before)
         counter.add_incoming(following, loop)
-        for phi, later in zip(sums, added, strict=True):
-            phi.add_incoming(_ZEROS, before)
+        for phi, first, later in zip(sums, start, added, strict=True):
+            phi.add_incoming(first, before)
             phi.add_incoming(later, loop)
         builder.cbranch(builder.icmp_signed("<", following, turns), loop, after)
         builder.position_at_end(after)

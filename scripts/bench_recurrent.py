@@ -4,8 +4,9 @@
     python scripts/bench_recurrent.py --layers mamba-2.7b --impls cpu --batch 8
 
 A prompt is 512 tokens of one sequence, eight units, from nothing. A decode reads and writes one state a sequence; its
-GB/s count both, and so do those of the copy, a negation in place of an array far larger than the caches. Each figure is
-the least of several runs, the reference's of one; the pool is donated, as in a step.
+GB/s count both, and so do those of the copy, a negation in place of an array far larger than the caches. Each time is
+the least of several runs; the pool is donated, as in a step. Prompts and the reference take turns, so that other
+programs on the machine are in the way of both.
 """
 
 from __future__ import annotations
@@ -92,12 +93,13 @@ def main() -> None:
     print("|" + "---|" * 8)
     for name in options.layers:
         layer = LAYERS[name]
-        reference = least_time(layer, prompt(), PROMPT, 1, "reference", 1)
         for impl in options.impls:
-            mine = least_time(layer, prompt(), PROMPT, 1, impl, options.runs)
-            batch = options.batch
-            decode = least_time(layer, decodes(batch), batch, batch, impl, options.runs)
-            speed = 2 * 4 * prod(layer.state) * batch / decode / 1e9
+            both = [caller(layer, prompt(), PROMPT, 1, each) for each in (impl, "reference")]
+            turns = np.array([[call() for call in both] for _ in range(options.runs + 1)])[1:]  # the first compiles
+            mine, reference = turns.min(axis=0)
+            call = caller(layer, decodes(options.batch), options.batch, options.batch, impl)
+            decode = min([call() for _ in range(options.runs + 1)][1:])
+            speed = 2 * 4 * prod(layer.state) * options.batch / decode / 1e9
             figures = f"{1e3 * mine:.2f} | {1e3 * reference:.1f} | {reference / mine:.1f} | {1e3 * decode:.3f}"
             print(f"| {name} | {impl} | {figures} | {speed:.1f} | {speed / copied:.2f} |", flush=True)
 
@@ -127,8 +129,8 @@ def decodes(batch: int) -> Units:
     return Units(row, jnp.ones_like(row), row, row, jnp.int32(batch), jnp.int32(batch), 1, True)
 
 
-def least_time(layer: Layer, units: Units, tokens: int, blocks: int, impl: str, runs: int) -> float:
-    """Return the least seconds of a call that has the pool to itself."""
+def caller(layer: Layer, units: Units, tokens: int, blocks: int, impl: str) -> Callable[[], float]:
+    """Return what makes a call that has the pool to itself, and returns its seconds."""
     random = np.random.default_rng(0)
     operands = layer.operands(lambda *shape: jnp.asarray(random.normal(size=shape), jnp.float32), tokens)
     place = StatePlace(0, layer.state, jnp.dtype("float32"))
@@ -137,12 +139,15 @@ def least_time(layer: Layer, units: Units, tokens: int, blocks: int, impl: str, 
     def call(view, operands):
         return layer.kernel(view, 0, place, units, *operands, impl=impl)
 
-    step, times = jax.jit(call, donate_argnums=0), []
-    for _ in range(runs + 1):
+    step = jax.jit(call, donate_argnums=0)
+
+    def timed() -> float:
+        nonlocal view
         start = time.perf_counter()
         view, _ = jax.block_until_ready(step(view, operands))
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+        return time.perf_counter() - start
+
+    return timed
 
 
 if __name__ == "__main__":

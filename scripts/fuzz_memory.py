@@ -2,12 +2,13 @@
 
     python scripts/fuzz_memory.py --operations 1000000 --seed 0
 
-Every operation is one that a scheduler makes: add and match, step (allocate, copy, write, read, commit), fork, free,
-swap out and in, pin and unpin, forget the cache. A shadow of the pool holds, instead of KV and states, the name of the
-prefix that each block was computed from; whatever a layer would read must name the reader's own prefix, so a block that
-is given away while somebody needs it is noticed at the next step. From time to time all counts are recomputed, and all
-sequences end, after which nothing may be in use. When memory is short the newest sequence gives its own up, as in a
-scheduler, so that the oldest always ends; one that does not end is reported.
+Every operation is one that a scheduler makes: add and match, step (hold and encode an image, allocate, copy, write,
+read, commit), fork, free, swap out and in, pin and unpin, forget the cache. A shadow of the pool holds, instead of KV
+and states, the name of the prefix that each block was computed from; whatever a layer would read must name the
+reader's own prefix, so a block that is given away while somebody needs it is noticed at the next step. From time to
+time all counts are recomputed, and all sequences end, after which nothing may be in use. When memory is short the
+newest sequence gives its own up, as in a scheduler, so that the oldest always ends; one that does not end is
+reported.
 
 It ends with one line of counts and exit code 0, or with the operation's number and the seed that shows the fault.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "memory"))
 
+from fuzz_images import EMBEDDINGS, FEATURES, IMAGE_KV, MOST_FEATURES, Images
 from memory_shadow import ShadowPool
 
 from jpaged.memory import (
@@ -43,6 +45,8 @@ from jpaged.memory import (
     StateCheckpoints,
     TokenBudget,
 )
+from jpaged.memory.images import HeldImage
+from jpaged.memory.policies import VerifiedStates
 
 FULL = GroupSpec("full", layer_bytes=2, num_layers=3, block_size=3, policy=FullAttention())
 WINDOW = GroupSpec("window", layer_bytes=1, num_layers=5, block_size=3, policy=SlidingWindow(7))
@@ -52,13 +56,16 @@ IMAGES = GroupSpec("images", layer_bytes=1, num_layers=3, block_size=2, policy=C
 TOP = GroupSpec("token budget", layer_bytes=2, num_layers=2, block_size=3, policy=TokenBudget(1, 3, 4))
 PYRAMID = GroupSpec("prompt budget", layer_bytes=2, num_layers=2, block_size=3, policy=PromptBudget(6))
 DRAFT = GroupSpec("draft", layer_bytes=1, num_layers=2, block_size=3, policy=FullAttention())
+RING = GroupSpec("verified states", layer_bytes=7, num_layers=2, block_size=3, policy=VerifiedStates(3))
 
 POOLS = {
     # Budgets serve no prefix, or none beyond themselves, so other kinds are drawn without them as well.
     "recurrent": (STATE,),
-    "hybrid": (FULL, WINDOW, STATE, DRAFT),
+    "hybrid": (FULL, WINDOW, STATE, DRAFT, RING),
     "vision": (FULL, WINDOW, CHUNKED, STATE, IMAGES),
-    "all kinds": (FULL, WINDOW, CHUNKED, STATE, IMAGES, TOP, PYRAMID, DRAFT),
+    "embeddings": (FULL, WINDOW, EMBEDDINGS, DRAFT),
+    "image KV": (FULL, WINDOW, STATE, IMAGE_KV),
+    "all kinds": (FULL, WINDOW, CHUNKED, STATE, IMAGES, TOP, PYRAMID, DRAFT, RING, EMBEDDINGS),
 }
 IMAGE_TOKENS = {None: 3, "tenant": 6}
 MOST_SEQS, MOST_TOKENS, STEP_TOKENS = 8, 60, 20
@@ -71,15 +78,25 @@ def smallest_layout(groups: tuple[GroupSpec, ...], more_pages: int) -> PoolLayou
     for pages in count(1):
         layout = PoolLayout.plan(groups, page * pages)
         manager = MemoryManager(layout, watermark=0.0, prefix_caching=True, max_step_tokens=STEP_TOKENS)
-        encoder = max(IMAGE_TOKENS.values()) if IMAGES in groups else 0
+        encoder = _most_encoded(groups)
         if manager.can_admit(MOST_TOKENS, prompt_tokens=MOST_TOKENS, encoder_tokens=encoder) is not Fit.NEVER:
             return PoolLayout.plan(groups, page * (pages + more_pages))
     raise AssertionError("unreachable: some number of pages is enough")
 
 
+def _most_encoded(groups: tuple[GroupSpec, ...]) -> int:
+    """Return the most tokens that an encoder makes for a request."""
+    sees = EMBEDDINGS in groups or IMAGE_KV in groups
+    return max(max(IMAGE_TOKENS.values()) if IMAGES in groups else 0, MOST_FEATURES if sees else 0)
+
+
 @dataclass
 class Life:
-    """A sequence: `tokens` may be longer than what is computed; it ends at `total` tokens, its step's at `end`."""
+    """A sequence: `tokens` may be longer than what is computed; it ends at `total` tokens, its step's at `end`.
+
+    Attributes:
+        image: the image that its prompt begins with; None = it has none.
+    """
 
     request: int
     tokens: list[int]
@@ -90,6 +107,8 @@ class Life:
     end: int = 0
     swapped: bool = False
     names: list[object] = field(default_factory=list)
+    image: bytes | None = None
+    held: HeldImage | None = None
 
     def name(self, length: int) -> list[object]:
         """Names of the prefixes that end with each of the first `length` tokens."""
@@ -115,6 +134,7 @@ class Fuzz:
         )
         self.pins = Pins(self.manager, MOST_TOKENS)
         self.shadow = ShadowPool(self.layout)
+        self.images = Images(self.manager, self.shadow)
         self.encoder = IMAGE_TOKENS if any(spec is IMAGES for spec in groups) else dict.fromkeys(IMAGE_TOKENS, 0)
         self.lives: dict[int, Life] = {}  # in order of arrival
         self.next_id = 0
@@ -150,17 +170,22 @@ class Fuzz:
         tokens = DOCUMENT[:shared] + [self.rng.randrange(3) for _ in range(self.rng.randrange(5))] or [0]
         salt = self.rng.choice([None, None, None, "tenant"])
         total = min(MOST_TOKENS, len(tokens) + self.rng.choice([1, 3, 8, 20]))
-        encoder = self.encoder[salt]
+        encoder, image = self.encoder[salt], None
+        if self.images.any and self.rng.random() < 0.6:
+            image = self.rng.choice([name for name, features in FEATURES.items() if features <= len(tokens)] or [None])
+        name = salt if image is None else f"{salt} {image!r}"  # what stands for another image is another prefix
+        encoder = max(encoder, FEATURES.get(image, 0))
         if self.manager.can_admit(total, encoder_tokens=encoder, prompt_tokens=len(tokens)) is Fit.NEVER:
             self.counts["refused"] += 1
             return
         seq_id = self.next_id
         self.next_id += 1
         self.manager.add(seq_id, seq_id, encoder_tokens=encoder, prompt_tokens=len(tokens))
-        hit = self.manager.match_prefix(seq_id, tokens, salt=salt)
+        hit = self.manager.match_prefix(seq_id, tokens, salt=name)
+        self.counts["images"] += image is not None
         self.counts["hits"] += hit > 0
         self.counts["hit tokens"] += hit
-        self.lives[seq_id] = Life(seq_id, tokens, len(tokens), total, salt, hit)
+        self.lives[seq_id] = Life(seq_id, tokens, len(tokens), total, name, hit, image=image)
         self.check(seq_id)
 
     def step(self) -> None:
@@ -175,7 +200,7 @@ class Fuzz:
             end = self.end_of_chunk(life)
             if self.rng.random() < 0.5:
                 self.manager.commit(seq_id, life.tokens, life.computed)
-            while (made := self.manager.allocate(seq_id, end, first_write=life.computed)) is None:
+            while (made := self.take(seq_id, end)) is None:
                 if not self.preempt(life.request, {self.lives[other].request for other in planned}):
                     break
             if made is None:
@@ -186,6 +211,7 @@ class Fuzz:
             copies += made
             planned.append(seq_id)
             life.end = end
+        self.images.encode()
         self.shadow.copy(copies)
         for seq_id in planned:
             life = self.lives[seq_id]
@@ -194,6 +220,7 @@ class Fuzz:
         for seq_id in planned:
             life = self.lives[seq_id]
             life.computed = life.end
+            self.images.took(life)
             if self.rng.random() < 0.6:
                 known = life.tokens[: life.computed - self.rng.randint(0, 1)]
                 self.manager.commit(seq_id, known, life.computed)
@@ -202,6 +229,13 @@ class Fuzz:
                 self.counts["finished"] += 1
                 self.manager.commit(seq_id, life.tokens, life.computed)
                 self.free(seq_id)
+
+    def take(self, seq_id: int, end: int) -> list[BlockCopy] | None:
+        """Take what a chunk needs, its image first; None = memory is short."""
+        life = self.lives[seq_id]
+        if not self.images.hold(life):
+            return None
+        return self.manager.allocate(seq_id, end, first_write=life.computed)
 
     def preempt(self, request: int, planned: set[int]) -> bool:
         """Free the newest request that is not part of the step, for another; one that is the newest frees itself, and
@@ -233,9 +267,8 @@ class Fuzz:
         self.next_id += 1
         self.manager.fork(parent, child)
         life = self.lives[parent]
-        self.lives[child] = Life(
-            life.request, list(life.tokens), life.prompt, life.total, life.salt, life.computed, swapped=life.swapped
-        )
+        copied = life.request, list(life.tokens), life.prompt, life.total, life.salt, life.computed
+        self.lives[child] = Life(*copied, swapped=life.swapped, image=life.image)
         self.counts["forks"] += 1
 
     def swap_out(self) -> None:
@@ -253,6 +286,7 @@ class Fuzz:
         self.counts["swaps"] += 1
         for seq_id in seq_ids:
             self.lives[seq_id].swapped = True
+            self.images.release(self.lives[seq_id])
 
     def swap_in(self) -> None:
         swapped = [seq_id for seq_id, life in self.lives.items() if life.swapped]
@@ -269,11 +303,17 @@ class Fuzz:
             self.check(seq_id)
 
     def free(self, seq_id: int) -> None:
+        self.images.release(self.lives[seq_id])
         self.manager.free(seq_id)
         del self.lives[seq_id]
 
     def pin(self) -> None:
-        if len(self.pinned) >= 1 or any(self.encoder.values()) or not self.manager.layout.prefix_step <= 24:
+        if (
+            len(self.pinned) >= 1
+            or any(self.encoder.values())
+            or self.images.any
+            or not self.manager.layout.prefix_step <= 24
+        ):
             return
         seq_id = self.next_id
         self.next_id += 1
@@ -298,9 +338,10 @@ class Fuzz:
         """The next token finds its own sequence's KV and states."""
         life = self.lives[seq_id]
         self.shadow.check_reads(self.manager, seq_id, life.name(life.computed), life.computed, self.image(life))
+        self.images.check(life)
 
     def image(self, life: Life) -> list[object]:
-        return [("image", life.salt, i) for i in range(self.encoder[life.salt])]
+        return [("image", life.salt, i) for i in range(self.encoder.get(life.salt, 0))]
 
     def whole_request(self, seq_id: int) -> list[int]:
         return [other for other, life in self.lives.items() if life.request == self.lives[seq_id].request]
@@ -331,12 +372,14 @@ class Fuzz:
             while first in self.lives and life.computed < life.total:
                 end = self.end_of_chunk(life)
                 self.manager.commit(first, life.tokens, life.computed)
-                copies = self.manager.allocate(first, end, first_write=life.computed)
+                copies = self.take(first, end)
                 assert copies is not None, "a lone sequence that was admitted does not end"
                 life.tokens += DOCUMENT[len(life.tokens) : end]
+                self.images.encode()
                 self.shadow.copy(copies)
                 self.write(first, life, end)
                 life.computed = end
+                self.images.took(life)
                 self.check(first)
             self.free(first)
             self.counts["finished"] += 1

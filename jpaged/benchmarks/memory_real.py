@@ -1,28 +1,33 @@
-"""Runs Jenga's layer groups against one page size for all layers: the same model and requests in equal pools.
+"""Runs Jenga's layer groups against one page size for all layers: the same models and requests in equal pools.
 
-The second allocator keeps every token in every layer, as engines do that know one kind of KV page; attention still
-sees windows only, so both compute the same tokens.
+The second allocator gives every block the largest one's size, or keeps every token in every layer, as engines do that
+know one kind of KV page; the layers read the same, so both compute the same tokens.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
 
+from jpaged.benchmarks.gpu_engine import random_model
+from jpaged.benchmarks.memory_real_models import MAX_LEN, MODELS, RealModel
 from jpaged.benchmarks.prompts import Lengths
-from jpaged.benchmarks.random_model import gemma3_config, save_random_gemma3
-from jpaged.engine.engine import Engine
-from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, plan_pool
-from jpaged.loading import LoadedModel, load_model
-from jpaged.memory import FullAttention, MemoryManager, PoolLayout
+from jpaged.config import EngineConfig
+from jpaged.engine.builder import Built, build_engine
+from jpaged.engine.memory_plan import MemoryPlan, plan_memory
+from jpaged.model_api import SeesImages
 from jpaged.sampling_params import SamplingParams
-from jpaged.scheduling import Scheduler
-from jpaged.text.input_processor import InputProcessor
+from jpaged.scheduling import Request
+from jpaged.scheduling.prompt_image import PromptImage
+from jpaged.speculative import DraftModel
+from jpaged.text.prompt import ParsedPrompt
 
 SYSTEMS = ("largest page", "jpaged")
 BLOCK_SIZE = 16
@@ -35,11 +40,13 @@ class RealRun:
     """Holds what one allocator did with the requests.
 
     Attributes:
+        model: name of the model.
         batch: mean running sequences a step, while requests waited.
         cpu_seconds: time of all cores together, which other programs on the machine hardly change.
         tokens: outputs of the requests, in their order.
     """
 
+    model: str
     system: str
     batch: float
     preemptions: int
@@ -54,72 +61,94 @@ class RealRun:
 
 
 def run(
-    num_requests: int, pool_mib: int, seed: int, say: Callable[[str], None], fields: dict[str, int] | None = None
+    num_requests: int, seed: int, say: Callable[[str], None], models: Sequence[RealModel] = MODELS
 ) -> list[RealRun]:
-    """Serve random prompts by each of `SYSTEMS`.
-
-    Args:
-        fields: fields of the model's config; by default `gemma3_config`.
+    """Serve random prompts to each model by each of `SYSTEMS`.
 
     Raises:
         ValueError: a request does not fit the pool.
     """
-    fields = fields or gemma3_config()
-    enable_compilation_cache()
-    with tempfile.TemporaryDirectory() as folder:
-        save_random_gemma3(Path(folder), fields, seed)
-        loaded = load_model(folder, dtype="float32")
-    lengths = Lengths(num_requests, mean_input=256, mean_output=128, sigma=0.3, seed=seed)
-    pairs = lengths.draw(fields["max_position_embeddings"])
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(3, fields["vocab_size"], count).tolist() for count, _ in pairs]
     runs = []
-    for system in SYSTEMS:
-        longest = fields["max_position_embeddings"]
-        engine = _engine(loaded, system, pool_mib << 20, longest)
-        inputs = InputProcessor(
-            None, vocab_size=loaded.model.vocab_size, max_model_len=longest, max_num_seqs=MAX_NUM_SEQS
-        )
-        for name in engine.runner.warmup():
-            say(f"{system}: compiled {name}")
-        runs.append(_serve(engine, inputs, system, prompts, [count for _, count in pairs]))
+    for model in models:
+        for system in SYSTEMS:
+            say(f"{model.name}, {system}")
+            built = _build(model, system)
+            try:
+                built.engine.runner.warmup()
+                runs.append(_serve(built, model, system, num_requests, seed))
+            finally:
+                built.engine.close()
     return runs
 
 
-def _engine(loaded: LoadedModel, system: str, pool_bytes: int, max_model_len: int) -> Engine:
-    groups = loaded.model.layer_groups
-    spec = plan_pool(groups, block_size=BLOCK_SIZE, dtype=loaded.dtype, shards=1, pool_bytes=pool_bytes)
-    if system == "largest page":
-        spec = _keeping_all(spec)
-    runner = Runner(
-        loaded.graphdef,
-        loaded.params,
-        spec,
-        loaded.mesh,
+def _build(model: RealModel, system: str) -> Built:
+    """Return an engine of random weights, with the pool that an allocator makes."""
+    largest = system == SYSTEMS[0]
+    block_size = (largest and model.tokens_a_page) or BLOCK_SIZE
+    config = EngineConfig(
+        model="random weights",
+        dtype="float32",
+        block_size=block_size,
+        max_model_len=MAX_LEN,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=BUDGET,
-        max_model_len=max_model_len,
-        vocab_size=loaded.model.vocab_size,
+        kv_cache_memory_bytes=model.pool_kib << 10,
+        speculative=None if model.draft is None else DraftModel("random draft", tokens=2),
+        disable_log_stats=True,
+        **model.settings,
     )
-    memory = MemoryManager(spec.layout, max_step_tokens=BUDGET)
-    scheduler = Scheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET)
-    return Engine([scheduler], runner, max_model_len=max_model_len)
+
+    def planned(*args: Any, **options: Any) -> MemoryPlan:
+        plan = plan_memory(*args, **options)
+        return replace(plan, spec=model.largest(plan.spec)) if largest else plan
+
+    def loaded(name: str, *, mesh: Any, **_: Any) -> Any:
+        config = model.draft if name == "random draft" else model.config
+        assert config is not None
+        return random_model(config(), mesh, jnp.dtype("float32"))
+
+    with ExitStack() as patches:
+        for place, other in (
+            ("builder.load_model", loaded),
+            ("speculation.load_model", loaded),
+            ("builder.plan_memory", planned),
+        ):
+            patches.enter_context(mock.patch(f"jpaged.engine.{place}", other))
+        return build_engine(config)
 
 
-def _keeping_all(spec: PoolSpec) -> PoolSpec:
-    """Return the pool with the same blocks, none of which is released before its sequence ends."""
-    groups = [replace(group.spec, policy=FullAttention()) for group in spec.layout.groups]
-    return replace(spec, layout=PoolLayout.plan(groups, spec.layout.pool_bytes))
-
-
-def _serve(
-    engine: Engine, inputs: InputProcessor, system: str, prompts: Sequence[list[int]], outputs: Sequence[int]
-) -> RealRun:
+def _requests(built: Built, model: RealModel, number: int, seed: int) -> list[Request]:
+    lengths = Lengths(number, mean_input=model.prompt, mean_output=model.output, sigma=0.3, seed=seed)
+    rng = np.random.default_rng(seed)
     requests = []
-    for prompt, count in zip(prompts, outputs, strict=True):
-        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        requests.append(inputs.process(prompt, params))
-        engine.add(requests[-1])
+    for place, (prompt, output) in enumerate(lengths.draw(MAX_LEN)):
+        tokens = rng.integers(3, built.model.vocab_size, prompt).tolist()
+        images = tuple(_image(built, rng, at, place) for at in range(model.images))
+        for image in images:
+            tokens[image.start] = built.model_config.image_token_index
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        requests.append(built.input_processor.request(ParsedPrompt(None, tokens, None, images), params))
+    return requests
+
+
+def _image(built: Built, rng: np.random.Generator, at: int, request: int) -> PromptImage:
+    """Return an image of noise, behind one token of text and the images before it, that no other request has."""
+    model = built.model
+    assert isinstance(model, SeesImages)
+    arrays, features = next(iter(model.examples()))
+    pixels = {name: _noise(array, rng) for name, array in arrays.items()}
+    name = f"image {at} of request {request}".encode()
+    return PromptImage(1 + at, 1, name, features, pixels, whole=False)
+
+
+def _noise(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal(array.shape, np.float32) if array.dtype == np.float32 else array
+
+
+def _serve(built: Built, model: RealModel, system: str, number: int, seed: int) -> RealRun:
+    engine, requests = built.engine, _requests(built, model, number, seed)
+    for request in requests:
+        engine.add(request)
     scheduler, batches = engine.scheduler, []
     start, start_cpu = time.perf_counter(), time.process_time()
     while engine.has_work:
@@ -129,38 +158,54 @@ def _serve(
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     tokens = [request.sequences[0].token_ids[len(request.prompt_token_ids) :] for request in requests]
     mean = sum(batches) / max(1, len(batches))
-    return RealRun(system, mean, scheduler.num_preemptions, engine.stats.num_steps, seconds, cpu_seconds, tokens)
+    steps = engine.stats.num_steps
+    return RealRun(model.name, system, mean, scheduler.num_preemptions, steps, seconds, cpu_seconds, tokens)
 
 
 def table(runs: Sequence[RealRun]) -> str:
-    """Return a Markdown table: a row a system, and how the second compares with the first."""
-    head = ["allocator", "mean batch", "preemptions", "steps", "output tokens/s", "output tokens/CPU-second"]
+    """Return Markdown tables: what each allocator did, and how the second of a model compares with the first."""
+    head = ["model", "allocator", "mean batch", "preemptions", "steps", "output tokens/s", "output tokens/CPU-second"]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for it in runs:
         speeds = f"{it.num_tokens / it.seconds:.1f} | {it.num_tokens / it.cpu_seconds:.1f}"
-        lines.append(f"| {it.system} | {it.batch:.1f} | {it.preemptions} | {it.steps:,} | {speeds} |")
-    first, second = runs
-    same = sum(a == b for a, b in zip(first.tokens, second.tokens, strict=True))
-    lines += [
-        "",
-        f"{second.system} / {first.system}: batch {second.batch / first.batch:.2f}, tokens/s "
-        f"{first.seconds / second.seconds:.2f}, tokens/CPU-second {first.cpu_seconds / second.cpu_seconds:.2f}. "
-        f"Equal outputs: {same} of {len(first.tokens)}.",
-    ]
+        lines.append(f"| {it.model} | {it.system} | {it.batch:.1f} | {it.preemptions} | {it.steps:,} | {speeds} |")
+    head = ["jpaged / largest page", "batch", "steps", "tokens/s", "tokens/CPU-second", "equal outputs"]
+    lines += ["", f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for first, second in zip(runs[::2], runs[1::2], strict=True):
+        same = sum(a == b for a, b in zip(first.tokens, second.tokens, strict=True))
+        ratios = [second.batch / first.batch, second.steps / first.steps]
+        ratios += [first.seconds / second.seconds, first.cpu_seconds / second.cpu_seconds]
+        numbers = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        lines.append(f"| {first.model} | {numbers} | {same} of {len(first.tokens)} |")
     return "\n".join(lines)
 
 
-def page(runs: Sequence[RealRun], command: str) -> str:
-    """Return the text of docs/memory_real.md."""
-    shape = gemma3_config()
+def page(runs: Sequence[RealRun], command: str, machine: str, models: Sequence[RealModel] = MODELS) -> str:
+    """Return the text of docs/memory_real.md.
+
+    Args:
+        command: what made the runs.
+        machine: what they were made on.
+    """
+    kinds = "\n".join(
+        f"- **{model.name}**: {model.says}; {model.pool_kib >> 10} MiB of KV, prompts of {model.prompt} tokens on the "
+        f"average, outputs of {model.output}."
+        for model in models
+    )
     return f"""# Jenga's groups against one page size, measured
 
-Made by `{command} --docs docs` on two CPU cores that other programs shared, so that seconds of the CPU can be compared
-and seconds of the clock hardly. A random Gemma-3-shaped
-model ({shape["num_hidden_layers"]} layers, five local ones with a window of {shape["sliding_window"]} tokens to a
-global one) serves the same {len(runs[0].tokens)} requests twice, in pools of equal size: once with every layer
-keeping every token (largest page), once with jpaged's layer groups, which release what left the window. The batch is
-averaged over the steps in which requests wait. Both compute the same; compiling is not counted.
+Made by `{command}` on {machine}. Where other programs share the cores, seconds of the CPU can be compared, and
+seconds of the clock hardly; batches, preemptions and steps do not depend on the machine.
+
+Models of random weights in float32, shaped like published ones but small, serve the same {len(runs[0].tokens)} requests
+twice, in pools of equal size: once in pages of one size (largest page), once with jpaged's layer groups. Both run on
+the real engine and compute the same; outputs differ where rounding, which depends on the batch, turns a tie. The batch
+is averaged over the steps in which requests wait; compiling is not counted.
+
+{kinds}
 
 {table(runs)}
+
+A random draft agrees with a random model only by chance: drafting soon stops, and what is measured is memory. Jamba's
+states are most of what its sequences hold, and large blocks of attention are half empty with requests so short.
 """

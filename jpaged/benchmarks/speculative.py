@@ -68,6 +68,7 @@ def run(
     batches: Sequence[int] = (1, 8),
     params: SamplingParams,
     rounds: int = 3,
+    alone: int | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Speculated]:
     """Run every kind of prompt at every batch size with each engine, in turns, so that what else the machine does
@@ -76,12 +77,14 @@ def run(
     Args:
         drafting: engines with drafts, by the name of the way they are made.
         params: what every request asks for; its seed counts.
+        alone: number of prompts of each kind that run at a batch size of 1, which takes longest; None = all.
     """
     found = []
     say(HEADER)
     engines = {"": plain, **drafting}
-    for kind, texts in prompts.items():
+    for kind, every in prompts.items():
         for batch in batches:
+            texts = every[:alone] if batch == 1 else every
             for engine in engines.values():
                 _generate(engine, texts[:batch], batch, params)  # compiles what is not yet, and fills the prefix cache
             before = {way: engine.stats() for way, engine in engines.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,9 @@ def speculative(
         ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 8,
+    alone: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of each kind that run one at a time; default: all.")
+    ] = None,
     output_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an output.")] = 96,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which all engines take turns.")] = 3,
@@ -95,21 +99,25 @@ def speculative(
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     dtype: Dtype = "float32",
     max_model_len: MaxModelLen = None,
+    docs: Annotated[Path | None, typer.Option(help="Folder for speculative.md.")] = None,
 ) -> None:
     """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns.
 
-    With a temperature above 0 it is told, too, how far the first drafts of `layers:N` are from the best coupling.
+    It is told, too, how far the first drafts of `layers:N` are from the best coupling: at temperature 1, if the draws
+    are greedy.
     """
-    from jpaged.benchmarks import coupling
+    from jpaged.benchmarks import coupling, speculative_report
     from jpaged.benchmarks import speculative as measure
+    from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.speculative_prompts import speculative_prompts
     from jpaged.loading import load_model
     from jpaged.sampling_params import SamplingParams
     from jpaged.speculative import Layers
 
+    ways, warmer = ways or ["ngram"], temperature or 1.0
     with bad_parameters():
         prompts = speculative_prompts(workloads, num_prompts)
-        cut = [way.layers for way in map(read_speculative, ways or ()) if isinstance(way, Layers)]
+        cut = [way.layers for way in map(read_speculative, ways) if isinstance(way, Layers)]
     settings: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": max_model_len,
@@ -117,22 +125,69 @@ def speculative(
         "max_num_seqs": 64,
     }
     plain = build_llm(model, **settings)
-    drafting = {way: build_llm(model, speculative=way, **settings) for way in ways or ["ngram"]}
+    drafting = {way: build_llm(model, speculative=way, **settings) for way in ways}
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=output_tokens)
-    measure.run(plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, say=typer.echo)
-    for layers in cut if temperature > 0 else ():
+    found = measure.run(
+        plain, drafting, prompts, batches=batch or (1, 8), params=params, rounds=rounds, alone=alone, say=typer.echo
+    )
+    couplings, drawn = {}, replace(params, temperature=warmer)
+    for layers in cut:
         loaded = load_model(model, dtype=dtype)
         for kind, texts in prompts.items():
-            outputs = plain.generate(list(texts), params, use_tqdm=False)
+            outputs = plain.generate(list(texts), drawn, use_tqdm=False)
             with bad_parameters():
-                found = coupling.measure(loaded, layers, outputs, temperature=temperature, seed=seed)
-            typer.echo(f"{kind:12} layers:{layers} {found}")
+                it = coupling.measure(loaded, layers, outputs, temperature=warmer, seed=seed)
+            couplings[kind, layers] = it
+            typer.echo(f"{kind:12} layers:{layers} {it}")
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        given: list[tuple[str, Any, Any]] = [("model", model, "smollm2-135m")]
+        given += [("speculative", way, None) for way in ways]
+        given += [("workloads", workloads, None), ("num-prompts", num_prompts, 8), ("alone", alone, None)]
+        given += [("output-tokens", output_tokens, 96), *(("batch", size, None) for size in batch or ())]
+        given += [("rounds", rounds, 3), ("temperature", temperature, 0.0), ("seed", seed, 0)]
+        given += [("dtype", dtype, "float32"), ("max-model-len", max_model_len, None)]
+        text = speculative_report.page(
+            found,
+            couplings,
+            command=_command("speculative", given),
+            machine=this_machine(),
+            model=model,
+            rounds=rounds,
+            temperature=temperature,
+            coupling_temperature=warmer,
+        )
+        (docs / "speculative.md").write_text(text, encoding="utf-8")
+
+
+def _command(name: str, given: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return the command line of a measurement that writes a page; folders are named without where they lie.
+
+    Args:
+        given: each option with its value and its default, which is not written.
+    """
+    options = "".join(
+        f" --{option} {value.name if isinstance(value, Path) else value}"
+        for option, value, default in given
+        if value != default
+    )
+    return f"jpaged bench {name}{options} --docs docs"
 
 
 @app.command()
 def memory(
+    workloads: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder of alpaca*.jsonl (prompt, output), azure2023-conv*.csv and mooncake-conversation*.csv "
+            "(prompt_len, output_len, hash_ids); what it lacks is drawn.",
+        ),
+    ] = None,
     trace: Annotated[
-        list[Path] | None, typer.Option(exists=True, help="CSV of prompt_len, output_len: chats; may be repeated.")
+        list[Path] | None,
+        typer.Option(exists=True, help="CSV of prompt_len, output_len: other chats; may be repeated."),
     ] = None,
     long: Annotated[
         Path | None, typer.Option(exists=True, help="The same, of long prompts, for models whose layers differ.")
@@ -142,51 +197,48 @@ def memory(
     ] = None,
     num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
-    docs: Annotated[Path | None, typer.Option(help="Folder for memory.md and memory.png (needs matplotlib).")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="Folder for memory.md, memory.png and memory.svg (needs matplotlib).")
+    ] = None,
 ) -> None:
     """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
-    from jpaged.benchmarks import memory_jenga, memory_report
-    from jpaged.benchmarks.memory_traces import draw_conversations, draw_lengths, public_name, read_trace
+    from jpaged.benchmarks import memory_jenga, memory_page, memory_plots, memory_report
+    from jpaged.benchmarks.memory_workloads import read_workloads
 
     _check_plots(docs)
     with bad_parameters():
-        chats = {public_name(path): read_trace(path, 4 * num_requests) for path in trace or []}
-        far = read_trace(long, num_requests // 2) if long else draw_lengths(8000, 300, num_requests // 2, seed)
-        talks = read_trace(conversations, num_requests) if conversations else draw_conversations(num_requests, seed)
-    chats = chats or {"drawn chats": draw_lengths(300, 320, 4 * num_requests, seed)}
-    workloads = [f"{name} (OPT-13B)" for name in chats]
-    workloads.append(f"{public_name(long) if long else 'drawn long prompts'} (models whose layers differ)")
-    workloads.append(f"{public_name(conversations) if conversations else 'drawn conversations'} (prefix caching)")
+        asked = read_workloads(workloads, trace or [], long, conversations, num_requests, seed)
     jenga = memory_jenga.run(num_requests, seed, say=typer.echo)
-    results = memory_report.run(chats, far, talks, jenga, say=typer.echo)
-    text = memory_report.tables(results)
-    typer.echo(text)
+    results = memory_report.run(asked.chats, asked.long, asked.talks, jenga, say=typer.echo)
+    typer.echo(memory_report.tables(results))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        memory_report.plot(results, docs / "memory.png")
-        given = [*(("trace", path) for path in trace or []), ("long", long), ("conversations", conversations)]
-        options = "".join(f" --{name} {path.name}" for name, path in given if path is not None)
-        page = memory_report.page(text, f"jpaged bench memory{options} --docs docs", workloads)
+        memory_plots.plot(results, docs)
+        given = [("workloads", workloads, None), *(("trace", path, None) for path in trace or [])]
+        given += [("long", long, None), ("conversations", conversations, None)]
+        given += [("num-requests", num_requests, 300), ("seed", seed, 0)]
+        page = memory_page.page(results, _command("memory", given), asked.names)
         (docs / "memory.md").write_text(page, encoding="utf-8")
 
 
 @app.command()
 def memory_real(
-    num_requests: Annotated[int, typer.Option(min=2, help="Requests, all sent at once: 256 tokens in, 128 out.")] = 12,
-    pool_mib: Annotated[int, typer.Option(min=1, help="MiB of KV memory.")] = 36,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, prompts and lengths.")] = 0,
+    num_requests: Annotated[int, typer.Option(min=2, help="Requests to each model, all sent at once.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and lengths.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
 ) -> None:
-    """Run a Gemma-3-shaped random model in one pool size: the largest page for all layers against jpaged's layer
+    """Run random models whose layers differ in one pool size: the largest page for all layers against jpaged's layer
     groups."""
     from jpaged.benchmarks import memory_real as real
+    from jpaged.benchmarks.machine import this_machine
 
-    with bad_parameters():
-        runs = real.run(num_requests, pool_mib, seed, say=typer.echo)
+    runs = real.run(num_requests, seed, say=typer.echo)
     typer.echo(real.table(runs))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        (docs / "memory_real.md").write_text(real.page(runs, "jpaged bench memory-real"), encoding="utf-8")
+        command = _command("memory-real", [("num-requests", num_requests, 12), ("seed", seed, 0)])
+        page = real.page(runs, command, this_machine())
+        (docs / "memory_real.md").write_text(page, encoding="utf-8")
 
 
 def _check_plots(docs: Path | None) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel
-from pallas_kernels.layout import check_view
-from pallas_kernels.paged_attention import cpu, reference, tpu, xla
+from pallas_kernels.layout import check_view, padded_head_dim
+from pallas_kernels.paged_attention import cpu, gpu_shapes, reference, tpu, xla
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_plan import Plan, make_plan
 from pallas_kernels.platform import Impl, resolve_impl
@@ -63,7 +63,8 @@ def paged_attention(
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
         plan: what `plan_attention` made of the same arguments for several layers; None = each call makes its own.
-        impl: see `pallas_kernels.platform.Impl`; None picks by platform.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform. Heads of more than 256 are attended to by the
+            `xla` version on GPUs, too.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype or `last_keys`,
@@ -80,7 +81,7 @@ def paged_attention(
         run = reference.paged_attention
     elif chosen == "cpu" and cpu.takes(view):
         run = cpu.paged_attention
-    elif chosen in ("xla", "cpu") or (chosen == "gpu" and last_keys is not None):
+    elif chosen in ("xla", "cpu") or (chosen == "gpu" and (last_keys is not None or _is_wide(q.shape[3]))):
         run = xla.paged_attention
     elif chosen == "gpu":
         from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
@@ -101,6 +102,11 @@ def paged_attention(
         sinks=sinks,
         max_query_len=max_query_len,
     )
+
+
+def _is_wide(head_dim: int) -> bool:
+    """Tell whether heads are wider than the GPU kernels take."""
+    return padded_head_dim(head_dim) > gpu_shapes.MAX_WIDTH
 
 
 def plan_attention(

@@ -1,7 +1,7 @@
 """Holds the loops of the selective scan on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
 
-A channel has its own decay for each of its states, so a unit is no product of matrices: its tokens pass over a tile
-that stays in the first cache, and the exponentials, which are most of the work, fill vectors.
+A channel has its own decay for each of its states, so a unit is no product of matrices: its tokens pass over as many
+channels as a vector has lanes, whose states stay in registers meanwhile.
 """
 
 from __future__ import annotations
@@ -14,40 +14,68 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import LANES
 from pallas_kernels.paged_attention.cpu_math import exp, f32
 from pallas_kernels.recurrent.cpu_products import row_at, stride_of
-from pallas_kernels.recurrent.cpu_scan_channels import scan_channels
+from pallas_kernels.recurrent.cpu_scan_channels import STATES, scan_tokens
 from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks
 
 _LN2 = f32(0.6931471805599453)
 
 
+_many, _one = scan_tokens(STATES), scan_tokens(1)
+
+
 @njit
 def _token(state, at, token, operands, out, scratch):
     """operands: x, dt [tokens, ch], b, c [tokens, n], a [n, ch] to the base 2, d [1, ch]."""
-    _channels(state, at, token, token + 1, operands, out, scratch.shape[1])
+    a, width = operands[4], scratch.shape[1]
+    vectors = width // LANES
+    for lane in range(0, vectors * LANES, LANES):
+        _vector(state, lane, at, token, token + 1, operands, row_at(a, 0, at + lane), stride_of(a), out)
+    _others(state, vectors * LANES, at, token, token + 1, operands, out, width)
 
 
 @njit
 def _piece(state, at, start, length, operands, out, rooms):
-    """Take a vector's channels through all tokens, then the next one's."""
-    _channels(state, at, start, start + length, operands, out, state.shape[1])
+    """Take a vector's channels through all tokens, then the next one's.
+
+    Its rates are moved together first: rows of a wide layer lie a power of two apart, and the first cache keeps few
+    such lines.
+    """
+    a, rates, stop, width = operands[4], rooms.turned, start + length, state.shape[1]
+    vectors = width // LANES
+    for lane in range(0, vectors * LANES, LANES):
+        for n in range(len(state)):
+            rates[n, :LANES] = a[n, at + lane : at + lane + LANES]
+        _vector(state, lane, at, start, stop, operands, row_at(rates, 0, 0), stride_of(rates), out)
+    _others(state, vectors * LANES, at, start, stop, operands, out, width)
 
 
 @njit
-def _channels(state, at, start, stop, operands, out, width):
+def _vector(state, lane, at, start, stop, operands, rates, rates_stride, out):
+    """Take the tokens from `start` to `stop` over `LANES` channels, as many states at a time as registers hold."""
+    x, dt, b, c, _, d = operands
+    given, steps, to = row_at(x, start, at + lane), row_at(dt, start, at + lane), row_at(out, start, at + lane)
+    skip, stride, its_stride, below = row_at(d, 0, at + lane), stride_of(x), stride_of(b), stride_of(state)
+    n, size = 0, len(state)
+    while n < size:
+        place, rate = row_at(state, n, lane), rates + n * rates_stride
+        its_b, its_c, tokens = row_at(b, start, n), row_at(c, start, n), stop - start
+        if size - n >= STATES:
+            _many(place, below, rate, rates_stride, given, steps, skip, its_b, its_c, its_stride, to, stride, tokens, n)
+            n += STATES
+        else:
+            _one(place, below, rate, rates_stride, given, steps, skip, its_b, its_c, its_stride, to, stride, tokens, n)
+            n += 1
+
+
+@njit
+def _others(state, first, at, start, stop, operands, out, width):
+    """Take the tokens over the channels behind the last whole vector."""
     x, dt, b, c, a, d = operands
-    size, stride, vectors = len(state), stride_of(a), width // LANES
-    for token in range(start, stop):
-        its_b, its_c = row_at(b, token, 0), row_at(c, token, 0)
-        for vector in range(vectors):
-            lane = vector * LANES
-            place, rates, skip = row_at(state, 0, lane), row_at(a, 0, at + lane), row_at(d, 0, at + lane)
-            given, steps, to = row_at(x, token, at + lane), row_at(dt, token, at + lane), row_at(out, token, at + lane)
-            scan_channels(place, stride_of(state), rates, stride, size, given, steps, skip, its_b, its_c, to)
-    for i in range(vectors * LANES, width):
+    for i in range(first, width):
         for token in range(start, stop):
             step, given = dt[token, at + i], x[token, at + i]
             y = d[0, at + i] * given
-            for n in range(size):
+            for n in range(len(state)):
                 state[n, i] = exp(step * a[n, at + i] * _LN2) * state[n, i] + b[token, n] * (step * given)
                 y += c[token, n] * state[n, i]
             out[token, at + i] = y

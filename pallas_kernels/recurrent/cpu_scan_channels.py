@@ -1,15 +1,30 @@
-"""Takes a vector's channels through a token of the selective scan, as LLVM instructions: most of it is exponentials,
-which loops in Numba do not fill vectors with."""
+"""Takes a vector's channels through tokens of the selective scan, as LLVM instructions: states stay in registers from
+token to token, and the exponentials, which are most of the work, fill vectors."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels.cpu_tiles import FLOAT, LANES, VECTOR, VectorCode
+from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
+from pallas_kernels.ffi_primitives import emit_prefetch
 
-_INTS, _ONE = ir.VectorType(ir.IntType(32), LANES), ir.FloatType()
+STATES = 16 if MANY_REGISTERS else 4
+"""States of a channel that registers hold beside what a turn needs."""
+_AHEAD = 8
+"""Tokens whose inputs are fetched before their turn: they lie so far apart that no processor foresees them."""
+
+_WORD, _ONE = ir.IntType(64), ir.FloatType()
+_INTS = ir.VectorType(ir.IntType(32), LANES)
+_EXP2 = (1.490251773e-4, 1.338958213e-3, 9.620017957e-3, 5.550365183e-2, 2.402263686e-1, 6.931471833e-1, 1.0)
+"""Coefficients of 2 to the r for r from -1/2 to 1/2, the greatest power's first: of the polynomials that are 1 at 0, so
+that what is hardly forgotten is not made up, the one of the least greatest relative error, 2e-9."""
+_SHORT_EXP2 = (2.402264974e-1, 6.931573298e-1, 1.0)
+"""The same for r from -1/64 to 1/64, 5e-8."""
 
 
 def _all(value: float) -> ir.Constant:
@@ -20,45 +35,86 @@ def _all_ints(value: int) -> ir.Constant:
     return ir.Constant(_INTS, [value] * LANES)
 
 
+def _polynomial(code: VectorCode, coefficients: tuple[float, ...], r: ir.Value) -> ir.Value:
+    p = _all(coefficients[0])
+    for coefficient in coefficients[1:]:
+        p = code.fma(p, r, _all(coefficient))
+    return p
+
+
 def _exp2(code: VectorCode, x: ir.Value) -> ir.Value:
-    """Return 2 to the x <= 0 of every lane, as Cephes' exp2f does (error 2e-7); least is 2**-126."""
+    """Return 2 to the finite x <= 0 of every lane, to two units in the last place."""
+    return _exp2_of_avx512(code, x) if LANES == 16 else _exp2_of_any(code, x)
+
+
+def _exp2_of_any(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Do so by a polynomial and bits; the least result is 2**-126."""
     builder, least = code.builder, _all(-126.0)
     x = builder.select(builder.fcmp_ordered(">", x, least), x, least)
-    nearest = code.function(f"llvm.nearbyint.v{LANES}f32", VECTOR, [VECTOR])
-    n = builder.call(nearest, [x])
-    r = builder.fsub(x, n)
-    p = code.fma(_all(1.535336188e-4), r, _all(1.339887440e-3))
-    for coefficient in (9.618437358e-3, 5.550332471e-2, 2.402264791e-1, 6.931472029e-1, 1.0):
-        p = code.fma(p, r, _all(coefficient))
-    power = builder.shl(builder.fptosi(n, _INTS), _all_ints(23))
+    whole = builder.call(code.function(f"llvm.nearbyint.v{LANES}f32", VECTOR, [VECTOR]), [x])
+    power = builder.shl(builder.fptosi(whole, _INTS), _all_ints(23))
+    p = _polynomial(code, _EXP2, builder.fsub(x, whole))
     return builder.bitcast(builder.add(builder.bitcast(p, _INTS), power), VECTOR)
 
 
-@intrinsic
-def scan_channels(typingctx, state, state_stride, rates, rates_stride, size, x, dt, d, b, c, out):
-    """Update `LANES` channels of a state [size, ...] and put their outputs.
+def _exp2_of_avx512(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Do so with few multiplications, for which these processors have half as many units as for the rest: x is a number
+    of 32nds and a rest, of which the former's fraction is looked up in two registers."""
+    builder, parts, number, mask = code.builder, 32, ir.IntType(32), ir.IntType(16)
+    pick = code.function("llvm.x86.avx512.vpermi2var.ps.512", VECTOR, [VECTOR, _INTS, VECTOR])
+    scale = code.function("llvm.x86.avx512.mask.scalef.ps.512", VECTOR, [VECTOR, VECTOR, VECTOR, mask, number])
+    powers = [float(np.float32(2 ** (part / parts))) for part in range(parts)]
+    low, high = (ir.Constant(VECTOR, half) for half in (powers[:16], powers[16:]))
+    rounding = _all(1.5 * 2**23 / parts)  # whose last bits then are the number of parts
+    shifted = builder.fadd(x, rounding)
+    nearest = builder.fsub(shifted, rounding)
+    fraction = builder.call(pick, [low, builder.bitcast(shifted, _INTS), high])
+    every, as_set = ir.Constant(mask, -1), ir.Constant(number, 4)
+    power = builder.call(scale, [fraction, nearest, fraction, every, as_set])  # takes the whole number below
+    return builder.fmul(power, _polynomial(code, _SHORT_EXP2, builder.fsub(x, nearest)))
 
-    Arguments are addresses and strides in bytes, but for `size`: the state and its rates, rows apart, to the base 2; x,
-    dt, d and out, a vector each; b and c, `size` numbers.
+
+def scan_tokens(states: int) -> Any:
+    """Return ``f(state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more)``, to
+    be called from compiled loops.
+
+    It updates `states` rows of `LANES` channels by one token after the other, and puts their outputs, or with `more`
+    adds to those of other rows. Arguments are addresses and strides in bytes, but for the number of tokens, at least 1:
+    the state and its rates to the base 2, rows apart; x, dt and out, `stride` from token to token; d; b and c,
+    `b_stride` from token to token.
     """
 
-    def generate(context, builder, signature, args):
-        state, state_stride, rates, rates_stride, size, x, dt, d, b, c, out = args
-        code, word = VectorCode(builder), ir.IntType(64)
-        given, steps = code.load(x), code.load(dt)
-        inputs = builder.fmul(given, steps)
+    @intrinsic
+    def scan(typingctx, state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more):
+        def generate(context, builder, signature, args):
+            state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more = args
+            code = VectorCode(builder)
+            places, rate_rows = code.rows(state, state_stride, states), code.rows(rates, rates_stride, states)
+            skip = code.load(d)
+            others = builder.icmp_signed("!=", more, ir.Constant(_WORD, 0))
 
-        def turn(n, sums):
-            place = code.at(state, builder.mul(n, state_stride))
-            rate = code.load(code.at(rates, builder.mul(n, rates_stride)))
-            offset = builder.mul(n, ir.Constant(word, FLOAT))
-            b_n, c_n = (code.spread(code.load(code.at(of, offset), _ONE)) for of in (b, c))
-            value = code.fma(_exp2(code, builder.fmul(steps, rate)), code.load(place), builder.fmul(b_n, inputs))
-            code.store(value, place)
-            return [code.fma(c_n, value, sums[0])]
+            def turn(token, values):
+                at, b_at = builder.mul(token, stride), builder.mul(token, b_stride)
+                for of in (x, dt):
+                    emit_prefetch(builder, code.at(code.at(of, at), builder.mul(stride, ir.Constant(_WORD, _AHEAD))))
+                given, steps = code.load(code.at(x, at)), code.load(code.at(dt, at))
+                inputs, place = builder.fmul(given, steps), code.at(out, at)
+                y = builder.select(others, code.load(place), builder.fmul(skip, given))
+                after = []
+                for n, value in enumerate(values):
+                    b_n, c_n = (code.spread(code.load(code.at(code.at(of, b_at), n * FLOAT), _ONE)) for of in (b, c))
+                    decay = _exp2(code, builder.fmul(steps, code.load(rate_rows[n])))
+                    after.append(code.fma(decay, value, builder.fmul(b_n, inputs)))
+                    y = code.fma(c_n, after[-1], y)
+                code.store(y, place)
+                return after
 
-        (y,) = code.sums(size, 1, turn)
-        code.store(code.fma(code.load(d), given, y), out)
-        return context.get_dummy_value()
+            for value, place in zip(
+                code.turns(tokens, [code.load(place) for place in places], turn), places, strict=True
+            ):
+                code.store(value, place)
+            return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 11), generate
+        return types.void(*[types.intp] * 14), generate
+
+    return scan

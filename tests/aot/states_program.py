@@ -1,4 +1,4 @@
-"""Compile steps of layers that are not plain attention, states and latents, for hardware this machine lacks.
+"""Compile steps of layers that are not plain attention, or not alike, for hardware this machine lacks.
 
     states_program.py tpu|cuda DEVICES KERNELS MODEL:STEP...
 
@@ -50,6 +50,16 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         {"hidden_size": 2048, "intermediate_size": 1024, "moe_intermediate_size": 512, "num_hidden_layers": 2}
         | {"num_attention_heads": 16, "q_lora_rank": None, "n_routed_experts": 4, "n_shared_experts": 1}
         | {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "rope_parameters": YARN},
+    ),
+    # Two sizes of heads, layers that read others' KV, and vectors that each layer is given of a token.
+    "gemma-4": (
+        "Gemma4TextConfig",
+        "gemma4",
+        "Gemma4",
+        {"hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+        | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 512}
+        | {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 32768},
     ),
 }
 """Config, module, family, and sizes."""

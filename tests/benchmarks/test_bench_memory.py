@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from jpaged import planning
-from jpaged.benchmarks import memory_jenga, memory_report
+from jpaged.benchmarks import memory_jenga, memory_page, memory_report
 from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
 from jpaged.benchmarks.memory_jenga import VISION_MODELS, JengaResults, VisionCache, vision_cache
 from jpaged.benchmarks.memory_shapes import SHAPES
@@ -28,6 +28,7 @@ from jpaged.benchmarks.memory_traces import (
     public_name,
     read_trace,
 )
+from jpaged.benchmarks.memory_workloads import read_workloads
 from jpaged.cli.main import app
 from jpaged.execution.caches.base import BlockFormat, group_specs
 from jpaged.execution.caches.registry import layer_caches
@@ -218,19 +219,22 @@ def results_of_one() -> memory_report.Results:
     alone = [("jpaged", "lru", outcome)]
     jenga = JengaResults({8: alone, 12: alone}, alone, [VisionCache("V", 512, 8.0, 1.5)])
     return memory_report.Results(
-        {"chats": [outcome]},
+        {"chats": [outcome], "ShareGPT": [outcome]},
         {
-            "M": [replace(outcome, refused=1)] * 6,
-            "Llama-3.1-8B + 1B draft": [replace(outcome, system=SYSTEMS[3]), replace(outcome, batch=25.0)],
+            "M": [replace(outcome, refused=1, system=system) for system in SYSTEMS],
+            "Llama-3.1-8B + 1B draft": [
+                replace(outcome, system=system, batch=25.0 if system == "jpaged" else 12.5) for system in SYSTEMS
+            ],
         },
         [("M", "jpaged", "lru", outcome)],
         jenga,
     )
 
 
-def test_the_page_has_every_table():
-    text = memory_report.page(memory_report.tables(results_of_one()), "jpaged bench memory --docs docs", ["chats"])
-    assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text
+def test_the_page_has_every_table_and_says_what_stands_out():
+    text = memory_page.page(results_of_one(), "jpaged bench memory --docs docs", ["chats"])
+    assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% |\n" in text, "the paper tells nothing of these requests"
+    assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text, "but of ShareGPT"
     assert "| M | 12.5 (90%)* |" in text
     assert "| M | jpaged | lru | 50.0% | 12.5 |" in text
     assert "| Ministral-8B | 131,072 | 56.25% |" in text
@@ -238,25 +242,40 @@ def test_the_page_has_every_table():
     assert "| allocator | prefix_eviction | 8 articles | 12 articles | images |" in text
     assert "| jpaged | lru | 75%; 12.5 | 75%; 12.5 | 25%; 12.5 |" in text
     assert "| V | 512 | 8.0 | 1.50 |" in text
-    assert "runs 2.00 times the batch of the largest page" in text
+    assert "| Llama-3.1-8B + 1B draft | 2.00 | 1.58 in requests/s |" in text
+    assert "jpaged runs no more than another allocator with M (all alike)." in text
+    assert "Llama-3.2-11B-Vision, Gemma-3-27B's is 73.4 %" in text.replace("\n  ", " ")
 
 
 def test_the_command_line_writes_the_page_with_the_command_that_made_it(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     results, given = results_of_one(), []
-    results.models.clear()
-    results.models["M"] = [replace(results.prefixes[0][3], system=system) for system in SYSTEMS]
     monkeypatch.setattr(memory_jenga, "run", lambda requests, seed, say: given.append(requests) or results.jenga)
     monkeypatch.setattr(memory_report, "run", lambda chats, *rest, say: given.append(list(chats)) or results)
-    trace = tmp_path / "sharegpt-lengths.csv"
+    folder = tmp_path / "workloads"
+    folder.mkdir()
+    (folder / "azure2023-conv-dev.csv").write_text("prompt_len,output_len\n20,3\n")
+    trace = tmp_path / "mine.csv"
     trace.write_text("prompt_len,output_len\n20,3\n")
-    shown = CliRunner().invoke(app, ["bench", "memory", "--trace", str(trace), "--docs", str(tmp_path / "docs")])
+    asked = ["--workloads", str(folder), "--trace", str(trace), "--docs", str(tmp_path / "docs"), "--seed", "3"]
+    shown = CliRunner().invoke(app, ["bench", "memory", *asked])
     assert shown.exit_code == 0, shown.output
-    assert given == [300, ["ShareGPT, first exchanges"]]
+    assert given == [300, ["ShareGPT", "Azure 2023, conversations", "mine"]]
     page = (tmp_path / "docs" / "memory.md").read_text()
-    assert "Made by `jpaged bench memory --trace sharegpt-lengths.csv --docs docs` with these requests:" in page
-    assert "ShareGPT, first exchanges (OPT-13B); drawn long prompts (models whose layers differ)" in page
+    command = "jpaged bench memory --workloads workloads --trace mine.csv --seed 3 --docs docs"
+    assert f"Made by `{command}` with these requests: ShareGPT (OPT-13B);" in page
+    assert "mine (OPT-13B); drawn long prompts (models whose layers differ)" in page
     assert (tmp_path / "docs" / "memory.png").stat().st_size > 10_000
+    assert "<svg" in (tmp_path / "docs" / "memory.svg").read_text()
+
+
+def test_published_workloads_are_found_by_how_their_files_begin(tmp_path):
+    (tmp_path / "alpaca-2k.jsonl").write_text('{"prompt": "abc", "output": "defgh"}\n')
+    (tmp_path / "mooncake-conversation.csv").write_text("prompt_len,output_len,hash_ids\n9,2,0\n")
+    found = read_workloads(tmp_path, [], None, None, 20, 0, lambda: len)
+    assert found.chats["Alpaca"] == [Demand(4, 5)] and len(found.chats["ShareGPT"]) == 80
+    assert found.long == found.talks == [Demand(9, 2, (0,))]
+    assert found.names[-1] == "Mooncake, conversations (prefix caching)"
 
 
 def test_the_command_line_names_what_it_cannot_read(tmp_path):

@@ -13,6 +13,7 @@ from jpaged.memory import (
     BlockCopy,
     CrossAttention,
     HostBlock,
+    ImageFeatures,
     MemoryManager,
     Policy,
     PoolLayout,
@@ -21,7 +22,7 @@ from jpaged.memory import (
     SwapCopy,
     TokenBudget,
 )
-from jpaged.memory.policies import LocalAttention
+from jpaged.memory.policies import LocalAttention, VerifiedStates
 
 
 class ShadowPool:
@@ -91,6 +92,8 @@ class ShadowPool:
                 slots = set(range(policy.first_read(position), min(position + 1, len(names))))
             elif isinstance(policy, PromptBudget) and len(names) >= (policy.prompt_tokens or len(names) + 1):
                 slots = set(range(len(names) - policy.dropped))
+            elif isinstance(policy, VerifiedStates):
+                slots = set()  # which of them stand the scheduler knows
             else:
                 slots = set(expected)
             for slot in slots:
@@ -98,6 +101,14 @@ class ShadowPool:
                 assert block != NO_BLOCK, f"group {g}: slot {slot} was released, position {position} needs it"
                 held = self.slots[g].get(block * size + slot % size)
                 assert held == expected[slot], f"group {g}: sequence {seq_id} reads another's KV in slot {slot}"
+
+    def at(self, g: int, block: int, offset: int) -> object:
+        """What a slot of a block holds."""
+        return self.slots[g].get(block * self.groups[g].block_size + offset)
+
+    def put(self, g: int, block: int, offset: int, value: object) -> None:
+        """Write a slot of a block, as an encoder does."""
+        self._put(g, block * self.groups[g].block_size + offset, value)
 
     def _block(self, g: int, block: int) -> list[object]:
         size = self.groups[g].block_size
@@ -122,7 +133,11 @@ def writes(
     """(logical slot, what is put there) in order, when positions [start, len(names)) are computed."""
     if isinstance(policy, CrossAttention):
         return list(enumerate(image))
+    if isinstance(policy, ImageFeatures):  # the encoder writes them, for no sequence
+        return []
     positions = range(start, len(names))
+    if isinstance(policy, VerifiedStates):
+        return [((p + 1) % policy.slots * size, names[p]) for p in positions]
     if isinstance(policy, StateCheckpoints):  # one state a block, overwritten token by token
         return [((policy.end_after(p + 1) // size - 1) * size, names[p]) for p in positions]
     if isinstance(policy, PromptBudget) and policy.dropped:  # at the prompt's end some of it move to the front

@@ -90,10 +90,11 @@ KINDS = {
 }
 
 WIDE = {
+    "wide selective_scan": Kind(selective_scan, (80, 21), (1, 0), partial(scan_operands, ch=80, n=21), scan_step),
     "wide ssd": Kind(ssd, (6, 16, 32), (2, 0, 1), partial(ssd_operands, p=16, n=32), ssd_step),
     "wide gated_delta": Kind(gated_delta, (2, 32, 48), (0, 1, 2), partial(delta_operands, h=2, k=32, v=48), delta_step),
 }
-"""The same in sizes of whole vectors, which loops on CPUs multiply as matrices."""
+"""The same in sizes of whole vectors, which loops on CPUs multiply as matrices, or keep in registers."""
 
 TILED = {
     "tiled causal_conv": Kind(

@@ -309,3 +309,10 @@ def test_implementations_that_plan_nothing_refuse_a_plan():
     plan = plan_attention(view, *where, **shapes, impl="tpu")
     with pytest.raises(ValueError, match="impl='xla' takes no plan"):
         paged_attention(q, view, layer, *where, scale=1.0, plan=plan, impl="xla")
+
+
+def test_heads_that_are_too_wide_for_the_gpu_kernels_are_attended_to_as_xla_does():
+    """Gemma 4's global layers have heads of 512."""
+    case = Case(head_dim=512, kv_heads=1, q_per_kv=2)
+    batch = make_batch(case, [5, 1, 3], [40, 20, 0])
+    assert_close(compiled("gpu", case)(*batch.arrays), dense_attention(case, batch), case.dtype)

@@ -91,7 +91,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
     )
-    no_images = why_no_images(config, loaded.model, platform(mesh), part is not None)
+    no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:
         check_speculation(config.speculative, part is not None)
     drafting = draft_source(config, loaded)

@@ -212,6 +212,7 @@ def plan_of_slots(
             jnp.asarray(call.kv_lens),
             tokens=num_tokens,
             q_per_kv=q_per_kv,
+            last_keys=None if arrays.last_keys is None else jnp.asarray(arrays.last_keys),
             max_query_len=call.max_query_len,
             impl=call.impl,
             **mask,

@@ -48,11 +48,11 @@ class StepPrograms:
 
     def decode(self) -> jax.stages.Lowered:
         """Lower the step in which max_num_seqs sequences have one token each."""
-        return self._step(self._buckets.decode[-1])
+        return self._step(self._buckets.decode[-1], images=bool(self.examples) and sees_images_on(self.spec))
 
     def mixed(self) -> jax.stages.Lowered:
-        """Lower the step of max_num_batched_tokens tokens, prompts among them."""
-        return self._step(self._buckets.mixed[-1])
+        """Lower the step of max_num_batched_tokens tokens, prompts among them, with images where the encoder runs."""
+        return self._step(self._buckets.mixed[-1], images=bool(self.examples))
 
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
         """Lower logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
@@ -75,10 +75,6 @@ class StepPrograms:
         return Buckets(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
 
     @property
-    def _reads_images(self) -> bool:
-        return bool(self.examples) and sees_images_on(self.spec)
-
-    @property
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
         zeros = self._of_all(np.zeros(self.max_num_seqs, np.int32))
         return jax.ShapeDtypeStruct(zeros.shape, zeros.dtype, sharding=own_sharding(self.mesh))
@@ -86,9 +82,8 @@ class StepPrograms:
     def _of_all(self, of_one: T) -> T:
         return stack(self.mesh, [of_one] * num_replicas(self.mesh))
 
-    def _step(self, bucket: Bucket) -> jax.stages.Lowered:
-        spec = self.spec
-        bucket = replace(bucket, images=self._reads_images)
+    def _step(self, bucket: Bucket, *, images: bool) -> jax.stages.Lowered:
+        spec, bucket = self.spec, replace(bucket, images=images)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         batch = self._of_all(batch)

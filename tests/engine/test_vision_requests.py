@@ -181,9 +181,3 @@ def test_after_the_warm_up_images_compile_nothing(folder):
     assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert llm.num_recompiles == 0
-
-
-def test_the_state_of_a_model_with_eyes_cannot_be_saved_and_the_error_says_what_to_do(llm, tmp_path):
-    with pytest.raises(RuntimeError, match="language_model_only=True"):
-        llm.save_state(tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -128,10 +128,12 @@ class ImageCache(EncodedCache):
         def on_shard(pool, rows):
             view = pool.reshape(call.views[0])
             size = self.format.block_size
-            return self._features(view[rows // size, 0, rows % size])
+            own = self._features(view[rows // size, 0, rows % size])
+            # Gathered here: columns of their own would stay apart, and be gathered again by each layer.
+            return jax.lax.all_gather(own, TENSOR_AXIS, axis=1, tiled=True)
 
-        shard, whole, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(), PartitionSpec(None, TENSOR_AXIS)
-        taken = over_tensor(on_shard, call.mesh, in_specs=(shard, whole), out_specs=columns)(
+        shard, whole = PartitionSpec(TENSOR_AXIS), PartitionSpec()
+        taken = over_tensor(on_shard, call.mesh, in_specs=(shard, whole), out_specs=whole)(
             pool, jnp.maximum(jnp.asarray(rows), 0)
         )
         taken = taken[:, : self.group.width].astype(hidden.dtype)

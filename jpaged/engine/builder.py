@@ -121,6 +121,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         verifies=config.speculative is not None,
         draft=drafting.program,
         images=no_images is None,
+        together=_tokens_together(loaded.model),
         examples=_examples(loaded.model) if no_images is None else (),
         **shapes,
     )
@@ -169,6 +170,13 @@ def _no_output(config: EngineConfig) -> str:
 
 def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
     return model.examples() if isinstance(model, SeesImages) else ()
+
+
+def _tokens_together(model: CausalLM) -> int | None:
+    """Return how many tokens of an image see each other; None where they do not."""
+    if not isinstance(model, SeesImages) or not model.image_group.whole:
+        return None
+    return max(features for _, features in model.examples())
 
 
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:

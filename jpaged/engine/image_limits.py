@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jpaged.config import EngineConfig
 from jpaged.model_api import CausalLM, SeesImages
-from jpaged.speculative import DraftModel
 
 
 def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool) -> str | None:
@@ -18,10 +17,6 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
         return f"prompts are text only, as model={config.model!r}{only} takes no images"
     if config.data_parallel_size > 1:
         return f"images need data_parallel_size=1, not {config.data_parallel_size}"
-    if config.deterministic:
-        return "images need deterministic=False: steps with images are not computed token by token"
-    if isinstance(config.speculative, DraftModel):
-        return f"images do not go with speculative={config.speculative}: a draft model sees none"
     if several_processes:
         return "images need one process, not several hosts"
     return None

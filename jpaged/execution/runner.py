@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
+from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import feature_rows, no_rows, sees_images_on
 from jpaged.execution.pooling import PooledStates, owners_of_rows
@@ -96,6 +96,7 @@ class Runner:
         verifies: whether steps verify drafts, see `Buckets`.
         draft: what makes drafts on the device; None = nothing does.
         images: whether steps may have tokens that stand for images, see `Buckets`.
+        together: tokens of an image that see each other; None = they do not.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
 
     Attributes:
@@ -118,6 +119,7 @@ class Runner:
         verifies: bool = False,
         draft: DraftProgram | None = None,
         images: bool = False,
+        together: int | None = None,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
     ) -> None:
         self._examples = tuple(examples)
@@ -131,8 +133,10 @@ class Runner:
             verifies=verifies,
             images=images,
             decodes_with_images=images and sees_images_on(spec),
-            only=BUCKET if deterministic else None,
+            only=replace(BUCKET, images=images) if deterministic else None,
+            together=image_bucket(together) if images and together else None,
         )
+        self._images = images
         self.worker = Worker(
             graphdef, params, spec, mesh, max_num_seqs=max_num_seqs, deterministic=deterministic, draft=draft
         )
@@ -153,7 +157,7 @@ class Runner:
             self._draft,
         )
         if deterministic:
-            self._empty_batch(BUCKET)  # refuses layers that cannot be computed so
+            self._empty_batch(self.buckets.decode[0])  # refuses layers that cannot be computed so
 
     @property
     def copy_sizes(self) -> tuple[int, ...]:
@@ -180,7 +184,7 @@ class Runner:
             first = self._drafter.fill(first)
             steps = [first]
         if self._deterministic:
-            bucket = padded_bucket(first.num_tokens, self.max_num_seqs)
+            bucket = padded_bucket(first.num_tokens, self.max_num_seqs, images=self._images)
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
             bucket = self.buckets.common(sizes, images=bool(first.reads))
@@ -306,7 +310,7 @@ class Runner:
 
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
         batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)
-        return empty_launch(batch, self.spec.caches) if self._deterministic else batch
+        return empty_launch(batch, self.spec.caches) if self._deterministic and bucket.decode_only else batch
 
     def _of_all(self, of_one: T) -> T:
         return stack(self.mesh, [of_one] * self.num_replicas)

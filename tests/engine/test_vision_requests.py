@@ -156,24 +156,31 @@ def test_an_image_that_no_step_can_compute_is_refused_with_the_limit(folder):
         check(small)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"deterministic": True}, "images need deterministic=False"),
-        ({"language_model_only": True}, "prompts are text only, as model='.*' with language_model_only=True takes no"),
-    ],
-)
-def test_settings_that_exclude_images_refuse_them_and_run_text(folder, settings, message, expected):
-    llm = LLM(folder, **settings, **SETTINGS)
+def test_a_model_without_its_eyes_refuses_images_and_runs_text(folder, expected):
+    llm = LLM(folder, language_model_only=True, **SETTINGS)
+    message = "prompts are text only, as model='.*' with language_model_only=True takes no"
     with pytest.raises(ValueError, match=f"a prompt has 'multi_modal_data': {message}"):
         llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
-    if "deterministic" not in settings:  # which compiles long
-        assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
+    assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
 
 
-def test_prefixes_of_text_only_are_pinned(llm):
-    with pytest.raises(ValueError, match="the prompt has 1 images: only prefixes of text can be pinned"):
-        llm.pin_prefix(PROMPTS[0])
+def test_a_prefix_with_images_is_pinned_up_to_a_whole_image_and_serves_prompts_of_its_salt_only(llm):
+    pinned = llm.pin_prefix(prompt_of((6, A), 5), cache_salt="tenant")
+    assert pinned.num_tokens == 8, "the ends of the second and third block lie in the image"
+    llm.unpin(pinned)
+    with pytest.raises(ValueError, match="23 tokens have no end of a block, each of 8 tokens, that is not within an"):
+        llm.pin_prefix(prompt_of((2, A), 5))
+    pinned = llm.pin_prefix(prompt_of((6, A, 7), 5), cache_salt="tenant")
+    llm.reset_prefix_cache()
+    before = llm.stats().num_encoded_images
+
+    def cached(salt, image=A):
+        prompt = prompt_of((6, image, 7, 9), 5) | ({"cache_salt": salt} if salt else {})
+        return llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens
+
+    assert (cached("tenant"), cached("tenant", B), cached(None)) == (32, 8, 0)
+    assert llm.stats().num_encoded_images == before + 2, "no token of the pinned image is computed again"
+    llm.unpin(pinned)
 
 
 def test_after_the_warm_up_images_compile_nothing(folder):

@@ -110,8 +110,13 @@ class ImageCache(EncodedCache):
             rows[image.rows] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(
+        self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]
+    ) -> Any:
         return ImageBatch(None if arrays.rows is None else arrays.rows[rows])
+
+    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
+        return self.one_by_one(arrays, rows, np.array([seq]))
 
     def operate(
         self,

@@ -15,8 +15,6 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
     if not isinstance(model, SeesImages):
         only = " with language_model_only=True" if config.language_model_only else ""
         return f"prompts are text only, as model={config.model!r}{only} takes no images"
-    if config.data_parallel_size > 1:
-        return f"images need data_parallel_size=1, not {config.data_parallel_size}"
     if several_processes:
         return "images need one process, not several hosts"
     return None

@@ -67,7 +67,9 @@ def empty_launch(batch: StepBatch, caches: Sequence[LayerCache]) -> StepBatch:
     return batch._replace(caches=tuple(arrays))
 
 
-def launches(batch: StepBatch, num_samples: int, caches: Sequence[LayerCache], *, images: bool = False) -> Iterator[Launch]:
+def launches(
+    batch: StepBatch, num_samples: int, caches: Sequence[LayerCache], *, images: bool = False
+) -> Iterator[Launch]:
     """Cut a step into launches, in order: a later one reads the KV that an earlier one wrote.
 
     Args:

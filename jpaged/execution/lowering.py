@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.encode import make_encode, no_rows, sees_images_on
+from jpaged.execution.encode import calls, image_group, make_encode, no_rows, numbers_together, sees_images_on
+from jpaged.execution.mesh import platform
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
@@ -63,12 +64,16 @@ class StepPrograms:
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 
     def encoder(self) -> jax.stages.Lowered | None:
-        """Lower the encoder for the largest image that is known beforehand; None where there is none."""
+        """Lower the encoder for the largest image that is known beforehand, as many as it encodes at once; None where
+        there is none."""
         if not self.examples:
             return None
         arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
         encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
-        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), arrays, no_rows(self.spec, count))
+        group, budget = image_group(self.spec), self.max_num_batched_tokens
+        number, *_ = numbers_together(group, count, budget, platform=platform(self.mesh))
+        (call,) = calls([[(arrays, no_rows(self.spec, count))] * number], (number,))
+        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(call[0]))
 
     @property
     def _buckets(self) -> Buckets:

@@ -193,11 +193,13 @@ class Worker:
             self.pool = self._zero("zero pages", self.pool, shards)
 
     @device_call
-    def encode(self, names: Sequence[str], arrays: Sequence[np.ndarray], rows: Int[np.ndarray, " features"]) -> None:
-        """Encode an image and leave its features in `rows` of the pool.
+    def encode(
+        self, names: Sequence[str], arrays: Sequence[np.ndarray], rows: Int[np.ndarray, "*replicas images features"]
+    ) -> None:
+        """Encode some images of one shape and leave their features in `rows` of the pool.
 
         Args:
-            names, arrays: the encoder's arguments, without an axis of images.
+            names, arrays: the encoder's arguments, with an axis of images.
         """
         self.pool = self.model.encode(self.pool, dict(zip(names, arrays, strict=True)), rows)
 

@@ -52,7 +52,14 @@ SHAPES = {
     "Gemma-2-9B, int8 KV": Shape(8, 2, 256, 21, limits={"soft_cap": 50.0}, kv_dtype=jnp.int8),
 }
 TARGETS = {
-    80: ("Llama-3.1-8B", "Gemma-2-9B", "Gemma-3-4B, images", "OPT-125m, float32", "Llama-3.1-8B, fp8 KV", "Gemma-2-9B, int8 KV"),
+    80: (
+        "Llama-3.1-8B",
+        "Gemma-2-9B",
+        "Gemma-3-4B, images",
+        "OPT-125m, float32",
+        "Llama-3.1-8B, fp8 KV",
+        "Gemma-2-9B, int8 KV",
+    ),
     90: tuple(SHAPES),
     100: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32", "Llama-3.1-8B, int8 KV"),
 }

@@ -113,5 +113,5 @@ def test_a_damaged_picture_is_refused(family, tmp_path):
     data = bytearray(host.read_bytes())
     data[data.index(b"pixel_values") + 2000] ^= 1
     host.write_bytes(data)
-    with pytest.raises(StateRefused, match="host.msgpack"):
+    with pytest.raises(StateRefused, match=r"host\.msgpack"):
         LLM.restore_state(tmp_path)

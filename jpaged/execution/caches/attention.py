@@ -91,9 +91,7 @@ class TokenSlots(LayerCache):
         (table,), (plan,) = tables, plans
         return AttentionBatch(table, write_slots(step, table, plan, step.positions))
 
-    def one_by_one(
-        self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]
-    ) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         return AttentionBatch(arrays.table[seqs], arrays.slots[rows])
 
     def together(self, arrays: Any, rows: slice, seq: int) -> Any:

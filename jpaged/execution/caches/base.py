@@ -195,9 +195,7 @@ class LayerCache(ABC):
         """Return how many entries a pool group's block table has for the longest sequence."""
         return -(-max_model_len // spec.block_size)
 
-    def one_by_one(
-        self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]
-    ) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         """Return the arrays of a step of only the tokens in `rows`, each as a sequence of its own.
 
         Args:

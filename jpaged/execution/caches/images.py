@@ -110,9 +110,7 @@ class ImageCache(EncodedCache):
             rows[image.rows] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 
-    def one_by_one(
-        self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]
-    ) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         return ImageBatch(None if arrays.rows is None else arrays.rows[rows])
 
     def together(self, arrays: Any, rows: slice, seq: int) -> Any:

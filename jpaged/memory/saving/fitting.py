@@ -123,4 +123,11 @@ def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes
     g = images["group"]
     stored = [[digest, n, [block(g, old) for old in blocks], *rest] for digest, n, blocks, *rest in images["stored"]]
     images = {**images, "stored": stored}
-    return {**data, "blocks": blocks, "sequences": sequences, "associations": associations, "cached": cached, "images": images}
+    return {
+        **data,
+        "blocks": blocks,
+        "sequences": sequences,
+        "associations": associations,
+        "cached": cached,
+        "images": images,
+    }

@@ -83,4 +83,5 @@ def test_after_the_warm_up_nothing_compiles(family):
     llm = LLM(model, **SETTINGS)
     assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
     llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
-    assert llm.num_recompiles == 0
+    several_shapes = "llava" in model
+    assert llm.num_recompiles == 0 or several_shapes, "pictures of other shapes than the foreseen ones compile later"

@@ -20,8 +20,8 @@ Held = list[list[list[int]]]
 class Written:
     """Is the blocks of a save, by their names.
 
-    A block of the prefix cache is named by the tokens up to its end, one of an image's features by the image; neither is
-    written while it has that name.
+    A block of the prefix cache is named by the tokens up to its end, one of an image's features by the image. Neither
+    is written while it has that name.
 
     Attributes:
         path: folder of the save; None = there is none.

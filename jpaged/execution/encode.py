@@ -56,16 +56,16 @@ def make_encode(
     return jax.jit(each_replica(encode, mesh, takes, "split"), donate_argnums=1, out_shardings=pool_sharding(mesh))
 
 
-def numbers_together(group: Any, features: int, budget: int, *, platform: str) -> tuple[int, ...]:
+def numbers_together(group: Any, rows: int, budget: int, *, platform: str) -> tuple[int, ...]:
     """Return how many images of a shape a call may encode, most first: as many as a step's budget has, or as stand
     together in a prompt. A CPU encodes one by one, as one fills all its cores.
 
     Args:
         group: what holds what the encoder makes.
-        features: what it makes of an image of this shape.
+        rows: rows of the pool that a call has places for, for each image; at least its features.
         budget: most tokens of a step; an image counts as many as it has features, or all.
     """
-    most = max(1, budget // min(features, budget))
+    most = budget // min(rows, budget)
     if isinstance(group, CrossAttentionGroup):
         most = max(most, group.most_together)
     return tuple(number for number in _TOGETHER if number == 1 or (number <= most and platform != "cpu"))

@@ -71,8 +71,9 @@ class StepPrograms:
         arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
         encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
         group, budget = image_group(self.spec), self.max_num_batched_tokens
-        number, *_ = numbers_together(group, count, budget, platform=platform(self.mesh))
-        (call,) = calls([[(arrays, no_rows(self.spec, count))] * number], (number,))
+        rows = no_rows(self.spec, count)
+        number, *_ = numbers_together(group, len(rows), budget, platform=platform(self.mesh))
+        (call,) = calls([[(arrays, rows)] * number], (number,))
         return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(call[0]))
 
     @property

@@ -209,7 +209,6 @@ class Runner:
     def _encode(self, each: Sequence[Sequence[Encode]]) -> None:
         """Encode the images of each replica, those of one shape together."""
         by_shape: dict[Hashable, list[list[Prepared]]] = {}
-        features: dict[Hashable, int] = {}
         for replica, encodes in enumerate(each):
             for encode in encodes:
                 first = 0
@@ -217,19 +216,19 @@ class Runner:
                     rows = feature_rows(self.spec, encode.stored, first, image.features)
                     shape = len(rows), *sorted((name, array.shape) for name, array in image.arrays.items())
                     by_shape.setdefault(shape, [[] for _ in each])[replica].append((image.arrays, rows))
-                    features[shape] = image.features
                     first += image.features
-        for shape, images in by_shape.items():
-            names = tuple(sorted(next(mine for mine in images if mine)[0][0]))
-            for call in calls(images, self._numbers_together(features[shape])):
+        for images in by_shape.values():
+            example, its_rows = next(mine for mine in images if mine)[0]
+            names = tuple(sorted(example))
+            for call in calls(images, self._numbers_together(its_rows)):
                 arrays, rows = stack(self.mesh, call)
                 self.worker.encode(names, tuple(arrays[name] for name in names), rows)
 
-    def _numbers_together(self, features: int) -> tuple[int, ...]:
+    def _numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
         if self._deterministic:
             return (1,)  # the bits of an image may not depend on others
         budget = self.max_num_batched_tokens
-        return numbers_together(image_group(self.spec), features, budget, platform=platform(self.mesh))
+        return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
@@ -314,8 +313,9 @@ class Runner:
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for arrays, count in self._examples:
-            for number in self._numbers_together(count):
-                (call,) = calls([[(arrays, no_rows(self.spec, count))] * number], (number,))
+            its_rows = no_rows(self.spec, count)
+            for number in self._numbers_together(its_rows):
+                (call,) = calls([[(arrays, its_rows)] * number], (number,))
                 stacked, rows = self._of_all(call[0])
                 name = f"image encoder, {number} x {count} features"
                 yield name, self.worker.prepare_encode(stacked, rows)
@@ -340,7 +340,7 @@ class Runner:
 
     @property
     def _num_encoders(self) -> int:
-        return sum(len(self._numbers_together(count)) for _, count in self._examples)
+        return sum(len(self._numbers_together(no_rows(self.spec, count))) for _, count in self._examples)
 
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
         batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)

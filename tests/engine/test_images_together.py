@@ -16,7 +16,7 @@ SETTINGS = {
     "block_size": 8,
     "max_num_seqs": 8,
     "max_model_len": 128,
-    "max_num_batched_tokens": 256,
+    "max_num_batched_tokens": 1024,
     "kv_cache_memory_bytes": 4 << 20,
 }
 FAMILIES = {"gemma3": (make_gemma3, BEGIN), "llava": (make_llava, IMAGE), "mllama": (make_mllama, MLLAMA_IMAGE)}

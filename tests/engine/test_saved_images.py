@@ -106,6 +106,20 @@ def test_other_layouts_of_blocks_encode_and_compute_again(family, tmp_path):
     check_empty(llm)
 
 
+@pytest.mark.parametrize("block_size", [8, pytest.param(16, marks=pytest.mark.nightly)])
+def test_a_pinned_prefix_with_an_image_comes_back_also_where_it_is_computed_again(family, tmp_path, block_size):
+    model, prompts, expected = family
+    llm = LLM(model, **SETTINGS)
+    pinned = llm.pin_prefix(prompts[5])
+    llm.save_state(tmp_path)
+    llm.close()
+    llm = LLM.restore_state(tmp_path, block_size=block_size)
+    (output,) = llm.generate(prompts[5], PARAMS, use_tqdm=False)
+    assert output.num_cached_tokens >= 32 and output.outputs[0].token_ids == expected[5]
+    llm.unpin(pinned)
+    check_empty(llm)
+
+
 def test_a_damaged_picture_is_refused(family, tmp_path):
     model, prompts, _ = family
     saved_after(model, prompts, 1, tmp_path)

@@ -57,7 +57,8 @@ SEQUENCE_FIELDS = (
 
 
 def request_data(request: Request, now: float, pictures: Pictures | None = None) -> dict[str, Any]:
-    """Return a request with those for its later outputs; one that is finished has no images any more.
+    """Return a request with those for its later outputs. One that is finished has no images any more, unless it is of a
+    pinned prefix, which may have to be computed again.
 
     Args:
         now: the time on the clock of the request's times.
@@ -65,7 +66,7 @@ def request_data(request: Request, now: float, pictures: Pictures | None = None)
     """
     mask, beam = request.allowed_mask, request.beam
     pictures = Pictures() if pictures is None else pictures
-    images = () if request.status is Status.FINISHED else request.images
+    needs_images = request.status is not Status.FINISHED or request.kept_tokens > 0
     return {
         **{name: getattr(request, name) for name in REQUEST_FIELDS},
         **{name: _age(getattr(request, name), now) for name in TIMES},
@@ -81,7 +82,7 @@ def request_data(request: Request, now: float, pictures: Pictures | None = None)
         "beam": None if beam is None else _beam_data(beam),
         "status": request.status.value,
         "sequences": [_sequence_data(request, seq) for seq in request.sequences],
-        "images": [image_data(image, pictures) for image in images],
+        "images": [image_data(image, pictures) for image in request.images if needs_images],
         "later": [request_data(part, now, pictures) for part in request.later],
     }
 

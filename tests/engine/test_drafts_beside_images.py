@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from checkpoints import make_checkpoint
-from vision_checkpoints import BEGIN, IMAGE, MLLAMA_IMAGE, make_gemma3, make_llava, make_mllama, picture, prompt_of
+from vision_checkpoints import FAMILIES, check_empty, make_gemma3, picture, prompt_of
 
 from jpaged import LLM, DraftModel, SamplingParams
 
@@ -17,7 +17,6 @@ SETTINGS = {
     "long_prefill_token_threshold": 24,
     "kv_cache_memory_bytes": 4 << 20,
 }
-FAMILIES = {"gemma3": (make_gemma3, BEGIN), "llava": (make_llava, IMAGE), "mllama": (make_mllama, MLLAMA_IMAGE)}
 PARAMS = [SamplingParams(temperature=t, seed=i, max_tokens=16, ignore_eos=True) for i, t in enumerate((0.0, 0.8, 0.0))]
 PARTS = [(20, picture(0), 9), (7,), (3, picture(1, (20, 70)), 25)]
 
@@ -36,8 +35,7 @@ def test_tokens_are_those_without_drafts(name, tmp_path):
     llm = LLM(str(tmp_path / "model"), speculative=DraftModel(str(tmp_path / "draft"), tokens=2), **SETTINGS)
     assert answers(llm) == expected and llm.stats().num_drafts > 0
     assert answers(llm) == expected and llm.stats().prefix_hits > 0
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
+    check_empty(llm)
 
 
 @pytest.mark.nightly

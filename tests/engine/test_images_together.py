@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from vision_checkpoints import BEGIN, IMAGE, MLLAMA_IMAGE, make_gemma3, make_llava, make_mllama, picture, prompt_of
+from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
 
 from jpaged import LLM, SamplingParams
 from jpaged.execution import encode, runner
@@ -19,7 +19,6 @@ SETTINGS = {
     "max_num_batched_tokens": 1024,
     "kv_cache_memory_bytes": 4 << 20,
 }
-FAMILIES = {"gemma3": (make_gemma3, BEGIN), "llava": (make_llava, IMAGE), "mllama": (make_mllama, MLLAMA_IMAGE)}
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
 
 
@@ -55,7 +54,7 @@ def test_answers_are_those_of_images_that_are_encoded_one_by_one(name, tmp_path,
         np.testing.assert_allclose(*logprobs, atol=1e-4)
     assert max(sizes) > 1 and sum(sizes) == 7
     assert llm.num_recompiles == 0 or name == "llava", "whose pictures have many shapes"
-    llm._engine.memory.check_invariants()
+    check_empty(llm)
 
 
 def test_as_many_are_encoded_at_once_as_a_step_has_room_for_or_stand_together():

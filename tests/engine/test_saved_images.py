@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from vision_checkpoints import BEGIN, IMAGE, MLLAMA_IMAGE, make_gemma3, make_llava, make_mllama, picture, prompt_of
+from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
 
 from jpaged import LLM, SamplingParams, StateRefused
 
@@ -16,7 +16,6 @@ SETTINGS = {
     "long_prefill_token_threshold": 24,
     "kv_cache_memory_bytes": 4 << 20,
 }
-FAMILIES = {"gemma3": (make_gemma3, BEGIN), "llava": (make_llava, IMAGE), "mllama": (make_mllama, MLLAMA_IMAGE)}
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
 SMALL, WIDE, TALL = picture(0), picture(1, (20, 70)), picture(2, (90, 30))
 PARTS = [(3, SMALL, 5), (20, WIDE, 30, SMALL, 3), (9,), (SMALL, TALL, 2), (2, TALL, 33), (31, SMALL, 24)]
@@ -51,11 +50,6 @@ def saved_after(model, prompts, steps, folder, **options):
     encoded = llm.stats().num_encoded_images
     llm.close()
     return encoded
-
-
-def check_empty(llm):
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
 
 
 AFTER = [1, 6, *(pytest.param(steps, marks=pytest.mark.nightly) for steps in (0, 3, 12))]

@@ -7,7 +7,16 @@ import torch
 from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
 from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
-from vision_checkpoints import BEGIN, IMAGE_TOKENS, make_gemma3, picture, prompt_of, seen_by_torch, torch_vision_greedy
+from vision_checkpoints import (
+    BEGIN,
+    IMAGE_TOKENS,
+    check_empty,
+    make_gemma3,
+    picture,
+    prompt_of,
+    seen_by_torch,
+    torch_vision_greedy,
+)
 
 from jpaged import LLM, BeamSearchParams, SamplingParams
 
@@ -63,12 +72,7 @@ def expected(engine, checkpoint):
 def llm(engine):
     """The engine; after every test its memory is empty and sound."""
     yield engine
-    check(engine)
-
-
-def check(llm):
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
+    check_empty(engine)
 
 
 def test_greedy_tokens_are_those_of_transformers(llm, expected):
@@ -86,7 +90,7 @@ def test_greedy_tokens_are_the_same_in_chunks_of_24_and_a_pool_that_forces_preem
     llm = LLM(checkpoint[0], preemption_mode=mode, **small)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
-    check(llm)
+    check_empty(llm)
 
 
 def test_log_probabilities_of_the_prompt_are_those_of_transformers(llm, checkpoint):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -40,11 +41,13 @@ class LlavaOnevision(Llama):
         """See `jpaged.model_api.SeesImages`.
 
         Args:
-            arrays: of one image, ``pixel_values``, [1, tiles, channels, height, width], ``pack_rows`` and
-                ``pack_weights``, [1, tokens, 4]; see `LlavaOnevisionProjector.pack`.
+            arrays: ``pixel_values``, [images, tiles, channels, height, width], ``pack_rows`` and ``pack_weights``,
+                [images, tokens, 4]; see `LlavaOnevisionProjector.pack`.
         """
-        tiles = self.projector(self.vision(arrays["pixel_values"][0]))
-        return self.projector.pack(tiles, arrays["pack_rows"][0], arrays["pack_weights"][0])[None]
+        pixels = arrays["pixel_values"]
+        tiles = self.projector(self.vision(pixels.reshape(-1, *pixels.shape[2:])))
+        tiles = tiles.reshape(*pixels.shape[:2], *tiles.shape[1:])
+        return jax.vmap(self.projector.pack)(tiles, arrays["pack_rows"], arrays["pack_weights"])
 
     def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Pad tiles and tokens to powers of two: pictures have many shapes, and each would be compiled."""

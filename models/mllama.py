@@ -200,17 +200,22 @@ class Mllama(Decoder):
 
     def encode(
         self, arrays: Mapping[str, Array]
-    ) -> tuple[Float[Array, "1 layers features heads head_dim"], Float[Array, "1 layers features heads head_dim"]]:
-        """See `jpaged.model_api.SeesImages`; K and V of one image's tiles, those of padding behind the others.
+    ) -> tuple[
+        Float[Array, "images layers features heads head_dim"], Float[Array, "images layers features heads head_dim"]
+    ]:
+        """See `jpaged.model_api.SeesImages`; K and V of each image's tiles, those of padding behind the others.
 
         Args:
-            arrays: ``pixel_values``, [1, tiles, channels, height, width], ``aspect_ratio_id``, [1], and
-                ``aspect_ratio_mask``, [1, tiles].
+            arrays: ``pixel_values``, [images, tiles, channels, height, width], ``aspect_ratio_id``, [images], and
+                ``aspect_ratio_mask``, [images, tiles].
         """
         seen = self.vision(arrays["pixel_values"], arrays["aspect_ratio_id"], arrays["aspect_ratio_mask"])
-        features = self.projector(seen[0].reshape(-1, seen.shape[-1]))
+        features = self.projector(seen.reshape(-1, seen.shape[-1]))
         pairs = [self.keys[f"layer_{number}"](features) for number in self.cross_layers]
-        k, v = (jnp.stack(parts)[None] for parts in zip(*pairs, strict=True))
+        k, v = (
+            jnp.stack([part.reshape(len(seen), -1, *part.shape[1:]) for part in parts], axis=1)
+            for parts in zip(*pairs, strict=True)
+        )
         return k, v
 
     def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

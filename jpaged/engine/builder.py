@@ -104,7 +104,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
     )
-    no_images = why_no_images(config, loaded.model, platform(mesh), part is not None)
+    no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:
         check_speculation(config.speculative, part is not None)
     drafting = draft_source(config, loaded)
@@ -134,6 +134,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         verifies=config.speculative is not None,
         draft=drafting.program,
         images=no_images is None,
+        together=_tokens_together(loaded.model),
         examples=_examples(loaded.model) if no_images is None else (),
         programs=open_programs(config, loaded, spec, max_model_len, collect),
         **shapes,
@@ -184,6 +185,13 @@ def _no_output(config: EngineConfig) -> str:
 
 def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
     return model.examples() if isinstance(model, SeesImages) else ()
+
+
+def _tokens_together(model: CausalLM) -> int | None:
+    """Return how many tokens of an image see each other; None where they do not."""
+    if not isinstance(model, SeesImages) or not model.image_group.whole:
+        return None
+    return max(features for _, features in model.examples())
 
 
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from jpaged.config import EngineConfig
 from jpaged.model_api import CausalLM, SeesImages
-from jpaged.speculative import DraftModel
 
 
-def why_no_images(config: EngineConfig, model: CausalLM, platform: str, several_processes: bool) -> str | None:
+def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool) -> str | None:
     """Return why prompts cannot have images; None where they can.
 
     Args:
-        platform: that of the devices.
         several_processes: whether the devices belong to several processes.
     """
     if not isinstance(model, SeesImages):
         only = " with language_model_only=True" if config.language_model_only else ""
         return f"prompts are text only, as model={config.model!r}{only} takes no images"
-    if platform == "tpu" and model.image_group.whole:
-        return "images of this model do not run on TPUs yet, whose attention kernel sees nothing behind a token"
-    if config.data_parallel_size > 1:
-        return f"images need data_parallel_size=1, not {config.data_parallel_size}"
-    if config.deterministic:
-        return "images need deterministic=False: steps with images are not computed token by token"
-    if isinstance(config.speculative, DraftModel):
-        return f"images do not go with speculative={config.speculative}: a draft model sees none"
     if several_processes:
         return "images need one process, not several hosts"
     return None

@@ -163,7 +163,7 @@ def step_programs(
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         kernel_impl=kernel_impl,
-        examples=tuple(model.examples()) if isinstance(model, SeesImages) and config.data_parallel_size == 1 else (),
+        examples=tuple(model.examples()) if isinstance(model, SeesImages) else (),
     )
 
 

@@ -47,7 +47,7 @@ class PinnedPrefixes:
         Raises:
             ValueError: for the reasons of `Pins.pin`; then nothing is pinned.
         """
-        length = self._replicas[0].pins.length(len(requests[0].prompt_token_ids))
+        length = self._replicas[0].pins.length(len(requests[0].prompt_token_ids), requests[0].spans)
         self._requests[seq_id] = requests
         for request in requests:
             request.kept_tokens = length
@@ -114,7 +114,7 @@ class PinnedPrefixes:
 
     def _pin_in(self, replica: Replica, seq_id: int, request: Request) -> bool:
         with self._change(refusal=ValueError):
-            return replica.pins.pin(seq_id, request.prompt_token_ids, request.cache_salt)
+            return replica.pins.pin(seq_id, request.prompt_token_ids, request.cache_salt, request.spans)
 
     def _unpin_everywhere(self, seq_id: int) -> None:
         with self._change():

@@ -35,7 +35,8 @@ class Buckets:
             too, as what is computed of padding would cost as much as the drafts save.
         images: whether tokens may stand for images, or read them: mixed steps with some have buckets of their own.
         decodes_with_images: whether decode steps too may have tokens that read images.
-        only: the one bucket all steps run in, and the sampler for max_num_seqs rows only.
+        only: the bucket all steps run in, and the sampler for max_num_seqs rows only.
+        together: the bucket of tokens of images that see each other, beside `only`.
     """
 
     decode: tuple[Bucket, ...]
@@ -51,11 +52,13 @@ class Buckets:
         images: bool = False,
         decodes_with_images: bool = False,
         only: Bucket | None = None,
+        together: Bucket | None = None,
     ) -> None:
         self._images = images and only is None
         self._decodes_with_images = decodes_with_images and self._images
         if only is not None:
-            self.decode, self.mixed, self.sample_rows = (only,), (), (max_num_seqs,)
+            self.decode, self.mixed = (only,), () if together is None else (together,)
+            self.sample_rows = (max_num_seqs,)
             return
         powers = [2**i for i in range((max_num_seqs - 1).bit_length())]
         halves = [3 * power // 2 for power in powers if power >= 16 and 3 * power // 2 < max_num_seqs]

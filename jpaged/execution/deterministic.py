@@ -1,16 +1,22 @@
-"""Runs deterministic steps: one program of one shape computes every token, whatever it is batched with.
+"""Runs deterministic steps: programs of few shapes compute every token, whatever it is batched with.
 
 A product's bits depend on the shapes it is computed with, and attention's on how the keys are cut. Here a step runs
 as launches of `ROWS` tokens, each token a decode of its own: the rows of a launch are independent of each other, and
 the keys of a token are always cut at the same positions. So a token's hidden state depends on its sequence only, not
 on chunks, neighbours, preemption or prefix hits.
+
+Tokens of an image that see each other need each layer's K and V of them all. They are a launch of their own, always
+the whole image and nothing else, so that what it computes depends on the sequence only, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
@@ -22,16 +28,36 @@ ROWS = 64
 BUCKET = Bucket(ROWS, ROWS, decode_only=True)
 
 
-def padded_bucket(num_tokens: int, max_num_seqs: int) -> Bucket:
-    """Return the bucket of a whole step that `launches` can cut."""
-    return Bucket(-(-num_tokens // ROWS) * ROWS, max_num_seqs, decode_only=False)
+class Launch(NamedTuple):
+    """Is a part of a step.
+
+    Attributes:
+        batch: its arrays, of the shape of `bucket`.
+        here: which of the step's samples start from one of its tokens.
+        rows: the step's rows that it computes.
+    """
+
+    batch: StepBatch
+    bucket: Bucket
+    here: Bool[np.ndarray, " max_seqs"]
+    rows: range
+
+
+def image_bucket(length: int) -> Bucket:
+    """Return the bucket of a launch of an image whose tokens see each other."""
+    return Bucket(length, 1, decode_only=False, images=True)
+
+
+def padded_bucket(num_tokens: int, max_num_seqs: int, *, images: bool = False) -> Bucket:
+    """Return the bucket of a whole step that `launches` can cut; where there may be images it has a row to spare."""
+    return Bucket(-(-(num_tokens + images) // ROWS) * ROWS, max_num_seqs, decode_only=False, images=images)
 
 
 def empty_launch(batch: StepBatch, caches: Sequence[LayerCache]) -> StepBatch:
     """Return a launch of padding only.
 
     Args:
-        batch: a batch of padding only, of `BUCKET`.
+        batch: a batch of padding only, of `BUCKET`, with or without images.
 
     Raises:
         ValueError: layers cannot be computed token by token; the message names their group.
@@ -42,37 +68,78 @@ def empty_launch(batch: StepBatch, caches: Sequence[LayerCache]) -> StepBatch:
 
 
 def launches(
-    batch: StepBatch, num_samples: int, caches: Sequence[LayerCache]
-) -> Iterator[tuple[StepBatch, np.ndarray]]:
+    batch: StepBatch, num_samples: int, caches: Sequence[LayerCache], *, images: bool = False
+) -> Iterator[Launch]:
     """Cut a step into launches, in order: a later one reads the KV that an earlier one wrote.
 
     Args:
         caches: those of the layer groups, in the batch's order.
-
-    Yields:
-        A batch of `BUCKET`, and which of the step's samples start from one of its tokens, ``[max_num_seqs]`` bools.
+        images: whether the batch has places for images.
     """
     num_tokens = int(batch.query_starts[-1])
     seq = np.repeat(np.arange(len(batch.kv_lens)), np.diff(batch.query_starts))
     seq = np.pad(seq, (0, len(batch.tokens) - num_tokens))
-    kv_lens = np.where(np.arange(len(seq)) < num_tokens, batch.positions + 1, 0).astype(np.int32)
     sampled = np.arange(len(batch.sample_at)) < num_samples
-    for start in range(0, num_tokens, ROWS):
-        rows = slice(start, start + ROWS)
-        at = batch.sample_at - start
-        here = sampled & (at >= 0) & (at < ROWS)
-        yield (
-            StepBatch(
-                tokens=batch.tokens[rows],
-                source_rows=batch.source_rows[rows],
-                positions=batch.positions[rows],
-                query_starts=np.minimum(np.arange(ROWS + 1), num_tokens - start).astype(np.int32),
-                kv_lens=kv_lens[rows],
-                caches=tuple(
-                    cache.one_by_one(arrays, rows, seq[rows])
-                    for cache, arrays in zip(caches, batch.caches, strict=True)
-                ),
-                sample_at=np.where(here, at, 0).astype(np.int32),
-            ),
-            here,
-        )
+    start = 0
+    for image in [*_whole_images(batch, caches), range(num_tokens, num_tokens)]:
+        for first in range(start, image.start, ROWS):
+            rows = range(first, min(first + ROWS, image.start))
+            arrays = _one_by_one(batch, rows, seq, caches, num_tokens)
+            yield _launch(batch, arrays, replace(BUCKET, images=images), rows, sampled)
+        if image:
+            arrays = _together(batch, image, seq[image.start], caches)
+            yield _launch(batch, arrays, image_bucket(len(image)), image, sampled)
+        start = image.stop
+
+
+def _launch(batch: StepBatch, part: StepBatch, bucket: Bucket, rows: range, sampled: np.ndarray) -> Launch:
+    here = sampled & (batch.sample_at >= rows.start) & (batch.sample_at < rows.stop)
+    at = np.where(here, batch.sample_at - rows.start, 0).astype(np.int32)
+    return Launch(part._replace(sample_at=at), bucket, here, rows)
+
+
+def _one_by_one(
+    batch: StepBatch, rows: range, seq: Int[np.ndarray, " tokens"], caches: Sequence[LayerCache], num_tokens: int
+) -> StepBatch:
+    """Return the arrays of some tokens, each a sequence of its own."""
+    here: slice | np.ndarray = slice(rows.start, rows.start + ROWS)
+    if here.stop > len(batch.tokens) or rows.stop < min(here.stop, num_tokens):
+        # What is behind is another launch's, or nothing: a row of padding stands for it.
+        here = np.append(rows, np.full(ROWS - len(rows), num_tokens))
+    live = np.arange(ROWS) < len(rows)
+    return StepBatch(
+        tokens=batch.tokens[here],
+        source_rows=batch.source_rows[here],
+        positions=batch.positions[here],
+        query_starts=np.minimum(np.arange(ROWS + 1), len(rows)).astype(np.int32),
+        kv_lens=np.where(live, batch.positions[here] + 1, 0).astype(np.int32),
+        caches=tuple(
+            cache.one_by_one(arrays, here, seq[here]) for cache, arrays in zip(caches, batch.caches, strict=True)
+        ),
+        sample_at=batch.sample_at,
+    )
+
+
+def _together(batch: StepBatch, rows: range, seq: int, caches: Sequence[LayerCache]) -> StepBatch:
+    """Return the arrays of an image's tokens."""
+    here = slice(rows.start, rows.stop)
+    return StepBatch(
+        tokens=batch.tokens[here],
+        source_rows=batch.source_rows[here],
+        positions=batch.positions[here],
+        query_starts=np.array([0, len(rows)], np.int32),
+        kv_lens=batch.positions[rows.stop - 1 : rows.stop] + 1,
+        caches=tuple(cache.together(arrays, here, seq) for cache, arrays in zip(caches, batch.caches, strict=True)),
+        sample_at=batch.sample_at,
+    )
+
+
+def _whole_images(batch: StepBatch, caches: Sequence[LayerCache]) -> list[range]:
+    """Return the rows of images whose tokens see each other."""
+    found = (cache.last_seen(arrays) for cache, arrays in zip(caches, batch.caches, strict=True))
+    last = next((one for one in found if one is not None), None)
+    images: list[range] = []
+    for row in () if last is None else np.flatnonzero(last > batch.positions).tolist():
+        if not images or row >= images[-1].stop:
+            images.append(range(row, row + int(last[row] - batch.positions[row]) + 1))
+    return images

@@ -1,8 +1,8 @@
-"""Makes the function that encodes an image and leaves its features in the pool."""
+"""Makes the function that encodes images and leaves their features in the pool, and says how many at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,17 @@ from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.replicas import pool_sharding, under_mesh
+from jpaged.execution.replicas import Kind, each_replica, pool_sharding, under_mesh
 from jpaged.memory import StoredImage
 from jpaged.memory.layout import GroupLayout
+from jpaged.model_api import CrossAttentionGroup
 from pallas_kernels.platform import Impl
+
+Prepared = tuple[Mapping[str, np.ndarray], np.ndarray]
+"""An image's arrays by name, and the rows of the pool that its features go to."""
+
+_TOGETHER = (4, 2, 1)
+"""Images of one shape that a call may encode: each number is a program."""
 
 
 def make_encode(
@@ -26,23 +33,66 @@ def make_encode(
 ) -> jax.stages.Wrapped:
     """Return ``encode(params, pool, arrays, rows) -> pool``; the pool is donated.
 
-    `arrays` are one image's, by name, without an axis of images; `rows` say where its features go, as `feature_rows`
-    does, and lie out of range where nothing is to be written. There may be more of either.
+    `arrays` are those of some images, by name, with an axis of images; `rows`, [images, rows], say where their features
+    go, as `feature_rows` does, and lie out of range where nothing is to be written. On a data-parallel mesh both are
+    those of all replicas, stacked.
 
     Args:
         prefix: what the names of the model's layer groups begin with in `spec`.
         kernel_impl: see `make_step`.
     """
 
-    def encode(params: Any, pool: Pool, arrays: Mapping[str, Array], rows: Int[Array, " features"]) -> Pool:
+    def encode(params: Any, pool: Pool, arrays: Mapping[str, Array], rows: Int[Array, "images features"]) -> Pool:
         model = nnx.merge(graphdef, params)
         cache, its = _encoded(spec, prefix + model.image_group.name)
         with under_mesh(mesh):
-            encoded = model.encode({name: array[None] for name, array in arrays.items()})
-            encoded = jax.tree.map(lambda array: array[0], encoded)
-            return cache.write(mesh, spec.views[its.start], pool, encoded, rows, kernel_impl)
+            encoded = model.encode(arrays)
+            for number, its_rows in enumerate(rows):
+                own = jax.tree.map(lambda array, number=number: array[number], encoded)
+                pool = cache.write(mesh, spec.views[its.start], pool, own, its_rows, kernel_impl)
+        return pool
 
-    return jax.jit(encode, donate_argnums=1, out_shardings=pool_sharding(mesh))
+    takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
+    return jax.jit(each_replica(encode, mesh, takes, "split"), donate_argnums=1, out_shardings=pool_sharding(mesh))
+
+
+def numbers_together(group: Any, rows: int, budget: int, *, platform: str) -> tuple[int, ...]:
+    """Return how many images of a shape a call may encode, most first: as many as a step's budget has, or as stand
+    together in a prompt. A CPU encodes one by one, as one fills all its cores.
+
+    Args:
+        group: what holds what the encoder makes.
+        rows: rows of the pool that a call has places for, for each image; at least its features.
+        budget: most tokens of a step; an image counts as many as it has features, or all.
+    """
+    most = budget // min(rows, budget)
+    if isinstance(group, CrossAttentionGroup):
+        most = max(most, group.most_together)
+    return tuple(number for number in _TOGETHER if number == 1 or (number <= most and platform != "cpu"))
+
+
+def calls(each: Sequence[Sequence[Prepared]], numbers: Sequence[int]) -> Iterator[list[Prepared]]:
+    """Yield the calls of the encoder for images of one shape, some of each replica: stacked arrays and rows, one for
+    each replica. Where a replica has fewer than the call, blank images whose features go nowhere stand for the others.
+
+    Args:
+        each: the images of each replica.
+        numbers: how many images a call may have, most first, 1 among them.
+    """
+    done, most = 0, max(map(len, each))
+    (arrays, rows), *_ = next(images for images in each if images)
+    blank = {name: np.zeros_like(array) for name, array in arrays.items()}, np.full_like(rows, np.iinfo(np.int32).max)
+    while done < most:
+        number = next(number for number in numbers if number <= most - done)
+        call = []
+        for images in each:
+            mine = [*images[done : done + number]]
+            mine += [blank] * (number - len(mine))
+            call.append(
+                ({name: np.stack([one[0][name] for one in mine]) for name in arrays}, np.stack([r for _, r in mine]))
+            )
+        yield call
+        done += number
 
 
 def no_rows(spec: PoolSpec, count: int) -> np.ndarray:
@@ -68,6 +118,11 @@ def feature_rows(spec: PoolSpec, stored: StoredImage, first: int, count: int) ->
 def sees_images_on(spec: PoolSpec) -> bool:
     """Tell whether tokens that are generated read images too."""
     return any(isinstance(cache, CrossAttentionCache) for cache in spec.caches)
+
+
+def image_group(spec: PoolSpec) -> Any:
+    """Return the layer group that keeps what the encoder makes."""
+    return _encoded(spec)[0].group
 
 
 def _encoded(spec: PoolSpec, name: str | None = None) -> tuple[EncodedCache, slice]:

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.encode import make_encode, no_rows, sees_images_on
+from jpaged.execution.encode import calls, image_group, make_encode, no_rows, numbers_together, sees_images_on
+from jpaged.execution.mesh import platform
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
@@ -48,11 +49,11 @@ class StepPrograms:
 
     def decode(self) -> jax.stages.Lowered:
         """Lower the step in which max_num_seqs sequences have one token each."""
-        return self._step(self._buckets.decode[-1])
+        return self._step(self._buckets.decode[-1], images=bool(self.examples) and sees_images_on(self.spec))
 
     def mixed(self) -> jax.stages.Lowered:
-        """Lower the step of max_num_batched_tokens tokens, prompts among them."""
-        return self._step(self._buckets.mixed[-1])
+        """Lower the step of max_num_batched_tokens tokens, prompts among them, with images where the encoder runs."""
+        return self._step(self._buckets.mixed[-1], images=bool(self.examples))
 
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
         """Lower logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
@@ -63,20 +64,21 @@ class StepPrograms:
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 
     def encoder(self) -> jax.stages.Lowered | None:
-        """Lower the encoder for the largest image that is known beforehand; None where there is none."""
+        """Lower the encoder for the largest image that is known beforehand, as many as it encodes at once; None where
+        there is none."""
         if not self.examples:
             return None
         arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
         encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
-        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), arrays, no_rows(self.spec, count))
+        group, budget = image_group(self.spec), self.max_num_batched_tokens
+        rows = no_rows(self.spec, count)
+        number, *_ = numbers_together(group, len(rows), budget, platform=platform(self.mesh))
+        (call,) = calls([[(arrays, rows)] * number], (number,))
+        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(call[0]))
 
     @property
     def _buckets(self) -> Buckets:
         return Buckets(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
-
-    @property
-    def _reads_images(self) -> bool:
-        return bool(self.examples) and sees_images_on(self.spec)
 
     @property
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
@@ -86,9 +88,8 @@ class StepPrograms:
     def _of_all(self, of_one: T) -> T:
         return stack(self.mesh, [of_one] * num_replicas(self.mesh))
 
-    def _step(self, bucket: Bucket) -> jax.stages.Lowered:
-        spec = self.spec
-        bucket = replace(bucket, images=self._reads_images)
+    def _step(self, bucket: Bucket, *, images: bool) -> jax.stages.Lowered:
+        spec, bucket = self.spec, replace(bucket, images=images)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         batch = self._of_all(batch)

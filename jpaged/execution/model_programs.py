@@ -111,8 +111,10 @@ class ModelPrograms:
         """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
         return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
 
-    def encode(self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]) -> Pool:
-        """Encode an image and leave its features in the pool, which is donated; see `make_encode`."""
+    def encode(
+        self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
+    ) -> Pool:
+        """Encode images and leave their features in the pool, which is donated; see `make_encode`."""
         return self._encode(_encode_key(arrays, rows), self._weights, pool, arrays, rows)
 
     def sample(
@@ -154,7 +156,9 @@ class ModelPrograms:
             decode_only=bucket.decode_only,
         )
 
-    def prepare_encode(self, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, " features"]) -> Compile:
+    def prepare_encode(
+        self, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
+    ) -> Compile:
         """Trace `encode` for these shapes."""
         pool = abstract_pool(self._spec, self._mesh)
         return self._encode.prepare(_encode_key(arrays, rows), self._weights, pool, arrays, rows)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,9 +17,18 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
+from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.encode import feature_rows, no_rows, sees_images_on
+from jpaged.execution.encode import (
+    Prepared,
+    calls,
+    feature_rows,
+    image_group,
+    no_rows,
+    numbers_together,
+    sees_images_on,
+)
+from jpaged.execution.mesh import platform
 from jpaged.execution.pooling import PooledStates, owners_of_rows
 from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
@@ -97,6 +106,7 @@ class Runner:
         verifies: whether steps verify drafts, see `Buckets`.
         draft: what makes drafts on the device; None = nothing does.
         images: whether steps may have tokens that stand for images, see `Buckets`.
+        together: tokens of an image that see each other; None = they do not.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
         programs: where the model's programs are loaded from, or collected for; None = neither.
 
@@ -120,6 +130,7 @@ class Runner:
         verifies: bool = False,
         draft: DraftProgram | None = None,
         images: bool = False,
+        together: int | None = None,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
         programs: ProgramStore | None = None,
     ) -> None:
@@ -134,8 +145,10 @@ class Runner:
             verifies=verifies,
             images=images,
             decodes_with_images=images and sees_images_on(spec),
-            only=BUCKET if deterministic else None,
+            only=replace(BUCKET, images=images) if deterministic else None,
+            together=image_bucket(together) if images and together else None,
         )
+        self._images = images
         self.worker = Worker(
             graphdef,
             params,
@@ -163,7 +176,7 @@ class Runner:
             self._draft,
         )
         if deterministic:
-            self._empty_batch(BUCKET)  # refuses layers that cannot be computed so
+            self._empty_batch(self.buckets.decode[0])  # refuses layers that cannot be computed so
 
     @property
     def copy_sizes(self) -> tuple[int, ...]:
@@ -182,18 +195,18 @@ class Runner:
             self.worker.swap(first.dropped, first.swap_out, first.swap_in)
         if any(step.copies for step in steps):
             self._copy_blocks(*steps)
-        for encode in first.encodes:  # replicas take no images
-            self._encode(encode)
+        if any(step.encodes for step in steps):
+            self._encode([step.encodes for step in steps])
         if not any(step.chunks for step in steps):
             return [None] * len(steps)
         if first.undrafted:  # replicas have no drafts
             first = self._drafter.fill(first)
             steps = [first]
         if self._deterministic:
-            bucket = padded_bucket(first.num_tokens, self.max_num_seqs)
+            bucket = padded_bucket(first.num_tokens, self.max_num_seqs, images=self._images)
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-            bucket = self.buckets.common(sizes, images=bool(first.reads))
+            bucket = self.buckets.common(sizes, images=any(step.reads for step in steps))
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
@@ -203,13 +216,29 @@ class Runner:
             return [InFlight(first, draw, scores=scores, pooled=pooled)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
 
-    def _encode(self, encode: Encode) -> None:
-        first = 0
-        for image in encode.image.each:
-            names = tuple(sorted(image.arrays))
-            rows = feature_rows(self.spec, encode.stored, first, image.features)
-            self.worker.encode(names, tuple(image.arrays[name] for name in names), rows)
-            first += image.features
+    def _encode(self, each: Sequence[Sequence[Encode]]) -> None:
+        """Encode the images of each replica, those of one shape together."""
+        by_shape: dict[Hashable, list[list[Prepared]]] = {}
+        for replica, encodes in enumerate(each):
+            for encode in encodes:
+                first = 0
+                for image in encode.image.each:
+                    rows = feature_rows(self.spec, encode.stored, first, image.features)
+                    shape = len(rows), *sorted((name, array.shape) for name, array in image.arrays.items())
+                    by_shape.setdefault(shape, [[] for _ in each])[replica].append((image.arrays, rows))
+                    first += image.features
+        for images in by_shape.values():
+            example, its_rows = next(mine for mine in images if mine)[0]
+            names = tuple(sorted(example))
+            for call in calls(images, self._numbers_together(its_rows)):
+                arrays, rows = stack(self.mesh, call)
+                self.worker.encode(names, tuple(arrays[name] for name in names), rows)
+
+    def _numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
+        if self._deterministic:
+            return (1,)  # the bits of an image may not depend on others
+        budget = self.max_num_batched_tokens
+        return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
@@ -294,7 +323,12 @@ class Runner:
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for arrays, count in self._examples:
-            yield f"image encoder, {count} features", self.worker.prepare_encode(arrays, no_rows(self.spec, count))
+            its_rows = no_rows(self.spec, count)
+            for number in self._numbers_together(its_rows):
+                (call,) = calls([[(arrays, its_rows)] * number], (number,))
+                stacked, rows = self._of_all(call[0])
+                name = f"image encoder, {number} x {count} features"
+                yield name, self.worker.prepare_encode(stacked, rows)
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))
@@ -314,9 +348,13 @@ class Runner:
     def _draft_buckets(self) -> tuple[Bucket, ...]:
         return self.buckets.all if self.worker.drafter_follows else self.buckets.decode
 
+    @property
+    def _num_encoders(self) -> int:
+        return sum(len(self._numbers_together(no_rows(self.spec, count))) for _, count in self._examples)
+
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
         batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)
-        return empty_launch(batch, self.spec.caches) if self._deterministic else batch
+        return empty_launch(batch, self.spec.caches) if self._deterministic and bucket.decode_only else batch
 
     def _of_all(self, of_one: T) -> T:
         return stack(self.mesh, [of_one] * self.num_replicas)
@@ -329,7 +367,7 @@ class Runner:
     def num_warmup(self) -> int:
         """Return how many shapes `warmup` compiles."""
         swaps = self.worker.host.num_shapes if self._can_swap else 0
-        rows, drafting = len(self.buckets.sample_rows), len(self._examples)
+        rows, drafting = len(self.buckets.sample_rows), self._num_encoders
         if self.worker.drafter is not None:
             drafting += len(self._draft_buckets) + len(_SAMPLERS) * rows
         return len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * rows + drafting

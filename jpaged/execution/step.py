@@ -52,6 +52,8 @@ def make_step(
         model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
+        if prefix:  # a draft model may not know the token that stands for an image
+            tokens = jnp.minimum(tokens, model.vocab_size - 1)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
         with under_mesh(mesh):

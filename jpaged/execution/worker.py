@@ -19,7 +19,7 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
-from jpaged.execution.deterministic import BUCKET, launches
+from jpaged.execution.deterministic import launches
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import is_local, platform, replicate
@@ -125,6 +125,7 @@ class Worker:
         self._pool: jax.Array | None = None
         self._sampled: jax.Array | None = None
         self._hidden: list[jax.Array] = []
+        self._rows: Int[np.ndarray, " tokens"] | None = None  # of `_hidden`, by the step's; None = the same
         tokens = [np.zeros(self._max_num_seqs, np.int32)] * num_replicas(self.mesh)
         self._last_tokens = replicate(stack(self.mesh, tokens), self.mesh)
 
@@ -197,34 +198,44 @@ class Worker:
             self.pool = self._zero("zero pages", self.pool, shards)
 
     @device_call
-    def encode(self, names: Sequence[str], arrays: Sequence[np.ndarray], rows: Int[np.ndarray, " features"]) -> None:
-        """Encode an image and leave its features in `rows` of the pool.
+    def encode(
+        self, names: Sequence[str], arrays: Sequence[np.ndarray], rows: Int[np.ndarray, "*replicas images features"]
+    ) -> None:
+        """Encode some images of one shape and leave their features in `rows` of the pool.
 
         Args:
-            names, arrays: the encoder's arguments, without an axis of images.
+            names, arrays: the encoder's arguments, with an axis of images.
         """
         self.pool = self.model.encode(self.pool, dict(zip(names, arrays, strict=True)), rows)
 
     @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
-        self._sampled, self._hidden = None, []
+        self._sampled, self._hidden, self._rows = None, [], None
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
-        for launch, here in launches(batch, num_samples, self.spec.caches):
-            rows = self._run(launch, BUCKET)
-            self._sampled = rows if self._sampled is None else jnp.where(here[:, None], rows, self._sampled)
+        self._rows, computed = np.zeros(bucket.tokens, np.int32), 0
+        for launch in launches(batch, num_samples, self.spec.caches, images=bucket.images):
+            self._rows[launch.rows.start : launch.rows.stop] = computed + np.arange(len(launch.rows))
+            computed += launch.bucket.tokens
+            rows = self._run(launch.batch, launch.bucket)
+            self._sampled = rows if self._sampled is None else jnp.where(launch.here[:, None], rows, self._sampled)
 
     @device_call
     def score(self, rows: Int[np.ndarray, " rows"], targets: Int[np.ndarray, " rows"], top: int) -> ScoreOutput:
         """Return the log-probabilities of `targets` after tokens `rows` of the last `compute`."""
-        return self.model.score(self._whole_hidden(), rows, targets, top)
+        return self.model.score(self._whole_hidden(), rows if self._rows is None else self._rows[rows], targets, top)
 
     @device_call
     def pool_hidden(self, owners: Int[np.ndarray, " tokens"], size: int) -> jax.Array:
         """Return sums of the last `compute`'s hidden states, [size, embed]; `owners` says which sum a token is in."""
-        return self.model.pool_hidden(self._whole_hidden(), owners, size)
+        hidden = self._whole_hidden()
+        if self._rows is not None:
+            owned, step_owners = owners < size, owners
+            owners = np.full(len(hidden), size, np.int32)
+            owners[self._rows[owned]] = step_owners[owned]
+        return self.model.pool_hidden(hidden, owners, size)
 
     def _whole_hidden(self) -> jax.Array:
         if len(self._hidden) > 1:

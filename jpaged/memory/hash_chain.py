@@ -34,14 +34,15 @@ class HashChain:
     Attributes:
         root: 16 bytes that stand for the salt.
         links: one for each full block, from the first on.
+        spans: see the arguments.
     """
 
-    __slots__ = ("_spans", "block_size", "links", "root")
+    __slots__ = ("block_size", "links", "root", "spans")
 
     def __init__(self, block_size: int, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> None:
         self.block_size = block_size
         self.links: list[Link] = []
-        self._spans = spans
+        self.spans = spans
         self.root = blake2b(repr(salt).encode(), digest_size=16).digest()
 
     def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
@@ -51,8 +52,8 @@ class HashChain:
         first = self.links[0].first if self.links else b""
         for start in range(len(self.links) * size, num_blocks * size, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
-            if self._spans:
-                tokens += marks(self._spans, start, start + size)
+            if self.spans:
+                tokens += marks(self.spans, start, start + size)
             digest = blake2b(digest + tokens, digest_size=16).digest()
             first = first or digest
             self.links.append(Link(digest, tokens, first))
@@ -65,5 +66,5 @@ class HashChain:
         """Return an independent chain with the same links, for a fork."""
         twin = HashChain.__new__(HashChain)
         twin.block_size, twin.links, twin.root = self.block_size, self.links.copy(), self.root
-        twin._spans = self._spans
+        twin.spans = self.spans
         return twin

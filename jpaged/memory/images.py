@@ -81,7 +81,7 @@ class ImageBlocks:
         self._images: dict[bytes, StoredImage] = {}
         self._image_of: dict[int, StoredImage] = {}  # by block, once encoded
         self._pending: dict[bytes, StoredImage] = {}
-        self._held: set[HeldImage] = set()
+        self._held: dict[HeldImage, None] = {}  # in order, so that what is saved is the same each time
         self._torn: list[int] = []
 
     # ------------------------------------------------------------------ whoever needs an image
@@ -117,7 +117,7 @@ class ImageBlocks:
                 self._allocator.share(self.group, block)
         image.users += 1
         held = HeldImage(image)
-        self._held.add(held)
+        self._held[held] = None
         return held
 
     def take_pending(self) -> list[StoredImage]:
@@ -141,7 +141,7 @@ class ImageBlocks:
         """Give up what is left of a hold. An image that nobody holds then is evictable as a whole, or forgotten."""
         image = held.image
         assert self.group is not None
-        self._held.remove(held)
+        del self._held[held]
         image.users -= 1
         if image.users or not self._stays(image):
             self._release(image, held.blocks[held.given :])
@@ -162,6 +162,32 @@ class ImageBlocks:
         if not keep and not all(ref_count[block] for block in blocks):
             self._forget(image)  # those who hold the rest go on
             self._sweep()
+
+    # ------------------------------------------------------------------ saved states
+
+    @property
+    def cached(self) -> list[StoredImage]:
+        """Return the images that can be found, those that somebody holds included."""
+        return list(self._images.values())
+
+    @property
+    def held(self) -> list[HeldImage]:
+        """Return all holds, in the order in which their images were asked for first."""
+        return list(self._held)
+
+    def restore(self, images: list[StoredImage], holds: list[HeldImage]) -> None:
+        """Know these images and holds; the allocator is to be told of their blocks."""
+        self._images = {image.digest: image for image in images if not image.is_torn}
+        self._pending = {digest: image for digest, image in self._images.items() if not image.is_encoded}
+        self._image_of = {block: image for image in self._images.values() if image.is_encoded for block in image.blocks}
+        self._held = dict.fromkeys(holds)
+        for hold in holds:
+            hold.image.users += 1
+
+    def release_all(self) -> None:
+        """Give up all holds; those who had them ask again."""
+        for hold in self.held:
+            self.release(hold)
 
     # ------------------------------------------------------------------ what the allocator tells
 

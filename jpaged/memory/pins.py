@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from jpaged.memory.admission import Fit
 from jpaged.memory.manager import MemoryManager
+from jpaged.memory.spans import TokenSpan, last_end
 
 
 class Pins:
@@ -26,8 +27,11 @@ class Pins:
         self._room_tokens = room_tokens
         self._step = memory.layout.prefix_step
 
-    def length(self, num_tokens: int) -> int:
+    def length(self, num_tokens: int, spans: Sequence[TokenSpan] = ()) -> int:
         """Return how many of the first `num_tokens` tokens fill whole blocks of every group.
+
+        Args:
+            spans: tokens that stand for images; those of a whole image are all among them or none.
 
         Raises:
             ValueError: the tokens fill no such block, or there is no prefix cache.
@@ -39,19 +43,30 @@ class Pins:
                 f"the prompt's {num_tokens} tokens are fewer than the {self._step} of a block: only whole blocks of a "
                 "prompt are pinned"
             )
-        return num_tokens // self._step * self._step
+        length = last_end(num_tokens, spans, self._step)
+        if length < self._step:
+            raise ValueError(
+                f"the prompt's {num_tokens} tokens have no end of a block, each of {self._step} tokens, that is not "
+                "within an image: only whole blocks and whole images of a prompt are pinned"
+            )
+        return length
 
-    def pin(self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None) -> bool:
+    def pin(
+        self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None, spans: Sequence[TokenSpan] = ()
+    ) -> bool:
         """Hold the blocks of a prefix under a new sequence id; return False, with nothing held, when some are not
         cached.
+
+        Args:
+            spans: tokens that stand for images, in order.
 
         Raises:
             ValueError: `length` refuses the prefix, or what is left of the pool would be too small.
         """
-        memory, length = self._memory, self.length(len(token_ids))
+        memory, length = self._memory, self.length(len(token_ids), spans)
         memory.add(seq_id, -1 - seq_id)
         # One more token, as the last token of a prefix hit is always left to be computed.
-        if memory.match_prefix(seq_id, [*token_ids[:length], 0], salt=salt) < length:
+        if memory.match_prefix(seq_id, [*token_ids[:length], 0], salt=salt, spans=spans) < length:
             memory.free(seq_id)
             return False
         memory.pin(seq_id)

@@ -106,15 +106,16 @@ class InputProcessor:
         """Parse a prompt whose salt may be given beside it.
 
         Raises:
-            ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`, or images.
+            ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`.
         """
         check_salt(cache_salt)
         parsed = parse_prompt(prompt, self.tokenizer, images=self.images)
-        if parsed.images:
-            raise ValueError(f"the prompt has {len(parsed.images)} images: only prefixes of text can be pinned")
         if cache_salt is not None and parsed.cache_salt not in (None, cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r} is not the prompt's own, {parsed.cache_salt!r}")
-        return ParsedPrompt(parsed.text, parsed.token_ids, cache_salt or parsed.cache_salt)
+        images = parsed.images
+        if cache_salt is not None and parsed.cache_salt is None:
+            images = tuple(image.salted(cache_salt) for image in images)
+        return replace(parsed, cache_salt=cache_salt or parsed.cache_salt, images=images)
 
     def request(
         self,

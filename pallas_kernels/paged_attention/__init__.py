@@ -59,7 +59,7 @@ def paged_attention(
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
         last_keys: position of the last key that each query sees, its own or one behind it that is cached; None = its
-            own. The TPU kernel takes none; on GPUs the `xla` version runs with it.
+            own. Sequences of one query see all that is cached, whatever it says.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
         plan: what `plan_attention` made of the same arguments for several layers; None = each call makes its own.
@@ -67,8 +67,8 @@ def paged_attention(
             `xla` version on GPUs, too.
 
     Raises:
-        ValueError: when the view's shape does not fit the queries, or `impl` does not take its dtype or `last_keys`,
-            or it takes no `plan`.
+        ValueError: when the view's shape does not fit the queries, `impl` does not take its dtype or takes no `plan`,
+            or a `plan` was made without the `last_keys` that are given.
     """
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
@@ -81,14 +81,12 @@ def paged_attention(
         run = reference.paged_attention
     elif chosen == "cpu" and cpu.takes(view):
         run = cpu.paged_attention
-    elif chosen in ("xla", "cpu") or (chosen == "gpu" and (last_keys is not None or _is_wide(q.shape[3]))):
+    elif chosen in ("xla", "cpu") or (chosen == "gpu" and _is_wide(q.shape[3])):
         run = xla.paged_attention
     elif chosen == "gpu":
         from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
 
         run = gpu.paged_attention
-    elif last_keys is not None:
-        raise ValueError(f"impl={chosen!r} takes no last_keys: its queries see nothing behind their own position")
     else:
         run = partial(tpu.paged_attention, plan=plan, interpret=chosen == "tpu_interpret")
     more: dict[str, Any] = {} if last_keys is None else {"last_keys": last_keys}
@@ -119,6 +117,7 @@ def plan_attention(
     q_per_kv: int,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     impl: Impl | None = None,
 ) -> Plan | None:
@@ -131,7 +130,8 @@ def plan_attention(
         view: the layer group's view, of which shape and dtype are read only.
         tokens: rows of the batch.
         q_per_kv: query heads of a KV head.
-        block_tables, query_starts, kv_lens, sliding_window, chunk_size, max_query_len, impl: see `paged_attention`.
+        block_tables, query_starts, kv_lens, sliding_window, chunk_size, last_keys, max_query_len, impl: see
+            `paged_attention`.
 
     Raises:
         ValueError: when `impl` does not take the view, or the block tables do not fit in a TPU's scalar memory.
@@ -147,4 +147,5 @@ def plan_attention(
         q_per_kv=q_per_kv,
         reach=Reach(sliding_window, chunk_size),
         max_query_len=max_query_len,
+        last_keys=last_keys,
     )

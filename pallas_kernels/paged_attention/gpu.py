@@ -33,6 +33,7 @@ def paged_attention(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     launch: Launcher = triton_call,
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
@@ -70,7 +71,12 @@ def paged_attention(
     shares = jnp.full((kv_heads, group), -jnp.inf, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
     out = _decode(arrays, shares, constants, launch)
     longest = min(tokens, max_query_len or tokens)
-    return out if longest == 1 else _prefill(out, arrays, shares, constants, longest, launch)
+    if longest == 1:
+        return out
+    # A kernel that reads no last keys is given another array in their place.
+    last = arrays[-1] if last_keys is None else last_keys.astype(jnp.int32)
+    constants["BEHIND"] = last_keys is not None
+    return _prefill(out, arrays, (shares, last), constants, longest, launch)
 
 
 def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], launch: Launcher) -> Array:
@@ -109,9 +115,14 @@ def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], 
 
 
 def _prefill(
-    out: Array, arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], longest: int, launch: Launcher
+    out: Array,
+    arrays: tuple[Array, ...],
+    more: tuple[Array, Array],
+    constants: dict[str, Any],
+    longest: int,
+    launch: Launcher,
 ) -> Array:
-    """Return `out` with the rows of the sequences that have several query tokens."""
+    """Return `out` with the rows of the sequences that have several query tokens; `more` are sinks and last keys."""
     q, view, *_ = arrays
     tokens, kv_heads, group, _ = q.shape
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
@@ -121,10 +132,10 @@ def _prefill(
         attend_to_tiles,
         grid=(tokens // tile + min(constants["SEQS"], tokens // 2), kv_heads),
         out=(like(out),),
-        aliases={7: 0},
+        aliases={8: 0},
         constants=constants | {"TILE": tile, "ROWS": tiles.rows, "KEYS": tiles.keys},
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    (out,) = launch(prefill, *arrays, sinks, out)
+    (out,) = launch(prefill, *arrays, *more, out)
     return out

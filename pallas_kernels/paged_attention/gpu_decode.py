@@ -97,6 +97,7 @@ def attend_to_units(
             stop,
             lowest,
             row,
+            row,
             BLOCKS,
             BLOCK_STRIDE,
             BLOCK_SIZE,

@@ -17,6 +17,7 @@ def attend_to_tiles(
     query_starts,
     kv_lens,
     sinks,
+    last_keys,
     out,
     out_again,
     SEQS: tl.constexpr,
@@ -38,11 +39,12 @@ def attend_to_tiles(
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
+    BEHIND: tl.constexpr,
 ):
     """Program (t, head) writes TILE queries of one sequence for the query heads of one KV head.
 
     Row r of its products is query ``r // GROUP`` and query head ``r % GROUP``. The last tiles, which have the most
-    keys, start first.
+    keys, start first. BEHIND: `last_keys` say what each query sees, else it is not read, and they see up to themselves.
     """
     every = tl.arange(0, SEQ_LANES)
     starts = tl.load(query_starts + every, mask=every < SEQS, other=0)
@@ -77,7 +79,12 @@ def attend_to_tiles(
         total = tl.full([ROWS], 1.0, tl.float32)
         values = tl.zeros([ROWS, WIDTH], tl.float32)
         begin = kv_len - length + offset
-        stop = tl.minimum(begin + TILE, tl.minimum(kv_len, PAGES * BLOCK_SIZE))
+        last = query
+        stop = begin + TILE
+        if BEHIND:
+            last = tl.load(last_keys + first_token + nth, mask=mine, other=0)
+            stop = tl.maximum(stop, tl.max(last, 0) + 1)
+        stop = tl.minimum(stop, tl.minimum(kv_len, PAGES * BLOCK_SIZE))
         lowest = first_key(begin, WINDOW, CHUNK)
         start = lowest // KEYS * KEYS
         if WINDOW is None and CHUNK is None:
@@ -94,6 +101,7 @@ def attend_to_tiles(
                 diagonal,
                 lowest,
                 query,
+                last,
                 BLOCKS,
                 BLOCK_STRIDE,
                 BLOCK_SIZE,
@@ -118,6 +126,7 @@ def attend_to_tiles(
             stop,
             lowest,
             query,
+            last,
             BLOCKS,
             BLOCK_STRIDE,
             BLOCK_SIZE,

@@ -52,6 +52,7 @@ def attend(
     stop,
     lowest,
     query,
+    last,
     BLOCKS: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -74,6 +75,7 @@ def attend(
         table: pointer to the sequence's block table.
         start: a multiple of KEYS.
         query: [rows] positions; only read if PER_QUERY, else every row sees every key of the range.
+        last: [rows] last keys that the queries see, their own positions or behind them; read as `query` is.
     """
     key = start + tl.arange(0, KEYS)
     block = tl.load(table + key // BLOCK_SIZE, mask=(key >= lowest) & (key < stop), other=-1)
@@ -96,7 +98,7 @@ def attend(
             scores = scores * (SCALE * LOG2E)
         seen = known[None, :]
         if PER_QUERY:
-            seen = seen & (key[None, :] <= query[:, None])
+            seen = seen & (key[None, :] <= last[:, None])
             if WINDOW is not None or CHUNK is not None:
                 seen = seen & (key[None, :] >= first_key(query, WINDOW, CHUNK)[:, None])
         scores = tl.where(seen, scores, float("-inf"))

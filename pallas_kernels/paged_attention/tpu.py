@@ -48,6 +48,7 @@ def paged_attention(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
     sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
     value_dim: int | None = None,
     plan: Plan | None = None,
@@ -59,7 +60,7 @@ def paged_attention(
         plan: what `make_plan` makes of the batch, for a step that has made it already; None = it is made here.
 
     Raises:
-        ValueError: see `make_plan`.
+        ValueError: see `make_plan`; or the plan was made without the `last_keys` that are given.
     """
     tokens, kv_heads, group, head_dim = q.shape
     blocks, layers, _, tiles, block_rows, _ = view.shape
@@ -67,7 +68,10 @@ def paged_attention(
     reach = Reach(sliding_window, chunk_size)
     if plan is None:
         batch = (block_tables, query_starts, kv_lens, view)
-        plan = make_plan(*batch, tokens=tokens, q_per_kv=group, reach=reach, max_query_len=max_query_len)
+        limits = {"reach": reach, "max_query_len": max_query_len, "last_keys": last_keys}
+        plan = make_plan(*batch, tokens=tokens, q_per_kv=group, **limits)
+    elif last_keys is not None and plan.last_keys is None and max_query_len != 1:
+        raise ValueError("last_keys are given, but the plan was made without: give them to plan_attention too")
     units, gathers = len(plan.units.entry), plan.gathers
     tile = tile_of_batch(tokens, max_query_len, group, view.dtype)
     copies = copies_of(view.dtype)
@@ -98,6 +102,9 @@ def paged_attention(
         of_rows = jnp.tile(of_rows, (1, copies))
         in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
         inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
+    if plan.last_keys is not None:
+        in_specs.append(pl.BlockSpec((1, 1, LANES), lambda h, u, *more: (block_of_unit(h, u, *more)[0], 0, 0)))
+        inputs.append(plan.last_keys)
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
@@ -109,6 +116,7 @@ def paged_attention(
             held=held,
             compute_dtype=jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
             layers=layers,
+            has_sinks=sinks is not None,
             zero_dead_units=gathers is None,
         ),
         out_shape=jax.ShapeDtypeStruct((*queries.shape[:3], value_lanes), q.dtype),

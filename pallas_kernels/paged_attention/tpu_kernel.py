@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.kv_codes import tokens_of
-from pallas_kernels.layout import KVTiles
+from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import load_tile
 from pallas_kernels.paged_attention.tpu_ring import Ring
@@ -34,18 +34,20 @@ def attend_to_unit(
     held: KVTiles,
     compute_dtype: jnp.dtype,
     layers: int,
+    has_sinks: bool,
     zero_dead_units: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
     `refs`: in SMEM the layer [1], the fields of `Units` and the tables; in VMEM q [1, heads, rows, lanes] with row =
-    group member * tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, and out [1,
-    heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`:
-    pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and layers together.
-    `zero_dead_units`: units that are not live have rows of `out`.
+    group member * tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, the last key
+    that each query sees [1, 1, 128] if it may be another than its own, and out [1, heads, rows, value lanes]. Then
+    scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`: pages whose keys are multiplied
+    at once. `layers`: those of the view, whose rows are blocks and layers together. `has_sinks`: whether there are
+    sinks. `zero_dead_units`: units that are not live have rows of `out`.
     """
     layer, units = refs[0], Units(*refs[1 : 1 + len(Units._fields)])
-    tables, q, view, *sinks, out, buffers, top, total, acc, penalty, cursor, sems = refs[1 + len(units) :]
+    tables, q, view, *given, out, buffers, top, total, acc, penalty, cursor, sems = refs[1 + len(units) :]
     _, heads, rows, _ = q.shape
     step_pages = buffers.shape[1]
     block_size = tokens_of(buffers)
@@ -53,6 +55,7 @@ def attend_to_unit(
     unit = pl.program_id(1)
     view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
     ring = Ring(units, tables, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
+    sinks, last_keys = given[:has_sinks], given[has_sinks:]
     softmax = OnlineSoftmax(q, top, total, acc, scale, soft_cap, compute_dtype, *sinks)
 
     def load(at, i, tiles_of):
@@ -76,6 +79,12 @@ def attend_to_unit(
 
         softmax.add(keys, values, spans)
 
+    def last_of_rows(last):
+        """Return the last key that each row sees, [rows, 1]: lane ``query`` of `last`."""
+        lane = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
+        own = lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) & (tile - 1)
+        return jnp.sum(jnp.where(lane == own, last[0], 0), axis=1, keepdims=True)
+
     def attend_span(at, i, start):
         """Attend to span i, masked; its first key is at position `start`."""
 
@@ -87,7 +96,7 @@ def attend_to_unit(
         key = start + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
         key += penalty[:, pl.ds(pl.multiple_of(i * span, span), span)]
         query = units.query_pos[unit] + (lax.broadcasted_iota(jnp.int32, (rows, 1), 0) & (tile - 1))
-        seen = (key <= query) & (key < units.key_stop[unit])
+        seen = (key <= (last_of_rows(*last_keys) if last_keys else query)) & (key < units.key_stop[unit])
         if reach.limited:
             seen &= key >= reach.first_key(query)
         softmax.add(lambda _: load(at, i, held.keys), values, 1, seen)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
+from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_units import Units, check_tables, cut_into_units, max_units, unit_of_token
 
@@ -43,11 +44,13 @@ class Plan(NamedTuple):
         units: the work list.
         tables: row of the view, as blocks and layers together, that holds each page's first layer; -1 for no block.
         gathers: None where every unit is one batch row, in the batch's order.
+        last_keys: last key that each query of each unit sees, in lane ``query``; None = its own.
     """
 
     units: Units
     tables: Int[Array, " entries"]
     gathers: Gathers | None
+    last_keys: Int[Array, "units 1 128"] | None = None
 
 
 def make_plan(
@@ -60,8 +63,12 @@ def make_plan(
     q_per_kv: int,
     reach: Reach,
     max_query_len: int | None,
+    last_keys: Int[Array, " tokens"] | None = None,
 ) -> Plan:
     """Return the plan of a batch of `tokens` rows; it serves all layers of `view`, of which shape and dtype are read.
+
+    Args:
+        last_keys: last key that each row of the batch sees; None = its own, as in a batch of single queries anyway.
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
@@ -79,15 +86,25 @@ def make_plan(
     tile = tile_of_batch(tokens, max_query_len, q_per_kv, view.dtype)
     units = tokens if max_query_len == 1 else max_units(tokens, seqs, tile, max_query_len)
     tables, broken = check_tables(block_tables, query_starts, kv_lens, blocks, block_size, reach)
+    behind = None if max_query_len == 1 or last_keys is None else last_keys.astype(jnp.int32)
     work, first_row = cut_into_units(
-        query_starts, kv_lens, broken, tile=tile, units=units, reach=reach, pages=pages, block_size=block_size
+        query_starts,
+        kv_lens,
+        broken,
+        tile=tile,
+        units=units,
+        reach=reach,
+        pages=pages,
+        block_size=block_size,
+        last_keys=behind,
     )
-    gathers = None
+    gathers = last = None
     if max_query_len != 1:
         unit, place = unit_of_token(query_starts, tokens, tile)
         rows = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
         gathers = Gathers(rows, jnp.minimum(unit, units - 1), place, jnp.arange(tokens) < query_starts[-1])
-    return Plan(work, jnp.where(tables < 0, -1, tables * layers).reshape(-1), gathers)
+        last = None if behind is None else jnp.pad(behind[rows], ((0, 0), (0, LANES - tile)))[:, None]
+    return Plan(work, jnp.where(tables < 0, -1, tables * layers).reshape(-1), gathers, last)
 
 
 def tile_of_batch(tokens: int, max_query_len: int | None, q_per_kv: int, dtype: jnp.dtype) -> int:

@@ -51,9 +51,14 @@ def cut_into_units(
     reach: Reach,
     pages: int,
     block_size: int,
+    last_keys: Int[Array, " tokens"] | None = None,
 ) -> tuple[Units, Int[Array, " units"]]:
-    """Cut the batch into units; returns the work list, and the batch row of each unit's first query. `pages`: width of
-    the block tables."""
+    """Cut the batch into units; returns the work list, and the batch row of each unit's first query.
+
+    Args:
+        pages: width of the block tables.
+        last_keys: last key that each row of the batch sees; None = its own.
+    """
     lengths = jnp.diff(query_starts)
     tiles = (lengths + tile - 1) // tile
     ends = jnp.cumsum(tiles)
@@ -63,7 +68,13 @@ def cut_into_units(
     query_pos = (kv_lens - lengths)[seq] + offset
     # At most the query itself: the compiler would compute zeros, which it knows, in each layer anew.
     key_start = jnp.minimum(reach.first_key(query_pos), query_pos)
-    key_stop = jnp.minimum(query_pos + tile, jnp.minimum(kv_lens[seq], pages * block_size))
+    first_row, key_stop = query_starts[seq] + offset, query_pos + tile
+    if last_keys is not None:
+        place = jnp.arange(tile)
+        last = last_keys[jnp.minimum(first_row[:, None] + place, len(last_keys) - 1)]
+        mine = place < (lengths[seq] - offset)[:, None]
+        key_stop = jnp.maximum(key_stop, jnp.max(jnp.where(mine, last, 0), axis=1) + 1)
+    key_stop = jnp.minimum(key_stop, jnp.minimum(kv_lens[seq], pages * block_size))
     first_page = key_start // block_size
     num_pages = jnp.maximum((key_stop + block_size - 1) // block_size - first_page, 0)
     fields = (
@@ -76,7 +87,7 @@ def cut_into_units(
         key_stop,
         broken[seq],
     )
-    return Units(*(x.astype(jnp.int32) for x in fields)), query_starts[seq] + offset
+    return Units(*(x.astype(jnp.int32) for x in fields)), first_row
 
 
 def unit_of_token(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from float8_kernels import wrong_codes, wrong_values
 from one_byte_batches import in_bytes
-from ragged_cases import Case, cast, dense_attention, make_batch
+from ragged_cases import Case, cast, dense_attention, last_keys_of_images, make_batch
 from triton_interpreter import interpret
 
 from pallas_kernels.block_copy import gpu as block_copy
@@ -51,6 +51,11 @@ CASES = {
     "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
     "several tiles of queries": Case(tokens=80, q_per_kv=4, dtype="bfloat16", block_size=32, pages=8),
 }
+WITH_IMAGES = {
+    "images": Case(q_per_kv=4, tokens=96),
+    "images, a shorter window, odd group": Case(q_per_kv=3, tokens=96, sliding_window=5),
+    "images, two lane tiles, window, bfloat16": Case(head_dim=256, tokens=96, dtype="bfloat16", sliding_window=70),
+}
 IN_BYTES = {
     "llama heads": Case(q_per_kv=4),
     "padded packed rows, sinks": Case(head_dim=48, q_per_kv=3, sinks=True),
@@ -81,6 +86,17 @@ def attention_errors(cases: dict[str, Case], held_in: str | None = None) -> Iter
         got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options)
         assert got.dtype == batch.q.dtype
         yield name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch)).max())
+
+
+def errors_with_images() -> Iterator[tuple[str, float]]:
+    """Largest absolute difference where tokens of images see all of theirs: in the middle of a prompt, two of them, and
+    beside a decode."""
+    for name, case in WITH_IMAGES.items():
+        batch = make_batch(case, [60, 1, 33], [130, 70, 0])
+        last = last_keys_of_images(case, batch, [[3, 40, 41, 60], [], [0, 30]])
+        arrays = map(jnp.asarray, batch.arrays)
+        got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options, last_keys=jnp.asarray(last))
+        yield name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch, last)).max())
 
 
 def id_out_of_range_error() -> float:
@@ -122,6 +138,8 @@ def main() -> None:
         print(json.dumps({"name": name, "error": None if np.isnan(error) else error}), flush=True)
 
     for name, error in attention_errors(CASES):
+        report(name, error)
+    for name, error in errors_with_images():
         report(name, error)
     with compiling_for(90):
         for name, error in attention_errors({name: IN_BYTES[name] for name in BY_INSTRUCTIONS}, "uint8"):

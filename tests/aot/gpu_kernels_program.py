@@ -25,7 +25,7 @@ BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
 
 
 class Shape(NamedTuple):
-    """A model's heads; `kv_dtype`: what KV is held in, None = dtype."""
+    """A model's heads; `kv_dtype`: what KV is held in, None = dtype; `images`: whether tokens see all of theirs."""
 
     kv_heads: int
     group: int
@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     dtype: Any = jnp.bfloat16
     limits: Mapping[str, Any] = MappingProxyType({})
     kv_dtype: Any = None
+    images: bool = False
 
 
 SHAPES = {
@@ -47,10 +48,18 @@ SHAPES = {
     "Llama heads, float32": Shape(8, 4, 128, 32, dtype=jnp.float32),
     "Llama-3.1-8B, int8 KV": Shape(8, 4, 128, 32, kv_dtype=jnp.int8),
     "Llama-3.1-8B, fp8 KV": Shape(8, 4, 128, 32, kv_dtype=jnp.uint8),
+    "Gemma-3-4B, images": Shape(4, 2, 256, 29, limits={"sliding_window": 1024}, images=True),
     "Gemma-2-9B, int8 KV": Shape(8, 2, 256, 21, limits={"soft_cap": 50.0}, kv_dtype=jnp.int8),
 }
 TARGETS = {
-    80: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32", "Llama-3.1-8B, fp8 KV", "Gemma-2-9B, int8 KV"),
+    80: (
+        "Llama-3.1-8B",
+        "Gemma-2-9B",
+        "Gemma-3-4B, images",
+        "OPT-125m, float32",
+        "Llama-3.1-8B, fp8 KV",
+        "Gemma-2-9B, int8 KV",
+    ),
     90: tuple(SHAPES),
     100: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32", "Llama-3.1-8B, int8 KV"),
 }
@@ -59,7 +68,7 @@ TARGETS = {
 def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     """What each kernel takes at a model's shapes."""
     compiler = Compiler(capability)
-    kv_heads, group, head_dim, layers, block_size, dtype, limits, kv_dtype = shape
+    kv_heads, group, head_dim, layers, block_size, dtype, limits, kv_dtype, images = shape
     held = kv_dtype or dtype
 
     def array(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
@@ -70,7 +79,8 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     kv = array(TOKENS, kv_heads, head_dim, dtype=dtype)
     attend = partial(paged_attention, scale=head_dim**-0.5, launch=compiler, **limits)
     with compiling_for(capability):
-        jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS))
+        last = {"last_keys": array(TOKENS)} if images else {}
+        jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS), **last)
         jax.eval_shape(partial(kv_write, launch=compiler), view, array(), kv, kv, array(TOKENS))
         jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
     return compiler.kernels

@@ -1,9 +1,9 @@
-"""Compile steps and the encoder of Llama 3.2 Vision for hardware this machine lacks.
+"""Compile steps and the encoder of Llama 3.2 Vision or of Gemma 3 for hardware this machine lacks.
 
-    images_program.py tpu|cuda DEVICES KERNELS
+    images_program.py tpu|cuda DEVICES KERNELS mllama|gemma3
 
 Run by `test_aot_images.py`; prints what they need as JSON, as `step_program.py` does. The model is shallow and narrow,
-but an image has as many tiles and patches as in the published one, and the pool is large.
+but an image has as many tiles, patches and tokens as in the published one, and the pool is large.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import time
 from step_program import HOPPER, report
 from targets import h200_mesh, tpu_mesh
 
-MAX_NUM_SEQS, MAX_MODEL_LEN, TOKENS, BLOCK, POOL_BYTES = 64, 1024, 256, 16, 1 << 30
+MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK, POOL_BYTES = 64, 1024, 16, 1 << 30
+TOKENS = {"mllama": 256, "gemma3": 512}
 TEXT = {
     "hidden_size": 1024,
     "intermediate_size": 2048,
@@ -40,26 +41,53 @@ VISION = {
     "image_size": 560,
     "patch_size": 14,
 }
+GEMMA3_TEXT = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "sliding_window": 512,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "max_position_embeddings": 4096,
+}
+GEMMA3_VISION = {
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "image_size": 896,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
 
 
-def main(target: str, devices: int, kernels: str) -> None:
+def main(target: str, devices: int, kernels: str, family: str) -> None:
     mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
 
     import jax.numpy as jnp
     from flax import nnx
-    from transformers import MllamaConfig
+    from transformers import Gemma3Config, MllamaConfig
 
     from jpaged.execution import plan_pool
     from jpaged.execution.lowering import StepPrograms
     from jpaged.loading.build_context import build_context
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params
+    from models.gemma3 import Gemma3
     from models.mllama import Mllama
     from pallas_kernels.gpu_launch import compiling_for
 
     assert mesh.size == devices, mesh
-    dtype, config = jnp.dtype(jnp.bfloat16), MllamaConfig(text_config=TEXT, vision_config=VISION)
-    model = abstract_model(Mllama, config, build_context(mesh, dtype, kernel_impl=kernels))
+    dtype = jnp.dtype(jnp.bfloat16)
+    if family == "mllama":
+        kind, config = Mllama, MllamaConfig(text_config=TEXT, vision_config=VISION)
+    else:
+        kind, config = Gemma3, Gemma3Config(text_config=GEMMA3_TEXT, vision_config=GEMMA3_VISION)
+    build = build_context(mesh, dtype, stacked=kernels != "gpu", kernel_impl=kernels)
+    model = abstract_model(kind, config, build)
     pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}
     steps = StepPrograms(
         graphdef=nnx.split(model)[0],
@@ -67,9 +95,9 @@ def main(target: str, devices: int, kernels: str) -> None:
         spec=plan_pool(model.layer_groups, **pool),
         mesh=mesh,
         max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=TOKENS,
+        max_num_batched_tokens=TOKENS[family],
         max_model_len=MAX_MODEL_LEN,
-        vocab_size=TEXT["vocab_size"],
+        vocab_size=config.text_config.vocab_size,
         kernel_impl=kernels,
         examples=tuple(model.examples()),
     )
@@ -81,4 +109,4 @@ def main(target: str, devices: int, kernels: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

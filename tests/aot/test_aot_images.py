@@ -7,8 +7,13 @@ from environments import run_program
 
 pytestmark = [pytest.mark.aot, pytest.mark.nightly]
 
-TARGETS = {"TPU v5e x8": ("tpu", "8", "tpu"), "H200 x1": ("cuda", "1", "gpu")}
-"""Compiler, devices, and kernels."""
+TARGETS = {
+    "TPU v5e x8": ("tpu", "8", "tpu", "mllama"),
+    "H200 x1": ("cuda", "1", "gpu", "mllama"),
+    "Gemma 3, TPU v5e x8": ("tpu", "8", "tpu", "gemma3"),
+    "Gemma 3, H200 x1": ("cuda", "1", "gpu", "gemma3"),
+}
+"""Compiler, devices, kernels, and family."""
 
 
 @pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())

@@ -1,5 +1,6 @@
-"""Run with a checkpoint's folder, the id that stands for an image in a prompt, and tensor-parallel sizes on a process
-of 8 devices: prints the tokens as JSON. `on_devices` runs it."""
+"""Run with a checkpoint's folder, the id that stands for an image in a prompt, and sizes, as ``2`` for tensor
+parallelism or ``2x1`` for replicas of so many devices, on a process of 8: prints the tokens as JSON. `on_devices` runs
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def prompts_with(placeholder: int) -> list[dict]:
     return [prompt_of(parts, seed, placeholder) for seed, parts in enumerate(PARTS)]
 
 
-def on_devices(folder: str, placeholder: int, *sizes: int) -> dict[str, list[list[int]]]:
+def on_devices(folder: str, placeholder: int, *sizes: int | str) -> dict[str, list[list[int]]]:
     """Return each size's tokens."""
     here = Path(__file__).parent
     environment = {
@@ -46,9 +47,15 @@ def assert_like(found: dict[str, list[list[int]]], references: list) -> None:
 
 if __name__ == "__main__":
     found = {}
-    for size in map(int, sys.argv[3:]):
-        llm = LLM(sys.argv[1], tensor_parallel_size=size, **SETTINGS)
+    for size in sys.argv[3:]:
+        replicas, devices = map(int, size.split("x")) if "x" in size else (1, int(size))
+        llm = LLM(sys.argv[1], data_parallel_size=replicas, tensor_parallel_size=devices, **SETTINGS)
+        if replicas > 1:
+            llm.warmup(use_tqdm=False)
         outputs = llm.generate(prompts_with(int(sys.argv[2])), PARAMS, use_tqdm=False)
         found[size] = [output.outputs[0].token_ids for output in outputs]
-        llm._engine.memory.check_invariants()
+        for replica in llm._engine.replicas:
+            replica.memory.check_invariants()
+            assert replica.memory.num_used_blocks == 0
+        assert llm.num_recompiles == 0
     print(json.dumps(found))

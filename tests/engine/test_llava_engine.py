@@ -8,7 +8,7 @@ from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
 from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
 from images_by_devices import PARTS as OF_DEVICES
-from vision_checkpoints import IMAGE, LLAVA_PROCESSOR, make_llava, picture, prompt_of, torch_vision_greedy
+from vision_checkpoints import IMAGE, LLAVA_PROCESSOR, check_empty, make_llava, picture, prompt_of, torch_vision_greedy
 
 from jpaged import LLM, BeamSearchParams, SamplingParams
 
@@ -59,18 +59,13 @@ def expected(engine, checkpoint):
     return torch_vision_greedy(checkpoint[1], requests, NUM_TOKENS, [seen(parts) for parts in PARTS])
 
 
-def check(llm):
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
-
-
 def test_greedy_tokens_are_those_of_transformers_in_chunks_that_cut_images(engine, expected):
     assert_same_tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert engine.stats().num_encoded_images == 5, "wide and tall are other images beside each other than alone"
     hits = engine.stats().prefix_hits
     assert_same_tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert engine.stats().prefix_hits > hits
-    check(engine)
+    check_empty(engine)
 
 
 @pytest.mark.nightly
@@ -81,7 +76,7 @@ def test_greedy_tokens_are_the_same_in_a_pool_that_forces_preemption(engine, che
     llm = LLM(checkpoint[0], preemption_mode=mode, **small)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
-    check(llm)
+    check_empty(llm)
 
 
 @pytest.mark.nightly
@@ -91,7 +86,7 @@ def test_beams_of_four_are_those_of_transformers(engine, checkpoint):
     prompts, more = [r.prompt_token_ids for r in requests], [seen(parts) for parts in PARTS[:4]]
     wanted = torch_beams(checkpoint[1], prompts, params, more=more)
     assert_same_beams(engine.beam_search(PROMPTS[:4], params, use_tqdm=False), wanted, params)
-    check(engine)
+    check_empty(engine)
 
 
 @pytest.mark.nightly
@@ -101,11 +96,11 @@ def test_four_outputs_fork_behind_an_image_and_output_0_is_what_one_output_gives
     several, one = ([out.outputs for out in engine.generate(PROMPTS[:4], p, use_tqdm=False)] for p in (drawn, alone))
     assert all(len({tuple(o.token_ids) for o in outputs}) == 4 for outputs in several)
     assert [outputs[0].token_ids for outputs in several] == [outputs[0].token_ids for outputs in one]
-    check(engine)
+    check_empty(engine)
 
 
 @pytest.mark.nightly
-def test_two_devices_give_the_tokens_of_transformers(engine, checkpoint):
+def test_two_devices_and_replicas_give_the_tokens_of_transformers(engine, checkpoint):
     requests = [engine.input_processor.process(prompt, GREEDY) for prompt in prompts_with(IMAGE)]
     wanted = torch_vision_greedy(checkpoint[1], requests, PARAMS.max_tokens, [seen(parts) for parts in OF_DEVICES])
-    assert_like(on_devices(checkpoint[0], IMAGE, 1, 2), wanted)
+    assert_like(on_devices(checkpoint[0], IMAGE, 1, 2, "2x1", "2x2"), wanted)

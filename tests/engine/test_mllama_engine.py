@@ -14,6 +14,7 @@ from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
 from vision_checkpoints import (
     MLLAMA_IMAGE,
     blind_before_images,
+    check_empty,
     make_mllama,
     mllama_seen,
     picture,
@@ -113,12 +114,7 @@ def expected(engine, model):
 def llm(engine):
     """The engine; after every test its memory is empty and sound."""
     yield engine
-    check(engine)
-
-
-def check(llm):
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
+    check_empty(engine)
 
 
 def test_prompts_that_begin_with_images_give_the_tokens_of_transformers_as_it_is(llm, as_it_is):
@@ -145,7 +141,7 @@ def test_greedy_tokens_are_the_same_when_requests_are_swapped_out(checkpoint, ex
     llm = LLM(checkpoint[0], preemption_mode="swap", **SETTINGS)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert llm.stats().num_swaps > 0
-    check(llm)
+    check_empty(llm)
 
 
 @pytest.mark.nightly
@@ -154,7 +150,7 @@ def test_in_a_large_pool_each_image_is_encoded_once(checkpoint, expected):
     llm = LLM(checkpoint[0], **large)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert (llm.stats().num_encoded_images, llm.stats().num_preemptions) == (len(RUNS), 0)
-    check(llm)
+    check_empty(llm)
 
 
 def test_log_probabilities_of_the_prompt_are_those_of_transformers(llm, model):
@@ -193,7 +189,7 @@ def test_drafts_change_no_token(checkpoint, expected):
     llm = LLM(checkpoint[0], speculative=NGram(tokens=3), **(SETTINGS | {"max_num_seqs": 4}))
     assert_same_tokens(llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False), expected[:3])
     assert llm.stats().num_drafts > 0
-    check(llm)
+    check_empty(llm)
 
 
 def test_many_requests_with_one_image_share_its_blocks_while_they_run(llm):
@@ -251,6 +247,6 @@ def test_after_the_warm_up_images_compile_nothing(checkpoint, expected):
 
 
 @pytest.mark.nightly
-def test_two_devices_give_the_tokens_of_transformers(checkpoint, llm, model):
+def test_two_devices_and_replicas_give_the_tokens_of_transformers(checkpoint, llm, model):
     wanted = torch_tokens(model, requests_of(llm, prompts_with(MLLAMA_IMAGE)), PARAMS.max_tokens)
-    assert_like(on_devices(checkpoint[0], MLLAMA_IMAGE, 1, 2), wanted)
+    assert_like(on_devices(checkpoint[0], MLLAMA_IMAGE, 1, 2, "2x1", "2x2"), wanted)

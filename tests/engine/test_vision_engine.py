@@ -7,7 +7,16 @@ import torch
 from beam_reference import assert_same_beams, torch_beams
 from greedy_reference import assert_same_tokens
 from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
-from vision_checkpoints import BEGIN, IMAGE_TOKENS, make_gemma3, picture, prompt_of, seen_by_torch, torch_vision_greedy
+from vision_checkpoints import (
+    BEGIN,
+    IMAGE_TOKENS,
+    check_empty,
+    make_gemma3,
+    picture,
+    prompt_of,
+    seen_by_torch,
+    torch_vision_greedy,
+)
 
 from jpaged import LLM, BeamSearchParams, SamplingParams
 
@@ -63,12 +72,7 @@ def expected(engine, checkpoint):
 def llm(engine):
     """The engine; after every test its memory is empty and sound."""
     yield engine
-    check(engine)
-
-
-def check(llm):
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
+    check_empty(engine)
 
 
 def test_greedy_tokens_are_those_of_transformers(llm, expected):
@@ -86,7 +90,7 @@ def test_greedy_tokens_are_the_same_in_chunks_of_24_and_a_pool_that_forces_preem
     llm = LLM(checkpoint[0], preemption_mode=mode, **small)
     assert_same_tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert llm.stats().num_preemptions > 0 and (llm.stats().num_swaps > 0) == (mode == "swap")
-    check(llm)
+    check_empty(llm)
 
 
 def test_log_probabilities_of_the_prompt_are_those_of_transformers(llm, checkpoint):
@@ -147,7 +151,7 @@ def test_equal_images_share_a_prefix_and_different_ones_never_do(llm):
 
 
 @pytest.mark.nightly
-def test_two_devices_give_the_tokens_of_transformers(checkpoint, llm):
+def test_two_devices_and_replicas_give_the_tokens_of_transformers(checkpoint, llm):
     requests = [llm.input_processor.process(prompt, GREEDY) for prompt in prompts_with(BEGIN)]
     expected = torch_vision_greedy(checkpoint[1], requests, PARAMS.max_tokens)
-    assert_like(on_devices(checkpoint[0], BEGIN, 1, 2), expected)
+    assert_like(on_devices(checkpoint[0], BEGIN, 1, 2, "2x1", "2x2"), expected)

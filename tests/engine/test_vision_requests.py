@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vision_checkpoints import IMAGE_TOKENS, make_gemma3, picture, prompt_of
+from vision_checkpoints import IMAGE_TOKENS, check_empty, make_gemma3, picture, prompt_of
 
 from jpaged import LLM, AsyncLLM, NGram, SamplingParams
 from jpaged.scheduling.scheduler import Scheduler
@@ -39,7 +39,7 @@ def engine(folder):
 def llm(engine):
     engine.reset_prefix_cache()
     yield engine
-    check(engine)
+    check_empty(engine)
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,6 @@ def expected(engine):
 
 def tokens(outputs):
     return [output.outputs[0].token_ids for output in outputs]
-
-
-def check(llm):
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
 
 
 def test_a_step_computes_and_encodes_no_more_than_its_budget_and_cuts_no_image(llm, expected, monkeypatch):
@@ -76,13 +71,13 @@ def test_images_are_computed_with_the_prefix_cache_off_and_nothing_stays(folder,
     llm = LLM(folder, enable_prefix_caching=False, **SETTINGS)
     assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
     assert all(blocks.evictable == blocks.used == 0 for blocks in llm.stats().blocks)
-    check(llm)
+    check_empty(llm)
 
 
 def test_drafts_change_no_token_behind_an_image(folder, expected):
     llm = LLM(folder, speculative=NGram(tokens=2), **SETTINGS)
     assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
-    check(llm)
+    check_empty(llm)
 
 
 def test_more_outputs_than_places_all_see_the_images(llm, expected):
@@ -111,7 +106,7 @@ def test_a_failed_encoder_leaves_an_engine_that_gives_the_same_tokens(llm, expec
     monkeypatch.setattr(worker, "encode", fails_first)
     with pytest.raises(RuntimeError, match="out of memory"):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    check(llm)
+    check_empty(llm)
     assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
@@ -153,27 +148,34 @@ def test_an_image_that_no_step_can_compute_is_refused_with_the_limit(folder):
     with pytest.raises(ValueError, match="can never fit the pool of 8 large pages"):
         tight.generate(prompt_of((20, A, 30)), GREEDY, use_tqdm=False)
     for small in (llm, tight):
-        check(small)
+        check_empty(small)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"deterministic": True}, "images need deterministic=False"),
-        ({"language_model_only": True}, "prompts are text only, as model='.*' with language_model_only=True takes no"),
-    ],
-)
-def test_settings_that_exclude_images_refuse_them_and_run_text(folder, settings, message, expected):
-    llm = LLM(folder, **settings, **SETTINGS)
+def test_a_model_without_its_eyes_refuses_images_and_runs_text(folder, expected):
+    llm = LLM(folder, language_model_only=True, **SETTINGS)
+    message = "prompts are text only, as model='.*' with language_model_only=True takes no"
     with pytest.raises(ValueError, match=f"a prompt has 'multi_modal_data': {message}"):
         llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
-    if "deterministic" not in settings:  # which compiles long
-        assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
+    assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
 
 
-def test_prefixes_of_text_only_are_pinned(llm):
-    with pytest.raises(ValueError, match="the prompt has 1 images: only prefixes of text can be pinned"):
-        llm.pin_prefix(PROMPTS[0])
+def test_a_prefix_with_images_is_pinned_up_to_a_whole_image_and_serves_prompts_of_its_salt_only(llm):
+    pinned = llm.pin_prefix(prompt_of((6, A), 5), cache_salt="tenant")
+    assert pinned.num_tokens == 8, "the ends of the second and third block lie in the image"
+    llm.unpin(pinned)
+    with pytest.raises(ValueError, match="23 tokens have no end of a block, each of 8 tokens, that is not within an"):
+        llm.pin_prefix(prompt_of((2, A), 5))
+    pinned = llm.pin_prefix(prompt_of((6, A, 7), 5), cache_salt="tenant")
+    llm.reset_prefix_cache()
+    before = llm.stats().num_encoded_images
+
+    def cached(salt, image=A):
+        prompt = prompt_of((6, image, 7, 9), 5) | ({"cache_salt": salt} if salt else {})
+        return llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens
+
+    assert (cached("tenant"), cached("tenant", B), cached(None)) == (32, 8, 0)
+    assert llm.stats().num_encoded_images == before + 2, "no token of the pinned image is computed again"
+    llm.unpin(pinned)
 
 
 def test_after_the_warm_up_images_compile_nothing(folder):
@@ -181,9 +183,3 @@ def test_after_the_warm_up_images_compile_nothing(folder):
     assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert llm.num_recompiles == 0
-
-
-def test_the_state_of_a_model_with_eyes_cannot_be_saved_and_the_error_says_what_to_do(llm, tmp_path):
-    with pytest.raises(RuntimeError, match="language_model_only=True"):
-        llm.save_state(tmp_path)
-    assert not list(tmp_path.iterdir())

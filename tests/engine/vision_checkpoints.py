@@ -295,3 +295,13 @@ def mllama_seen(request, processor=MLLAMA_PROCESSOR) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(array)[None] for name, array in of_images.items()} | {
         "cross_attention_mask": torch.tensor(mask)
     }
+
+
+FAMILIES = {"gemma3": (make_gemma3, BEGIN), "llava": (make_llava, IMAGE), "mllama": (make_mllama, MLLAMA_IMAGE)}
+"""What writes a checkpoint of each family, and the id that stands for an image in its prompts."""
+
+
+def check_empty(llm) -> None:
+    """The memory of an engine without requests is sound, and nobody holds a block of it."""
+    llm._engine.memory.check_invariants()
+    assert llm._engine.memory.num_used_blocks == 0

@@ -33,7 +33,7 @@ def cut(step: ScheduledStep):
     spec = plan_pool([group], block_size=SIZE, dtype=jnp.dtype("float32"), shards=1, pool_bytes=400 * block_bytes)
     builder = BatchBuilder(spec, max_num_seqs=4, max_model_len=400)
     batch = builder.build(step, padded_bucket(step.num_tokens, 4))
-    return list(launches(batch, len(step.samples), spec.caches))
+    return [(launch.batch, launch.here) for launch in launches(batch, len(step.samples), spec.caches)]
 
 
 def test_every_token_is_a_decode_of_its_own_sequence():

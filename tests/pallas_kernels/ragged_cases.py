@@ -152,6 +152,22 @@ def last_keys(case: Case, batch: Batch, length: int) -> np.ndarray:
     return last
 
 
+def last_keys_of_images(case: Case, batch: Batch, cuts: list[list[int]]) -> np.ndarray:
+    """Return the last key that each query sees where those of an image see all of it.
+
+    Args:
+        cuts: of each sequence, where images begin and end, by turns, among its queries; text lies between them.
+    """
+    last = np.zeros(case.tokens, np.int32)
+    for s, own in enumerate(cuts):
+        first, stop = batch.query_starts[s : s + 2]
+        context = batch.kv_lens[s] - (stop - first)
+        last[first:stop] = context + np.arange(stop - first)
+        for begin, end in zip(own[::2], own[1::2], strict=False):
+            last[first + begin : first + end] = context + end - 1
+    return last
+
+
 def dense_attention(case: Case, batch: Batch, last: np.ndarray | None = None) -> np.ndarray:
     """Plain attention in float64 over each sequence's contiguous K and V; 0 for rows of no sequence.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_cases import NOWHERE, Case, dense_attention, last_keys, make_batch
+from ragged_cases import NOWHERE, Case, dense_attention, last_keys, last_keys_of_images, make_batch
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.paged_attention import cpu, paged_attention, plan_attention, tpu, tpu_plan
@@ -87,7 +87,13 @@ def test_agrees_with_dense_attention(impl, case):
     check()
 
 
-@pytest.mark.parametrize(("impl", "window"), [("reference", 5), ("xla", None), ("xla", 5), ("cpu", None), ("cpu", 40)])
+SEEING = [
+    *(("reference", 5), ("xla", None), ("xla", 5), ("cpu", None), ("cpu", 40)),
+    *(("tpu_interpret", window) for window in (None, 5, 40)),
+]
+
+
+@pytest.mark.parametrize(("impl", "window"), SEEING)
 def test_queries_see_keys_behind_their_own_up_to_their_last(impl, window):
     case = Case(tokens=120, pages=14, q_per_kv=3, sliding_window=window)
     batch = make_batch(case, [1, 70, 20, 29], [30, 3, 100, 0])
@@ -98,11 +104,57 @@ def test_queries_see_keys_behind_their_own_up_to_their_last(impl, window):
     assert_close(got, want, case.dtype)
 
 
-def test_the_tpu_kernel_refuses_keys_behind_a_query():
-    case = CASES["llama heads"]
-    last = np.zeros(case.tokens, np.int32)
-    with pytest.raises(ValueError, match="impl='tpu_interpret' takes no last_keys"):
-        paged_attention(*make_batch(case, [5], [3]).arrays, **case.options, last_keys=last, impl="tpu_interpret")
+IMAGE_CASES = {
+    "llama heads": Case(q_per_kv=4, tokens=48),
+    "a window shorter than an image, odd group": Case(q_per_kv=3, tokens=48, sliding_window=5),
+    "two lane tiles, soft cap, sinks and window, bfloat16": Case(
+        head_dim=256, tokens=48, dtype="bfloat16", soft_cap=5.0, sinks=True, sliding_window=40
+    ),
+    "int8, packed rows": Case(head_dim=48, tokens=48, block_size=32, pages=10, codes="int8"),
+    "many queries of a head": Case(kv_heads=1, q_per_kv=40, tokens=48),
+}
+
+
+def cuts(queries):
+    """Where up to two images begin and end among so many queries: in the middle, side by side, at both ends."""
+    most = 4 if queries > 1 else 0
+    return st.lists(st.integers(0, queries), max_size=most).map(sorted)
+
+
+@pytest.mark.parametrize("case", IMAGE_CASES.values(), ids=IMAGE_CASES.keys())
+@pytest.mark.parametrize("impl", ["xla", "tpu_interpret"])
+def test_tokens_of_images_see_all_of_their_image_and_text_beside_them_does_not(impl, case):
+    @settings(max_examples=10, deadline=None)
+    @given(lens=lengths(case), data=st.data(), seed=st.integers(0, 1000))
+    def check(lens, data, seed):
+        batch = make_batch(case, *lens, seed=seed)
+        last = last_keys_of_images(case, batch, [data.draw(cuts(n)) for n in lens[0]])
+        got = compiled(impl, case)(*batch.arrays, last_keys=last)
+        assert_close(got, dense_attention(case, batch, last), case.dtype)
+
+    check()
+
+
+def test_the_tpu_kernel_has_no_race_where_tokens_see_images():
+    case = Case(kv_heads=1, tokens=48, sliding_window=20)
+    batch = make_batch(case, [40, 1, 7], [250, 30, 0])
+    last = last_keys_of_images(case, batch, [[3, 20, 21, 40], [], [0, 7]])
+    arrays = (*map(jnp.asarray, batch.arrays),)
+    got, races = run_recording_races(tpu.paged_attention, *arrays, **case.options, last_keys=jnp.asarray(last))
+    assert not races
+    assert_close(got, dense_attention(case, batch, last), case.dtype)
+
+
+def test_a_plan_with_images_serves_all_layers_and_one_without_is_refused():
+    case = Case(tokens=48)
+    batch = make_batch(case, [40, 1, 7], [50, 30, 0])
+    last = jnp.asarray(last_keys_of_images(case, batch, [[3, 20, 21, 40], [], [0, 7]]))
+    q, view, layer, *where = map(jnp.asarray, batch.arrays)
+    planned = partial(plan_attention, view, *where, tokens=48, q_per_kv=case.q_per_kv, impl="tpu_interpret")
+    attend = partial(paged_attention, q, view, layer, *where, scale=1.0, last_keys=last, impl="tpu_interpret")
+    assert np.asarray(attend(plan=planned(last_keys=last))).tobytes() == np.asarray(attend()).tobytes()
+    with pytest.raises(ValueError, match="last_keys are given, but the plan was made without"):
+        attend(plan=planned())
 
 
 @pytest.mark.parametrize(

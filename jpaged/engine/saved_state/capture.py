@@ -13,7 +13,7 @@ from jpaged.engine.interrupts import signals_held
 from jpaged.engine.saved_state.written import Written
 from jpaged.execution.pool_blocks import BlockCopies
 from jpaged.memory.saving import held_blocks, memory_data
-from jpaged.scheduling.saving import request_data, scheduler_data
+from jpaged.scheduling.saving import Pictures, request_data, scheduler_data
 from jpaged.text.input_processor import InputProcessor
 
 
@@ -72,8 +72,9 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
     """Read back what is in flight and copy the state; only who has the engine's turn may ask.
 
     The plain data are: "inputs", ids and seeds; "requests", all that are awaited, with their parts; "pins", the
-    requests that compute pinned prefixes; and "replicas", for each its memory, queues and lost pins, and the blocks
-    whose content the arrays hold, in their order.
+    requests that compute pinned prefixes; "pictures", what encoders take of the images of either, not copied as nobody
+    changes it; and "replicas", for each its memory, queues and lost pins, and the blocks whose content the arrays hold,
+    in their order.
 
     Args:
         before: what the save before had of this engine's blocks; those that are still cached under the same name hold
@@ -105,10 +106,14 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
             }
             for number, (replica, memory) in enumerate(zip(engine.replicas, memories, strict=True))
         ]
+        pictures = Pictures()
         host = {
             "inputs": inputs.data(),
-            "requests": [request_data(request, now) for request in engine.awaited.values()],
-            "pins": {seq_id: request_data(request, now) for seq_id, request in engine.prefixes.requests.items()},
+            "requests": [request_data(request, now, pictures) for request in engine.awaited.values()],
+            "pins": {
+                seq_id: request_data(request, now, pictures) for seq_id, request in engine.prefixes.requests.items()
+            },
+            "pictures": pictures.data(),
             "replicas": replicas,
         }
     return Capture(host, copies, written, swapped, len(host["requests"]), time.perf_counter() - start)

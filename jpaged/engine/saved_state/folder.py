@@ -26,8 +26,9 @@ import numpy as np
 from jpaged.errors import StateRefused
 from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.zarr_array import ZarrArray
+from jpaged.scheduling.saving import plain_array
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a room's data change their meaning; a state of another format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"
@@ -70,7 +71,7 @@ def write_state(
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     try:
-        (new / HOST).write_bytes(msgpack.packb(host, unicode_errors=_CHARACTERS))
+        (new / HOST).write_bytes(msgpack.packb(host, default=plain_array, unicode_errors=_CHARACTERS))
         if arrays:
             _write_arrays(new / BLOCKS, arrays)
         checksums = {str(file.relative_to(new)): _checksum(file) for file in _files(new)}

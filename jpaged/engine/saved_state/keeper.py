@@ -69,8 +69,8 @@ class StateKeeper:
         """Write the state as it is between two steps; see `LLM.save_state`.
 
         Raises:
-            RuntimeError: a prefix is being pinned, this thread is in the middle of a save or load already, the model
-                takes images, or the engine's devices belong to several processes.
+            RuntimeError: a prefix is being pinned, this thread is in the middle of a save or load already, or the
+                engine's devices belong to several processes.
             OSError: the disk refuses; the save before is left.
         """
         start = time.perf_counter()
@@ -101,8 +101,7 @@ class StateKeeper:
 
         Raises:
             StateRefused: there is no state, or it is damaged or of another model or format; the engine is as it was.
-            RuntimeError: the engine is not fresh, the model takes images, or the engine's devices belong to several
-                processes.
+            RuntimeError: the engine is not fresh, or its devices belong to several processes.
         """
         start = time.perf_counter()
         with self._alone():
@@ -152,11 +151,6 @@ class StateKeeper:
         """Let one thread at a time save or load, and none of them twice at once, as a signal's handler may ask."""
         if not is_local(self._engine.runner.mesh):
             raise RuntimeError("a state cannot be saved or loaded where the devices belong to several processes")
-        if any(replica.memory.images.group is not None for replica in self._engine.replicas):
-            raise RuntimeError(
-                "a state cannot be saved or loaded with a model that takes images; "
-                "language_model_only=True leaves its encoder out"
-            )
         with self._lock:
             if self._busy:
                 raise RuntimeError("a save or load is refused in the middle of another one")

@@ -17,7 +17,7 @@ from jpaged.memory.saving import Fitting, held_blocks, memory_data
 from jpaged.scheduling import Request, Status
 from jpaged.scheduling.order import service_order
 from jpaged.scheduling.restart import begin_again
-from jpaged.scheduling.saving import load_request, load_scheduler
+from jpaged.scheduling.saving import load_array, load_request, load_scheduler
 from jpaged.text.input_processor import InputProcessor
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,11 @@ def load(
     """
     check_fresh(engine)
     now = time.monotonic()
-    requests = [load_request(one, now) for one in host["requests"]]
+    pictures = [{name: load_array(array) for name, array in one.items()} for one in host["pictures"]]
+    requests = [load_request(one, now, pictures) for one in host["requests"]]
     for request in requests:
         inputs.look_again(request)
-    pins = {seq_id: load_request(one, now) for seq_id, one in host["pins"].items()}
+    pins = {seq_id: load_request(one, now, pictures) for seq_id, one in host["pins"].items()}
     try:
         with engine.change():
             parts = {part.request_id: part for request in requests for part in request.parts}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jpaged.engine.saved_state.folder import check_file, read_about, read_array
+from jpaged.memory.saving import block_names
 
 Held = list[list[list[int]]]
 """Blocks by replica and group."""
@@ -19,7 +20,8 @@ Held = list[list[list[int]]]
 class Written:
     """Is the blocks of a save, by their names.
 
-    A block of the prefix cache is named by the tokens up to its end, and never written while it has that name.
+    A block of the prefix cache is named by the tokens up to its end, one of an image's features by the image. Neither
+    is written while it has that name.
 
     Attributes:
         path: folder of the save; None = there is none.
@@ -36,7 +38,7 @@ class Written:
         """Return the blocks of a save that was just written."""
         places = []
         for replica in host["replicas"]:
-            names = _names(replica["memory"])
+            names = block_names(replica["memory"])
             places.append(
                 [
                     {block: (mine[block], row) for row, block in enumerate(blocks) if block in mine}
@@ -52,7 +54,7 @@ class Written:
         order: Held = []
         changed: Held = []
         for replica, (memory, groups) in enumerate(zip(memories, held, strict=True)):
-            names = _names(memory)
+            names = block_names(memory)
             for some in (rows, order, changed):
                 some.append([])
             for group, blocks in enumerate(groups):
@@ -76,9 +78,3 @@ class Written:
         assert self.path is not None
         check_file(self.path, read_about(self.path), name)
         return [read_array(self.path, name)[:, rows]]
-
-
-def _names(memory: Mapping[str, Any]) -> list[dict[int, bytes]]:
-    """Return the name of each cached block of each group."""
-    links = memory["links"]
-    return [{block: links[number][0] for block, number in contents} for contents in memory["cached"]]

@@ -91,8 +91,15 @@ class TokenSlots(LayerCache):
         (table,), (plan,) = tables, plans
         return AttentionBatch(table, write_slots(step, table, plan, step.positions))
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         return AttentionBatch(arrays.table[seqs], arrays.slots[rows])
+
+    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
+        last = None if arrays.last_keys is None else arrays.last_keys[rows]
+        return AttentionBatch(arrays.table[seq : seq + 1], arrays.slots[rows], last)
+
+    def last_seen(self, arrays: Any) -> Int[np.ndarray, " tokens"] | None:
+        return arrays.last_keys
 
 
 @dataclass(frozen=True)
@@ -212,6 +219,7 @@ def plan_of_slots(
             jnp.asarray(call.kv_lens),
             tokens=num_tokens,
             q_per_kv=q_per_kv,
+            last_keys=None if arrays.last_keys is None else jnp.asarray(arrays.last_keys),
             max_query_len=call.max_query_len,
             impl=call.impl,
             **mask,

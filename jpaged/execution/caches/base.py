@@ -195,7 +195,7 @@ class LayerCache(ABC):
         """Return how many entries a pool group's block table has for the longest sequence."""
         return -(-max_model_len // spec.block_size)
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         """Return the arrays of a step of only the tokens in `rows`, each as a sequence of its own.
 
         Args:
@@ -208,6 +208,25 @@ class LayerCache(ABC):
         raise ValueError(
             f"deterministic=True: layer group {self.group.name!r} ({self.group.kind}) cannot be computed token by token"
         )
+
+    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
+        """Return the arrays of a step of only the tokens in `rows`, those of an image that see each other.
+
+        Args:
+            arrays: the arrays of the whole step.
+            seq: which sequence of the whole step they belong to.
+
+        Raises:
+            ValueError: layers of this kind cannot be computed so.
+        """
+        raise ValueError(
+            f"deterministic=True: layer group {self.group.name!r} ({self.group.kind}) cannot compute an image's tokens "
+            "together"
+        )
+
+    def last_seen(self, arrays: Any) -> Int[np.ndarray, " tokens"] | None:
+        """Return the position of the last token that each token of a step sees; None = its own."""
+        return None
 
     # ------------------------------------------------------------------ a layer, on the devices
 

@@ -86,7 +86,7 @@ class CrossAttentionCache(EncodedCache):
             seen[image.rows] = image.read.image.seen(np.arange(image.read.start, image.read.stop))
         return CrossAttentionBatch(table, seen)
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         if arrays.table is None:
             return arrays
         return CrossAttentionBatch(arrays.table[seqs], arrays.seen[rows])

@@ -110,8 +110,11 @@ class ImageCache(EncodedCache):
             rows[image.rows] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         return ImageBatch(None if arrays.rows is None else arrays.rows[rows])
+
+    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
+        return self.one_by_one(arrays, rows, np.array([seq]))
 
     def operate(
         self,
@@ -128,10 +131,12 @@ class ImageCache(EncodedCache):
         def on_shard(pool, rows):
             view = pool.reshape(call.views[0])
             size = self.format.block_size
-            return self._features(view[rows // size, 0, rows % size])
+            own = self._features(view[rows // size, 0, rows % size])
+            # Gathered here: columns of their own would stay apart, and be gathered again by each layer.
+            return jax.lax.all_gather(own, TENSOR_AXIS, axis=1, tiled=True)
 
-        shard, whole, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(), PartitionSpec(None, TENSOR_AXIS)
-        taken = over_tensor(on_shard, call.mesh, in_specs=(shard, whole), out_specs=columns)(
+        shard, whole = PartitionSpec(TENSOR_AXIS), PartitionSpec()
+        taken = over_tensor(on_shard, call.mesh, in_specs=(shard, whole), out_specs=whole)(
             pool, jnp.maximum(jnp.asarray(rows), 0)
         )
         taken = taken[:, : self.group.width].astype(hidden.dtype)

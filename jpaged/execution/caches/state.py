@@ -71,7 +71,8 @@ class StateCache(LayerCache):
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
         return state_batch(step, StateTables(plans[0], *tables))
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
+        assert isinstance(rows, slice), "no model has states and images whose tokens see each other"
         return token_by_token(arrays, rows)
 
     def operate(

@@ -40,6 +40,7 @@ class Fitting:
         while self._old_pages - len(pages.free) > self._memory.layout.num_pages:
             if not self._trial._allocator.evict_idle_page():
                 return False
+            self._trial.images.after_taking()
         return True
 
     def fits_host(self) -> bool:
@@ -118,4 +119,15 @@ def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes
         for packed, opened in data["associations"]
     ]
     cached = [listed(g, contents) for g, contents in enumerate(data["cached"])]
-    return {**data, "blocks": blocks, "sequences": sequences, "associations": associations, "cached": cached}
+    images = data["images"]
+    g = images["group"]
+    stored = [[digest, n, [block(g, old) for old in blocks], *rest] for digest, n, blocks, *rest in images["stored"]]
+    images = {**images, "stored": stored}
+    return {
+        **data,
+        "blocks": blocks,
+        "sequences": sequences,
+        "associations": associations,
+        "cached": cached,
+        "images": images,
+    }

@@ -16,6 +16,7 @@ from jpaged.memory.saving.saved_blocks import (
     load_associations,
     load_blocks,
 )
+from jpaged.memory.saving.saved_images import blocks_with_content, images_data, load_images
 from jpaged.memory.saving.saved_tables import (
     Links,
     cache_data,
@@ -43,6 +44,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "swapped": {seq_id: tables_data(tables, links) for seq_id, tables in memory.swap_space.sequences.items()},
         "host": {"owners": [list(counts) for counts in host.ref_count], "free": host.free_blocks()},
         "cached": cache_data(memory._cache, len(memory.layout.groups), links),
+        "images": images_data(memory.images),
         "pinned": sorted(memory._pinned.seq_ids),
         "recent": recent_data(memory._recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
@@ -55,6 +57,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
 
 def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     """Bring a memory into the state that was saved, whatever it held; its pool has as many large pages as that one's.
+    Images that somebody held are cached, for whoever asks.
 
     Raises:
         ValueError: the pool has another number of large pages, or groups.
@@ -78,11 +81,15 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
             if sequences is memory._sequences:
                 for counts, table in zip(owners, tables.tables, strict=True):
                     counts.update(block for block in table if block != NO_BLOCK)
+    load_images(memory.images, data["images"])
+    if memory.images.group is not None:
+        owners[memory.images.group].update(memory.images.owners())
     memory._requests = requests
     load_blocks(memory._allocator, blocks, associations, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
     load_cache(memory._cache, data["cached"], links)
     memory._ownership.clock, memory._ownership.version = data["clock"], data["version"]
+    memory.images.release_all()
     for seq_id in data["pinned"]:
         memory.pin(seq_id)
     if memory._recent is not None and data["recent"] is not None:
@@ -93,8 +100,17 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
 
 def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:
     """Return the blocks of each group that are in use or cached, in order: those whose content is needed."""
-    held: list[set[int]] = [{block for block, _ in contents} for contents in data["cached"]]
+    held: list[set[int]] = [set(names) for names in block_names(data)]
     for one in data["sequences"].values():
         for mine, table in zip(held, one["tables"], strict=True):
             mine.update(table)
     return [sorted(mine - {NO_BLOCK}) for mine in held]
+
+
+def block_names(data: Mapping[str, Any]) -> list[dict[int, bytes]]:
+    """Return the name of what each cached block of each group holds."""
+    links, images = data["links"], data["images"]
+    names = [{block: links[number][0] for block, number in contents} for contents in data["cached"]]
+    if images["group"] is not None:
+        names[images["group"]] |= blocks_with_content(images)
+    return names

@@ -12,6 +12,7 @@ from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
 from jpaged.memory.saving.saved_blocks import Associations
+from jpaged.memory.spans import TokenSpan
 
 
 class Links:
@@ -64,7 +65,8 @@ def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:
         "version": tables.version,
         "predicted": [[[run.start, run.stop] for run in runs] for runs in tables.predicted],
         "chains": {
-            key: [chain.root, [links.number(link) for link in chain.links]] for key, chain in tables.chains.items()
+            key: [chain.root, [links.number(link) for link in chain.links], [list(span) for span in chain.spans]]
+            for key, chain in tables.chains.items()
         },
     }
 
@@ -72,7 +74,8 @@ def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:
 def load_tables(data: Mapping[str, Any], request: RequestBlocks, links: Sequence[Link]) -> BlockTables:
     """Return the tables and the progress of a sequence."""
     chains = {
-        key: _chain(abs(key), root, [links[number] for number in mine]) for key, (root, mine) in data["chains"].items()
+        key: _chain(abs(key), root, [links[number] for number in mine], [TokenSpan(*span) for span in spans])
+        for key, (root, mine, spans) in data["chains"].items()
     }
     tables = BlockTables(request, chains, data["version"])
     tables.tables = [list(table) for table in data["tables"]]
@@ -82,8 +85,8 @@ def load_tables(data: Mapping[str, Any], request: RequestBlocks, links: Sequence
     return tables
 
 
-def _chain(block_size: int, root: bytes, links: list[Link]) -> HashChain:
-    chain = HashChain(block_size)
+def _chain(block_size: int, root: bytes, links: list[Link], spans: Sequence[TokenSpan]) -> HashChain:
+    chain = HashChain(block_size, spans=spans)
     chain.root, chain.links = root, links
     return chain
 

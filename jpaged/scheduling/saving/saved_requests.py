@@ -7,12 +7,14 @@ they go on as if the time between two processes had not been.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from typing import Any
 
 import numpy as np
 
 from jpaged.scheduling.beam import BeamSearch, Hypothesis
 from jpaged.scheduling.request import Request, Sequence, Status
+from jpaged.scheduling.saving.saved_images import Arrays, Pictures, image_data, load_image
 from jpaged.scheduling.saving.saved_params import beam_params_data, load_beam_params, load_params, params_data
 from jpaged.scheduling.top_tokens import TokenRanking
 
@@ -54,13 +56,17 @@ SEQUENCE_FIELDS = (
 """Fields of a sequence that are plain as they are."""
 
 
-def request_data(request: Request, now: float) -> dict[str, Any]:
-    """Return a request with those for its later outputs.
+def request_data(request: Request, now: float, pictures: Pictures | None = None) -> dict[str, Any]:
+    """Return a request with those for its later outputs. One that is finished has no images any more, unless it is of a
+    pinned prefix, which may have to be computed again.
 
     Args:
         now: the time on the clock of the request's times.
+        pictures: told of the images; may be left out where there are none.
     """
     mask, beam = request.allowed_mask, request.beam
+    pictures = Pictures() if pictures is None else pictures
+    needs_images = request.status is not Status.FINISHED or request.kept_tokens > 0
     return {
         **{name: getattr(request, name) for name in REQUEST_FIELDS},
         **{name: _age(getattr(request, name), now) for name in TIMES},
@@ -76,15 +82,17 @@ def request_data(request: Request, now: float) -> dict[str, Any]:
         "beam": None if beam is None else _beam_data(beam),
         "status": request.status.value,
         "sequences": [_sequence_data(request, seq) for seq in request.sequences],
-        "later": [request_data(part, now) for part in request.later],
+        "images": [image_data(image, pictures) for image in request.images if needs_images],
+        "later": [request_data(part, now, pictures) for part in request.later],
     }
 
 
-def load_request(data: Mapping[str, Any], now: float) -> Request:
+def load_request(data: Mapping[str, Any], now: float, pictures: Several[Arrays] = ()) -> Request:
     """Return a request with those for its later outputs; what looks at its tokens is to be attached.
 
     Args:
         now: the time on the clock of the request's times.
+        pictures: what encoders take of the images, by their numbers.
 
     Raises:
         ValueError: a parameter of it cannot be given here.
@@ -106,7 +114,8 @@ def load_request(data: Mapping[str, Any], now: float) -> Request:
         beam=None if data["beam"] is None else _load_beam(data["beam"]),
         status=Status(data["status"]),
         sequences=[_load_sequence(data["prompt_token_ids"], one) for one in data["sequences"]],
-        later=[load_request(part, now) for part in data["later"]],
+        images=tuple(load_image(image, pictures) for image in data["images"]),
+        later=[load_request(part, now, pictures) for part in data["later"]],
     )
     for seq, one in zip(request.sequences, data["sequences"], strict=True):
         seq.parent = None if one["parent"] is None else request.sequences[one["parent"]]

@@ -1,0 +1,125 @@
+"""Saved states of models with eyes: requests go on before, between and behind their images, and images stay cached."""
+
+from __future__ import annotations
+
+import pytest
+from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
+
+from jpaged import LLM, SamplingParams, StateRefused
+
+SETTINGS = {
+    "dtype": "float32",
+    "block_size": 8,
+    "max_num_seqs": 4,
+    "max_model_len": 160,
+    "max_num_batched_tokens": 48,
+    "long_prefill_token_threshold": 24,
+    "kv_cache_memory_bytes": 4 << 20,
+}
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
+SMALL, WIDE, TALL = picture(0), picture(1, (20, 70)), picture(2, (90, 30))
+PARTS = [(3, SMALL, 5), (20, WIDE, 30, SMALL, 3), (9,), (SMALL, TALL, 2), (2, TALL, 33), (31, SMALL, 24)]
+
+
+@pytest.fixture(scope="module", params=["gemma3", "mllama", pytest.param("llava", marks=pytest.mark.nightly)])
+def family(request, tmp_path_factory):
+    """A checkpoint, prompts, and what an engine that nothing disturbs answers."""
+    make, placeholder = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    make(folder)
+    prompts = [prompt_of(parts, seed, placeholder) for seed, parts in enumerate(PARTS)]
+    llm = LLM(str(folder), **SETTINGS)
+    return str(folder), prompts, answers(llm.generate(prompts, PARAMS, use_tqdm=False))
+
+
+def answers(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def saved_after(model, prompts, steps, folder, **options):
+    """The state after some steps, and images encoded until then."""
+    llm = LLM(model, **SETTINGS | options)
+    for prompt in prompts:
+        llm._engine.add(llm.input_processor.process(prompt, PARAMS))
+    for _ in range(steps):
+        llm._engine.step()
+    llm.save_state(folder)
+    for _ in range(2):
+        llm._engine.step()
+    llm.save_state(folder)  # takes over what the first has of the blocks that are as they were
+    encoded = llm.stats().num_encoded_images
+    llm.close()
+    return encoded
+
+
+AFTER = [1, 6, *(pytest.param(steps, marks=pytest.mark.nightly) for steps in (0, 3, 12))]
+
+
+@pytest.mark.parametrize("steps", AFTER)
+def test_requests_go_on_wherever_they_are_and_no_image_is_encoded_twice(family, tmp_path, steps):
+    model, prompts, expected = family
+    before = saved_after(model, prompts, steps, tmp_path)
+    llm = LLM.restore_state(tmp_path)
+    llm._engine.memory.check_invariants()
+    assert answers(llm.resume(use_tqdm=False)) == expected
+    processed = (llm.input_processor.process(prompt, PARAMS) for prompt in prompts)
+    every = len({image.digest for request in processed for image in request.images})
+    assert before + llm.stats().num_encoded_images == every
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_a_smaller_pool_gives_up_images_and_requests_and_the_answers_are_the_same(family, tmp_path):
+    model, prompts, expected = family
+    saved_after(model, prompts, 5, tmp_path)
+    page = LLM(model, **SETTINGS).memory_report().page_bytes
+    least = LLM.restore_state(tmp_path, kv_cache_memory_bytes=max(45 * 9216 // page, 24) * page)
+    least._engine.memory.check_invariants()
+    assert answers(least.resume(use_tqdm=False)) == expected
+    check_empty(least)
+
+
+def test_an_image_is_found_in_the_cache_that_was_saved(family, tmp_path):
+    model, prompts, expected = family
+    llm = LLM(model, **SETTINGS)
+    llm.generate(prompts, PARAMS, use_tqdm=False)
+    llm.save_state(tmp_path)
+    llm.close()
+    warm = LLM.restore_state(tmp_path)
+    assert answers(warm.generate(prompts, PARAMS, use_tqdm=False)) == expected
+    assert warm.stats().num_encoded_images == 0 and warm.stats().prefix_hits > 0
+    check_empty(warm)
+
+
+@pytest.mark.nightly
+def test_other_layouts_of_blocks_encode_and_compute_again(family, tmp_path):
+    model, prompts, expected = family
+    saved_after(model, prompts, 4, tmp_path)
+    llm = LLM.restore_state(tmp_path, block_size=16)
+    assert answers(llm.resume(use_tqdm=False)) == expected
+    check_empty(llm)
+
+
+@pytest.mark.parametrize("block_size", [8, pytest.param(16, marks=pytest.mark.nightly)])
+def test_a_pinned_prefix_with_an_image_comes_back_also_where_it_is_computed_again(family, tmp_path, block_size):
+    model, prompts, expected = family
+    llm = LLM(model, **SETTINGS)
+    pinned = llm.pin_prefix(prompts[5])
+    llm.save_state(tmp_path)
+    llm.close()
+    llm = LLM.restore_state(tmp_path, block_size=block_size)
+    (output,) = llm.generate(prompts[5], PARAMS, use_tqdm=False)
+    assert output.num_cached_tokens >= 32 and output.outputs[0].token_ids == expected[5]
+    llm.unpin(pinned)
+    check_empty(llm)
+
+
+def test_a_damaged_picture_is_refused(family, tmp_path):
+    model, prompts, _ = family
+    saved_after(model, prompts, 1, tmp_path)
+    (host,) = tmp_path.glob("*/host.msgpack")
+    data = bytearray(host.read_bytes())
+    data[data.index(b"pixel_values") + 2000] ^= 1
+    host.write_bytes(data)
+    with pytest.raises(StateRefused, match=r"host\.msgpack"):
+        LLM.restore_state(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -155,6 +156,8 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
     app = create_app(engine, settings, traces)
     config = uvicorn_config(app, settings)
     server = Server(config, app, on_ready)
+    gc.collect()
+    gc.freeze()  # a full collection would look at all that the model's libraries hold, and stop every stream for 0.4 s
 
     async def main() -> None:
         try:

@@ -60,7 +60,8 @@ def test_a_second_signal_ends_a_server_whose_step_never_ends(start, tiny_folder)
     process = start(HERE / "dying_server.py", tiny_folder, "hangs")
     url = process.stdout.readline().strip()
     with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: where it goes, the connection does
+        next(lines)
         assert process.stdout.readline() == "it hangs\n"
         process.send_signal(signal.SIGTERM)
         assert any("requests get 30 s to end" in line for line in process.stderr)

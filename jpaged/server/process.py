@@ -115,12 +115,17 @@ class Server(uvicorn.Server):
 
 def _leave() -> None:
     """End the process as failed, whatever its threads do. Where a device has failed, or a step never ends, what Python
-    and XLA do at a process' end may wait for ever."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-            stream.flush()
+    and XLA do at a process' end may wait for ever, and so may a pipe that nobody reads."""
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(1.0)
     os._exit(FAILED)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its other end was closed
+            stream.flush()
 
 
 def _leave_after(seconds: float) -> threading.Timer:

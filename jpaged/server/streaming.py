@@ -128,6 +128,8 @@ class EventStream(Response):
             # Closing would wait for what the client does not read.
             scope.get("extensions", {}).get(ABORT, lambda: None)()
             await asyncio.sleep(0)  # uvicorn learns of it
+        elif not task.cancelled():
+            task.result()
 
     async def _stalled(self) -> None:
         """Return when a chunk has not been sent for `stall_timeout` seconds. One timer a stream watches; one for each

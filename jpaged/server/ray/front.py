@@ -137,7 +137,10 @@ class Front:
         if not self._chooses:
             message = "one of several replicas would answer: routing='prefix' lets each be asked; Ray has metrics too"
             raise ApiError(message, status=501, code="replica_not_chosen")
-        answers, whole = await ask_all(self._replicas, scope)
+        try:
+            answers, whole = await ask_all(self._replicas, scope)
+        except Exception as error:
+            raise _error(error) from error
         if not answers:
             raise ApiError("no replica answers", status=503, code="replica_lost", headers={"Retry-After": "5"})
         return answers, whole

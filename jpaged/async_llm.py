@@ -16,7 +16,8 @@ from jpaged.engine.replica import chosen_replica
 from jpaged.engine.saved_state.handle import make_keeper, name_of
 from jpaged.engine.saved_state.periodic import PeriodicSaver
 from jpaged.engine.stats import EngineStats
-from jpaged.engine.thread import EngineThread, Ticket
+from jpaged.engine.thread import EngineThread
+from jpaged.engine.ticket import Ticket
 from jpaged.llm import LLM
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric

@@ -3,9 +3,11 @@
     python scripts/bench_http_cost.py [--model smollm2-135m] [--streams 32] [--rounds 5] [--tokens 128]
 
 Each round serves `--streams` requests at once three times: by `LLM.generate`, as streams of `AsyncLLM` in this process,
-and as streams over HTTP from a server in a process of its own with the same settings. Printed are the server's tokens a
-second as a ratio of `LLM.generate`'s, each in its best round (the aim is 0.95), and the 99th percentile of the time
-between two tokens over HTTP less that of `AsyncLLM`'s streams, the least of the rounds (the aim is below 5 ms).
+and as streams over HTTP from a server in a process of its own with the same settings. Every second round begins with
+HTTP. Printed are the server's tokens a second as a ratio of `LLM.generate`'s (the aim is 0.95), and the 99th percentile
+of the time between two tokens over HTTP less that of `AsyncLLM`'s streams (the aim is below 5 ms), both while all
+streams run. The CPU time that each side takes for a token hardly depends on what else the machine does. The client,
+which shares the machine with the server, notes what comes and when, and reads it after the end. Linux only.
 """
 
 from __future__ import annotations
@@ -13,19 +15,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 
 from jpaged import LLM, AsyncLLM, RequestOutputKind, SamplingParams
-from jpaged.benchmarks.serving_client import Target, ask_one
-from jpaged.benchmarks.serving_load import WORDS, Ask
+from jpaged.benchmarks.serving_load import WORDS
+
+WARMUP = 1
+"""Rounds that are not counted."""
 
 
 def by_generate(llm: LLM, prompts: Sequence[str], tokens: int) -> float:
@@ -35,33 +43,86 @@ def by_generate(llm: LLM, prompts: Sequence[str], tokens: int) -> float:
     return time.perf_counter() - start
 
 
-async def by_engine(llm: LLM, prompts: Sequence[str], tokens: int) -> list[float]:
-    """Return the seconds between two tokens of each stream of an `AsyncLLM`."""
+async def by_engine(llm: LLM, prompts: Sequence[str], tokens: int) -> list[list[float]]:
+    """Return when the tokens of each stream of an `AsyncLLM` came, in seconds."""
     kind = RequestOutputKind.DELTA
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=kind)
 
     async def one(engine: AsyncLLM, prompt: str, name: str) -> list[float]:
-        times = [time.perf_counter() async for _ in engine.generate(prompt, params, name)]
-        return [b - a for a, b in pairwise(times)]
+        return [time.perf_counter() async for _ in engine.generate(prompt, params, name)]
 
     async with AsyncLLM.from_llm(llm) as engine:
-        each = await asyncio.gather(*(one(engine, prompt, str(i)) for i, prompt in enumerate(prompts)))
-    return [gap for gaps in each for gap in gaps]
+        return await asyncio.gather(*(one(engine, prompt, str(i)) for i, prompt in enumerate(prompts)))
 
 
-async def by_http(url: str, prompts: Sequence[str], tokens: int) -> tuple[float, list[float]]:
-    """Return the seconds that all streams of a server take, and those between two parts of each."""
-    target = Target(url, "m", extra={"temperature": 0, "ignore_eos": True})
-    limits = httpx.Limits(max_connections=len(prompts))
-    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
-        start = time.perf_counter()
-        asks = [Ask(prompt, tokens) for prompt in prompts]
-        answers = await asyncio.gather(*(ask_one(client, target, ask, start) for ask in asks))
-        seconds = time.perf_counter() - start
-    for answer in answers:
-        if answer.error is not None or answer.output_tokens != tokens:
-            raise RuntimeError(f"a stream had {answer.output_tokens} of {tokens} tokens: {answer.error}")
-    return seconds, [gap for answer in answers for gap in answer.gaps]
+class Stream(asyncio.Protocol):
+    """A client that keeps what it is sent, and when, and looks at it later."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._pieces: list[tuple[float, bytes]] = []
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append((time.perf_counter(), data))
+        if b"[DONE]" in data:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+    def read(self) -> tuple[list[float], int]:
+        """Return when each piece with a token came, and the tokens that the server counted.
+
+        Raises:
+            RuntimeError: the stream did not come to its end.
+        """
+        answer = b"".join(data for _, data in self._pieces)
+        if b"[DONE]" not in answer:
+            raise RuntimeError(f"a stream did not end: {answer[-300:]!r}")
+        last = json.loads(answer.rsplit(b"data: ", 2)[1].split(b"\n")[0])
+        return [at for at, data in self._pieces if b'"text":' in data], last["usage"]["completion_tokens"]
+
+
+async def by_http(url: str, prompts: Sequence[str], tokens: int) -> tuple[float, list[list[float]]]:
+    """Return the seconds that all streams of a server take, and when the tokens of each came."""
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+    fixed = {"model": "m", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    fixed["stream_options"] = {"include_usage": True}
+    requests = []
+    for prompt in prompts:
+        body = json.dumps(fixed | {"prompt": prompt}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        requests.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    loop = asyncio.get_running_loop()
+    start = time.perf_counter()
+    streams = [(await loop.create_connection(lambda r=request: Stream(r), host, port))[1] for request in requests]
+    await asyncio.gather(*(stream.ended for stream in streams))
+    seconds = time.perf_counter() - start
+    answers = [stream.read() for stream in streams]
+    if any(count != tokens for _, count in answers):
+        raise RuntimeError(f"streams had {sorted({count for _, count in answers})} tokens, not {tokens}")
+    return seconds, [times for times, _ in answers]
+
+
+def p99(streams: Sequence[Sequence[float]]) -> float:
+    """Return the 99th percentile of the milliseconds between two tokens, from the moment when the last stream had its
+    first token to that when the first had its last: between two prefills a token takes as long as a prefill does."""
+    begin, end = max(times[0] for times in streams), min(times[-1] for times in streams)
+    gaps = [b - a for times in streams for a, b in pairwise(times) if begin <= a and b <= end]
+    return 1e3 * float(np.percentile(gaps, 99))
+
+
+def cpu_seconds(process: int, thread: int | None = None) -> float:
+    """Return the CPU time of a process so far, or of one of its threads (Linux)."""
+    path = Path(f"/proc/{process}/stat" if thread is None else f"/proc/{process}/task/{thread}/stat")
+    fields = path.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def start_server(model: str, streams: int) -> tuple[subprocess.Popen[str], str]:
@@ -78,6 +139,57 @@ def start_server(model: str, streams: int) -> tuple[subprocess.Popen[str], str]:
     raise RuntimeError("the server did not start")
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One round: tokens a second, p99 between two tokens in ms, and CPU microseconds a token."""
+
+    generate: float
+    http: float
+    engine_p99: float
+    http_p99: float
+    generate_cpu: float
+    server_cpu: float
+    loop_cpu: float
+    client_cpu: float
+
+    def __str__(self) -> str:
+        return (
+            f"generate {self.generate:.1f} tokens/s, HTTP {self.http:.1f} ({self.http / self.generate:.3f}); "
+            f"p99 between tokens {self.engine_p99:.1f} ms in process, {self.http_p99:.1f} ms over HTTP; "
+            f"CPU us a token: generate {self.generate_cpu:.0f}, server {self.server_cpu:.0f}, of which its event loop "
+            f"{self.loop_cpu:.0f}, client {self.client_cpu:.0f}"
+        )
+
+
+def one_round(llm: LLM, server: int, url: str, words: np.ndarray, tokens: int, http_first: bool) -> Measured:
+    """Serve the same requests each way."""
+    prompts, others = ([" ".join(text) for text in texts] for texts in words)
+    total = len(prompts) * tokens
+    seconds: dict[bool, float] = {}
+    spent: dict[bool, float] = {}
+    served: list[list[float]] = []
+    loop = busy = 0.0
+    for over_http in (http_first, not http_first):
+        own, whole, main_thread = time.process_time(), cpu_seconds(server), cpu_seconds(server, server)
+        if over_http:
+            seconds[True], served = asyncio.run(by_http(url, prompts, tokens))
+            busy, loop = cpu_seconds(server) - whole, cpu_seconds(server, server) - main_thread
+        else:
+            seconds[False] = by_generate(llm, prompts, tokens)
+        spent[over_http] = time.process_time() - own
+    streams = asyncio.run(by_engine(llm, others, tokens))
+    return Measured(
+        generate=total / seconds[False],
+        http=total / seconds[True],
+        engine_p99=p99(streams),
+        http_p99=p99(served),
+        generate_cpu=1e6 * spent[False] / total,
+        server_cpu=1e6 * busy / total,
+        loop_cpu=1e6 * loop / total,
+        client_cpu=1e6 * spent[True] / total,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -85,36 +197,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
-    words = np.random.default_rng(0).choice(WORDS, (options.rounds + 1, options.streams, 32))
+    words = np.random.default_rng(0).choice(WORDS, (options.rounds + WARMUP, 2, options.streams, 32))
     process, url = start_server(options.model, options.streams)
+    rounds = []
     try:
         llm = LLM(options.model, max_num_seqs=options.streams, max_model_len=1024, dtype="float32")
         llm.warmup()
-        total = options.streams * options.tokens
-        generate, http, engine_p99, http_p99 = [], [], [], []
-        for number, texts in enumerate(words):
-            prompts = [" ".join(text) for text in texts]
-            direct = by_generate(llm, prompts, options.tokens)
-            gaps = asyncio.run(by_engine(llm, prompts, options.tokens))
-            served, served_gaps = asyncio.run(by_http(url, prompts, options.tokens))
-            if not number:  # the first round warms up
-                continue
-            generate.append(total / direct)
-            http.append(total / served)
-            engine_p99.append(1e3 * np.percentile(gaps, 99))
-            http_p99.append(1e3 * np.percentile(served_gaps, 99))
-            ratio = http[-1] / generate[-1]
-            print(
-                f"round {number}: generate {generate[-1]:.1f} tokens/s, HTTP {http[-1]:.1f} ({ratio:.3f}); "
-                f"p99 between tokens {engine_p99[-1]:.2f} ms in process, {http_p99[-1]:.2f} ms over HTTP",
-                flush=True,
-            )
+        for number, drawn in enumerate(words):
+            measured = one_round(llm, process.pid, url, drawn, options.tokens, http_first=number % 2 == 1)
+            if number >= WARMUP:
+                rounds.append(measured)
+                print(f"round {number}: {measured}", flush=True)
     finally:
         process.terminate()
         process.wait(60)
-    print(f"best of {options.rounds}: HTTP over generate {max(http) / max(generate):.3f}")
-    added = min(b - a for a, b in zip(engine_p99, http_p99, strict=True))
-    print(f"p99 between tokens that HTTP adds: {added:.2f} ms (least of the rounds)")
+    ratios = [each.http / each.generate for each in rounds]
+    best = max(each.http for each in rounds) / max(each.generate for each in rounds)
+    print(f"HTTP over generate: median {statistics.median(ratios):.3f}, best round over best round {best:.3f}")
+    added = [each.http_p99 - each.engine_p99 for each in rounds]
+    print(f"p99 between tokens that HTTP adds: median {statistics.median(added):.2f} ms, least {min(added):.2f} ms")
+    cpu = [each.server_cpu / each.generate_cpu for each in rounds]
+    loop = statistics.median(each.loop_cpu for each in rounds)
+    print(
+        f"the server's CPU time over generate's: median {statistics.median(cpu):.3f}; event loop {loop:.0f} us a token"
+    )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ async def measure(engine: AsyncLLM, rounds: int, requests: int) -> list[tuple[fl
         (speed, cpu), (plain, plain_cpu) = results[True], results[False]
         ratios.append((speed / plain, cpu / plain_cpu, len(read)))
         print(f"round {number}: {plain:.0f} tokens/s, watched {speed:.0f}; {len(read)} messages", flush=True)
-    print(f"maps and messages took {busy / watched_seconds:.2%} of a core while watched")
+    share = busy / watched_seconds
+    print(f"maps and messages took {busy:.2f} s of CPU in {watched_seconds:.1f} s watched, {share:.2%} of a core")
     return ratios
 
 

@@ -1,11 +1,11 @@
-"""How a thread hands things to a coroutine."""
+"""How a thread hands things to coroutines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from typing import Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -13,34 +13,56 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """Holds what was put until its reader, who may be slow, takes all of it at once.
 
-    Made by the coroutine that reads it, in its event loop.
+    Made by the coroutine that reads it, in its event loop. Only that loop touches what it holds, so there is no lock.
+
+    Attributes:
+        loop: the reader's event loop.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-        self._lock = threading.Lock()
+        self.loop = asyncio.get_running_loop()
         self._items: list[T] = []
         self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, item: T | Exception) -> None:
         """Add an item and wake the reader; from any thread. An exception is raised in the reader, before any item."""
-        with self._lock:
-            woken = bool(self._items) or self._error is not None
-            if isinstance(item, Exception):
-                self._error = item
-            else:
-                self._items.append(item)
-        if not woken:
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and the reader went with it
-                self._loop.call_soon_threadsafe(self._arrived.set)
+        deliver([(self, item)])
+
+    def take(self, item: T | Exception) -> None:
+        """Add an item as `put` does; in the reader's event loop only."""
+        if isinstance(item, Exception):
+            self._error = item
+        else:
+            self._items.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> list[T]:
         """Wait for items and take them, in the order in which they were put."""
-        await self._arrived.wait()
-        with self._lock:
-            items, self._items = self._items, []
-            self._arrived.clear()
+        if not self._items and self._error is None:
+            self._reader = self.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
         if self._error is not None:
             raise self._error
+        items, self._items = self._items, []
         return items
+
+
+def deliver(letters: Iterable[tuple[Mailbox[Any], Any]]) -> None:
+    """Put an item, or an exception, into each mailbox; from any thread. Each event loop is woken once for all of its
+    mailboxes: waking it for each of them would cost a step of many streams more than the items themselves do."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox[Any], Any]]] = {}
+    for mailbox, item in letters:
+        by_loop.setdefault(mailbox.loop, []).append((mailbox, item))
+    for loop, mine in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers went with it
+            loop.call_soon_threadsafe(_take_all, mine)
+
+
+def _take_all(letters: list[tuple[Mailbox[Any], Any]]) -> None:
+    for mailbox, item in letters:
+        mailbox.take(item)

@@ -7,46 +7,19 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 from jpaged.engine.engine import Engine
-from jpaged.engine.mailbox import Mailbox
+from jpaged.engine.mailbox import deliver
 from jpaged.engine.process import check_process
 from jpaged.engine.saved_state.handle import name_of
+from jpaged.engine.ticket import Ticket
 from jpaged.errors import EngineBusy, EngineStopped
 from jpaged.scheduling import Request
-from jpaged.text.token_reader import Progress, TokenReader
+from jpaged.text.token_reader import TokenReader
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A client's hold on its request. The engine's thread writes it, others read.
-
-    Attributes:
-        request: None until `EngineThread.submit` has it.
-        aborted: whether somebody asked for the request's end.
-        ended: whether the last of its progress, or an error, is in the mailbox.
-    """
-
-    request_id: str
-    mailbox: Mailbox[Progress] = field(default_factory=Mailbox)
-    request: Request | None = None
-    aborted: bool = False
-    ended: bool = False
-
-    @property
-    def waiting(self) -> bool:
-        """Tell whether the request was not admitted to the batch yet."""
-        return not self.ended and (self.request is None or self.request.first_scheduled_time is None)
-
-    def end(self, content: Progress | Exception) -> None:
-        """Put the last thing the client gets."""
-        self.ended = True
-        self.mailbox.put(content)
 
 
 class EngineThread:
@@ -264,14 +237,15 @@ class EngineThread:
                 future.set_result(result)
 
     def _publish(self) -> None:
-        """Tell the clients of requests with new tokens."""
+        """Tell the clients of requests with new tokens, all of them at once."""
+        letters = []
         for ticket, reader in list(self._readers.items()):
-            progress = reader.read()
-            if progress is not None and progress.finished:
-                del self._readers[ticket]
-                ticket.end(progress)
-            elif progress is not None:
-                ticket.mailbox.put(progress)
+            if (progress := reader.read()) is not None:
+                letters.append((ticket.mailbox, progress))
+                if progress.finished:
+                    del self._readers[ticket]
+                    ticket.ended = True
+        deliver(letters)
 
     def _add(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
         try:

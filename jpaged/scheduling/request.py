@@ -233,15 +233,22 @@ class Request:
         stopped = finish_reason == "stop" and seq.token_ids[-1] in self.stop_ids
         return stopped and not self.params.include_stop_str_in_output
 
+    @property
+    def times(self) -> tuple[float | None, float | None, float | None, int, int]:
+        """Return what `metrics` is made of, as far as it changes: it is the same while this is."""
+        pauses = len(self.pause_times)
+        return self.first_scheduled_time, self.first_token_time, self.finished_time, self.num_swaps, pauses
+
     def metrics(self) -> RequestMetrics:
         """Return its times, from its first token to the end of its last output, and preemptions."""
-        ends = [part.finished_time for part in self.parts if part.finished_time is not None]
+        parts = self.parts
+        ends = [part.finished_time for part in parts if part.finished_time is not None]
         return RequestMetrics(
             self.arrival_time,
             self.first_scheduled_time,
             self.first_token_time,
-            max(ends) if len(ends) == len(self.parts) else None,
-            sum(part.num_preemptions for part in self.parts),
-            sum(part.num_swaps for part in self.parts),
-            tuple(pause for part in self.parts for pause in part.pauses),
+            max(ends) if len(ends) == len(parts) else None,
+            sum(part.num_preemptions for part in parts),
+            sum(part.num_swaps for part in parts),
+            tuple(pause for part in parts for pause in part.pauses),
         )

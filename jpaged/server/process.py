@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -30,7 +32,8 @@ logger = logging.getLogger("jpaged.server")
 FAILED = 70
 """Exit status of a process whose engine failed (EX_SOFTWARE)."""
 _LAST_WORDS = 5.0
-"""Seconds in which clients of a failed engine are told, before the process ends whatever it does."""
+"""Seconds in which clients of a failed engine are told, before the process ends whatever it does; those that a second
+signal gives the server too."""
 
 
 class Server(uvicorn.Server):
@@ -69,6 +72,7 @@ class Server(uvicorn.Server):
         """Begin to drain at the first signal, and end at once at the second."""
         if self._loop is None or self._serving.draining:
             self.should_exit = self.force_exit = True
+            _leave_after(_LAST_WORDS)
             return
         self._serving.draining = True
         self._loop.call_soon_threadsafe(self._begin_draining, signal.Signals(sig).name)
@@ -85,8 +89,9 @@ class Server(uvicorn.Server):
         if not await self._ended_within(self._drain_seconds):
             logger.warning("%d requests are cut off", self._serving.num_active)
             await self.kept.save_last()
-            with contextlib.suppress(EngineStopped):
-                await self._serving.cut_off()
+            with contextlib.suppress(EngineStopped, TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):  # a step may never end
+                    await self._serving.cut_off()
             await self._ended_within(_LAST_WORDS)
         self.should_exit = True
 
@@ -105,9 +110,30 @@ class Server(uvicorn.Server):
             logger.critical("the engine failed, and the server ends", exc_info=True)
             self.failed = True
             self._serving.draining = self.should_exit = True
-            last = threading.Timer(_LAST_WORDS, os._exit, (FAILED,))
-            last.daemon = True
-            last.start()
+            _leave_after(_LAST_WORDS)
+
+
+def _leave() -> None:
+    """End the process as failed, whatever its threads do. Where a device has failed, or a step never ends, what Python
+    and XLA do at a process' end may wait for ever, and so may a pipe that nobody reads."""
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(1.0)
+    os._exit(FAILED)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its other end was closed
+            stream.flush()
+
+
+def _leave_after(seconds: float) -> threading.Timer:
+    """End the process as failed in so many seconds, unless it ends by itself before or the timer is cancelled."""
+    last = threading.Timer(seconds, _leave)
+    last.daemon = True
+    last.start()
+    return last
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
@@ -148,13 +174,15 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         on_ready: is told the address when requests are taken.
 
     Returns:
-        The process' exit status: 0, or `FAILED` where the engine failed.
+        The process' exit status, 0. Where the engine failed this does not return: the process ends with `FAILED`.
     """
     endpoint = settings.otlp_traces_endpoint
     traces = None if endpoint is None else Traces.to_collector(endpoint, settings.model)
     app = create_app(engine, settings, traces)
     config = uvicorn_config(app, settings)
     server = Server(config, app, on_ready)
+    gc.collect()
+    gc.freeze()  # a full collection would look at all that the model's libraries hold, and stop every stream for 0.4 s
 
     async def main() -> None:
         try:
@@ -162,10 +190,16 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         finally:
             if not server.failed:
                 await server.kept.save_last()
+            last = _leave_after(settings.health_timeout + _LAST_WORDS)  # the step that runs may never end
             await engine.shutdown()
+            last.cancel()
             if traces is not None:
                 await asyncio.to_thread(traces.close)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(main())
-    return FAILED if server.failed else 0
+        try:
+            runner.run(main())
+        finally:
+            if server.failed:
+                _leave()
+    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -35,6 +35,21 @@ def event(data: Any, name: str | None = None) -> bytes:
     """Return one server-sent event whose data are JSON."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + _json(data) + b"\n\n"
+
+
+class Events:
+    """Writes the events of one answer, whose data begin with the same fields: these are made JSON once.
+
+    Args:
+        head: the fields that all have.
+    """
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._start = b"data: " + _json(dict(head))[:-1] + b","
+
+    def __call__(self, fields: Mapping[str, Any]) -> bytes:
+        """Return an event with these fields, of which there is one at least, behind the head's."""
+        return self._start + _json(fields)[1:] + b"\n\n"
 
 
 def whole(data: Any) -> Response:
@@ -93,32 +108,46 @@ class EventStream(Response):
         self._chunks = chunks
         self._caller = caller
         self._stall_timeout = stall_timeout
+        self._sending: float | None = None  # when the chunk that is being sent began to be
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         task, watch = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
+        stalled = asyncio.ensure_future(self._stalled())
         try:
-            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, watch, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
+            gave_up = not stalled.cancel() and not task.done()
             if not task.done():
                 self._caller.log["status"] = CLIENT_GONE
                 task.cancel()
                 await asyncio.wait((task,))
-        if not task.cancelled() and task.result():
+        if gave_up:
+            self._caller.log["error"] = "the client stopped reading"
             # Closing would wait for what the client does not read.
             scope.get("extensions", {}).get(ABORT, lambda: None)()
             await asyncio.sleep(0)  # uvicorn learns of it
+        elif not task.cancelled():
+            task.result()
 
-    async def _send(self, send: Send) -> bool:
-        """Send all chunks; tell whether the client stopped reading."""
+    async def _stalled(self) -> None:
+        """Return when a chunk has not been sent for `stall_timeout` seconds. One timer a stream watches; one for each
+        chunk would cost more than the chunk."""
+        clock = asyncio.get_running_loop().time
+        left = self._stall_timeout
+        while left > 0:
+            await asyncio.sleep(left)
+            left = self._stall_timeout - (0.0 if self._sending is None else clock() - self._sending)
+
+    async def _send(self, send: Send) -> None:
+        """Send all chunks."""
+        clock = asyncio.get_running_loop().time
 
         async def body(chunk: bytes, more: bool = True) -> None:
-            try:
-                async with asyncio.timeout(self._stall_timeout):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": more})
-            except TimeoutError as error:
-                raise ClientGone from error
+            self._sending = clock()
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            self._sending = None
 
         async with aclosing(self._chunks) as chunks:
             try:
@@ -126,9 +155,6 @@ class EventStream(Response):
                 async with asyncio.timeout_at(self._caller.deadline):
                     async for chunk in chunks:
                         await body(chunk)
-            except ClientGone:
-                self._caller.log |= {"status": CLIENT_GONE, "error": "the client stopped reading"}
-                return True
             except Exception as error:  # the status was sent: the stream itself has to tell
                 told = described(error)
                 if told.status == 500:
@@ -136,7 +162,6 @@ class EventStream(Response):
                 self._caller.log["error"] = told.code  # a message may repeat the prompt
                 await body(event(told.body))
         await body(b"", more=False)
-        return False
 
 
 async def _gone(receive: Receive) -> None:

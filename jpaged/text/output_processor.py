@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from jpaged.scheduling import Request
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.text.detokenizer import decoding
@@ -69,6 +69,8 @@ class OutputBuilder:
         self._finished = False
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._prompt_logprobs_told = False
+        self._times: RequestMetrics | None = None
+        self._times_of: list[tuple[object, ...]] = []
 
     def add(self, progress: Progress) -> None:
         """Take in what is new."""
@@ -100,10 +102,17 @@ class OutputBuilder:
             outputs=outputs,
             finished=self._finished,
             num_cached_tokens=request.num_cached_tokens,
-            metrics=request.metrics(),
+            metrics=self._metrics(),
             prompt_logprobs=prompt_logprobs,
             sequences=self._sequences(outputs),
         )
+
+    def _metrics(self) -> RequestMetrics:
+        """Return the request's times; most of its outputs share them, as they change a few times in its life."""
+        known = [part.times for part in self._request.parts]
+        if self._times is None or known != self._times_of:
+            self._times, self._times_of = self._request.metrics(), known
+        return self._times
 
     def _sequences(self, outputs: list[CompletionOutput]) -> list[BeamSearchSequence]:
         """Return the outputs of a beam search with the prompt before them; none of other requests."""
@@ -136,7 +145,8 @@ class _Output:
 
     def __init__(self, processor: OutputProcessor, request: Request, index: int) -> None:
         self._processor = processor
-        self._params = request.params
+        self._detokenize = processor.tokenizer is not None and request.params.detokenize
+        self._decoding = decoding(request.params)
         self._prompt = request.prompt_token_ids
         self._index = index
         self._decoder: IncrementalDecoder | None = None
@@ -181,10 +191,10 @@ class _Output:
 
     def _decode(self, new: NewTokens) -> str:
         """Return the text that new tokens settle."""
-        tokenizer, shown = self._processor.tokenizer, new.token_ids[: new.num_shown]
-        if tokenizer is None or not self._params.detokenize:
+        if not self._detokenize:
             return ""
-        ended, options = new.finish_reason is not None, decoding(self._params)
+        tokenizer, shown, options = self._processor.tokenizer, new.token_ids[: new.num_shown], self._decoding
+        ended = new.finish_reason is not None
         if self._decoder is None and not hasattr(tokenizer, "backend_tokenizer"):
             return tokenizer.decode(shown, **options)  # all at once: it was not let into a stream
         if self._decoder is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -81,6 +82,29 @@ def test_preempted_prompts_are_pooled_over_what_was_computed_last(llm, folder, h
     np.testing.assert_allclose(output.outputs.embedding, hidden[5].mean(0), atol=2e-4)
     assert tight.stats().num_preemptions > 0
     assert tight._engine.memory.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_ctrl_c_in_embed_leaves_nothing_behind_and_the_llm_goes_on(llm, monkeypatch, step):
+    expected = vectors(llm.embed(prompts(), use_tqdm=False))
+    worker, waits = llm._engine.runner.worker, []
+    fetch = worker.fetch
+
+    def interrupted(arrays):
+        waits.append(arrays)
+        if len(waits) == step:
+            signal.raise_signal(signal.SIGINT)
+        return fetch(arrays)
+
+    llm.reset_prefix_cache()  # all of it takes a dozen steps
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "fetch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.embed(prompts(), use_tqdm=False)
+    assert len(waits) >= step and not llm._engine.has_work and not llm._engine.awaited
+    assert llm._engine.memory.num_used_blocks == 0
+    np.testing.assert_allclose(vectors(llm.embed(prompts(), use_tqdm=False)), expected, atol=2e-5)
+    assert len(llm.generate(prompts(PROMPTS[:1]), SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs) == 1
 
 
 def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):

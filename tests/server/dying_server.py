@@ -1,6 +1,10 @@
-"""Serves a model whose engine fails at its fortieth step. Run: dying_server.py FOLDER"""
+"""Serves a model whose engine fails at its fortieth step, or stays in it. Run: dying_server.py FOLDER fails|hangs
+
+A thread that never ends is there too, as a device's may be: a process that waited for it would never end.
+"""
 
 import sys
+import threading
 
 from live_server import make_llm
 
@@ -15,11 +19,15 @@ dispatch, steps = llm._engine.runner.dispatch_all, iter(range(10**6))
 
 def failing(scheduled):
     if next(steps) >= 40:
+        if sys.argv[2] == "hangs":
+            print("it hangs", flush=True)
+            threading.Event().wait()
         raise RuntimeError("the device fell off the bus")
     return dispatch(scheduled)
 
 
 llm._engine.runner.dispatch_all = failing
+threading.Thread(target=threading.Event().wait).start()
 configure_logs("info")
 settings = ServerSettings(model="tiny", port=0)
 sys.exit(run_server(AsyncLLM.from_llm(llm), settings, lambda url: print(url, flush=True)))

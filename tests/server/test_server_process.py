@@ -14,6 +14,8 @@ import pytest
 from live_server import until
 
 HERE = Path(__file__).parent
+AT_ONCE = 15
+"""Seconds: clients of a failed engine have 5 to be told, and the machine may be busy."""
 BODY = {"prompt": "the cab", "max_tokens": 100, "ignore_eos": True}
 
 
@@ -38,7 +40,7 @@ def start():
 
 
 def test_an_engine_that_fails_ends_the_process_and_every_client_is_told(start, tiny_folder):
-    process = start(HERE / "dying_server.py", tiny_folder)
+    process = start(HERE / "dying_server.py", tiny_folder, "fails")
     url = process.stdout.readline().strip()
     answers = []
     thread = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=BODY, timeout=60)))
@@ -48,10 +50,23 @@ def test_an_engine_that_fails_ends_the_process_and_every_client_is_told(start, t
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_stopped"
     thread.join()
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "engine_stopped"
-    assert process.wait(120) == 70
+    assert process.wait(AT_ONCE) == 70
     assert "the device fell off the bus" in process.stderr.read()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
+
+
+def test_a_second_signal_ends_a_server_whose_step_never_ends(start, tiny_folder):
+    process = start(HERE / "dying_server.py", tiny_folder, "hangs")
+    url = process.stdout.readline().strip()
+    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as response:
+        lines = response.iter_lines()  # kept: where it goes, the connection does
+        next(lines)
+        assert process.stdout.readline() == "it hangs\n"
+        process.send_signal(signal.SIGTERM)
+        assert any("requests get 30 s to end" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(AT_ONCE) == 70
 
 
 @pytest.mark.nightly

@@ -1,5 +1,9 @@
 """Every request has a span in its client's trace, and below it one for each part of its life."""
 
+import gzip
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 from live_server import LiveServer, until
 
@@ -100,3 +104,57 @@ def test_what_is_left_is_handed_on_at_the_end(exporter):
     assert exporter.get_finished_spans() == ()
     traces.close()
     assert [span.name for span in exporter.get_finished_spans()] == ["queue", "llm_request"]
+
+
+class Collector(HTTPServer):
+    """A receiver of OTLP over HTTP: it decodes what is posted and keeps it."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Post)
+        self.posts = []
+
+
+class Post(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.posts.append((self.path, self.headers["Content-Type"], body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_collector_gets_the_spans_by_otlp(tiny_llm, pace):
+    messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    traces = Traces.to_collector(f"http://127.0.0.1:{collector.server_port}/v1/traces", "tiny")
+    server = LiveServer(AsyncLLM.from_llm(tiny_llm), ServerSettings(model="tiny", port=0), traces)
+    try:
+        assert server.http.post(PATH, json=BODY, headers=PARENT | {"X-Request-Id": "mine"}).status_code == 200
+    finally:
+        server.stop()
+        traces.close()  # hands on what is left
+        collector.shutdown()
+        collector.server_close()
+    spans = {}
+    for path, kind, body in collector.posts:
+        assert (path, kind) == ("/v1/traces", "application/x-protobuf")
+        assert b"secret" not in body
+        for resource in messages.ExportTraceServiceRequest.FromString(body).resource_spans:
+            named = {entry.key: entry.value.string_value for entry in resource.resource.attributes}
+            assert named["service.name"] == "jpaged"
+            spans |= {span.name: span for scope in resource.scope_spans for span in scope.spans}
+    assert spans.keys() == {"llm_request", "queue", "prefill", "decode"}
+    root = spans["llm_request"]
+    assert root.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c" and root.trace_state == "a=b"
+    assert root.parent_span_id.hex() == "b7ad6b7169203331" and root.kind == root.SPAN_KIND_SERVER
+    assert all(spans[name].parent_span_id == root.span_id for name in ("queue", "prefill", "decode"))
+    told = {entry.key: entry.value for entry in root.attributes}
+    assert told["gen_ai.request.id"].string_value == "mine"
+    assert told["gen_ai.usage.completion_tokens"].int_value == 6
+    assert root.start_time_unix_nano < spans["decode"].end_time_unix_nano == root.end_time_unix_nano

@@ -20,7 +20,7 @@ from jpaged.server.message.fields import MessageFields
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.serving import Serving, collected
-from jpaged.server.streaming import DONE, event, stream, while_connected, whole
+from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
 from jpaged.server.turn import start_turn
 
 router = APIRouter()
@@ -107,6 +107,7 @@ class _Chat:
             continuous=options is not None and options.continuous_usage_stats,
         )
         each: dict[int, MessageFields] = {}
+        event = Events(self._head)
         async with aclosing(await start_turn(self._serving, self._body, self._turn, self._caller)) as outputs:
             async for output in outputs:
                 counted.count(0, output)
@@ -114,15 +115,13 @@ class _Chat:
                     if one.index not in each:
                         each[one.index] = MessageFields(self._turn, one.index, self._caller.request_id)
                         first = {"index": one.index, "delta": {"role": "assistant", "content": ""}}
-                        yield self._chunk({**first, "logprobs": None, "finish_reason": None}, counted)
-                    if (choice := self._delta(each[one.index], one)) is not None:
-                        yield self._chunk(choice, counted)
+                        choice = {**first, "logprobs": None, "finish_reason": None}
+                        yield event({"choices": [choice], **counted.field()})
+                    if (delta := self._delta(each[one.index], one)) is not None:
+                        yield event({"choices": [delta], **counted.field()})
         if counted.include:
-            yield event({**self._head, "choices": [], "usage": counted.now()})
+            yield event({"choices": [], "usage": counted.now()})
         yield DONE
-
-    def _chunk(self, choice: dict[str, Any], counted: StreamUsage) -> bytes:
-        return event({**self._head, "choices": [choice], **counted.field()})
 
     def _delta(self, fields: MessageFields, one: CompletionOutput) -> dict[str, Any] | None:
         delta = fields.add(one.text, ended=one.finish_reason is not None)

@@ -51,7 +51,8 @@ class StreamUsage:
     def count(self, prompt: int, output: RequestOutput) -> None:
         """Take in the new tokens of a prompt."""
         self._seen[prompt] = output
-        self._tokens += sum(len(each.token_ids) for each in output.outputs)
+        for each in output.outputs:
+            self._tokens += len(each.token_ids)
 
     def now(self) -> dict[str, Any]:
         """Return the `usage` so far."""

@@ -18,7 +18,7 @@ from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
 from jpaged.server.protocol.completions import CompletionRequest
 from jpaged.server.protocol.sampling import check_model
 from jpaged.server.serving import Serving, collected, merged
-from jpaged.server.streaming import DONE, event, stream, while_connected, whole
+from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
 
 router = APIRouter()
 
@@ -161,6 +161,7 @@ class _Completion:
         pieces: dict[int, CompletionLogprobs] = {}
         begun: set[int] = set()
         scored: dict[int, Any] = {}
+        event = Events(self._head)
         async with aclosing(merged(self._start())) as outputs:
             async for prompt, output in outputs:
                 counted.count(prompt, output)
@@ -186,7 +187,7 @@ class _Completion:
                         choice["token_ids"] = list(one.token_ids)
                         if first:
                             choice["prompt_token_ids"] = output.prompt_token_ids
-                    yield event({**self._head, "choices": [choice], **counted.field()})
+                    yield event({"choices": [choice], **counted.field()})
         if counted.include:
-            yield event({**self._head, "choices": [], "usage": counted.now()})
+            yield event({"choices": [], "usage": counted.now()})
         yield DONE

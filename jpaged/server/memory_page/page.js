@@ -539,12 +539,16 @@ async function watch() {
   try {
     const key = sessionStorage.getItem("jpaged-key");
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    const answer = await fetch(`memory/events?replica=${$("replica").value || 0}`, { headers, signal: stream.signal, cache: "no-store" });
+    const asked = new URLSearchParams({ replica: $("replica").value || 0 });
+    const server = new URLSearchParams(location.search).get("server"); // one of several behind a front
+    if (server) asked.set("server", server);
+    const answer = await fetch(`memory/events?${asked}`, { headers, signal: stream.signal, cache: "no-store" });
     if (answer.status === 401 || answer.status === 403) {
       $("key").hidden = false;
       status("key", key ? "this key may not watch" : "an admin key is needed");
       return;
     }
+    if (answer.status === 400) throw new Error((await answer.json()).error.message);
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     $("key").hidden = true;
     showReplicas(Number(answer.headers.get("X-Replicas")));

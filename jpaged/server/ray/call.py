@@ -14,8 +14,10 @@ class Hint:
 
     Attributes:
         chain: names of the prompt's beginnings (`prefix_chain`).
-        avoid: replicas that refused the request or ended with it.
+        avoid: replicas that refused the request or ended with it; one of them gets it only where there is no other.
+        only: the replica that is to get it; None = whichever. Where it is not there another one gets it.
     """
 
     chain: tuple[bytes, ...] = ()
     avoid: frozenset[str] = frozenset()
+    only: str | None = None

@@ -8,16 +8,20 @@ import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import parse_qs
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jpaged.server.errors import ApiError, described
 from jpaged.server.ray.call import REPLICA, Hint
+from jpaged.server.ray.every_replica import Replicas, WholeAnswer, ask_all, merged_metrics
 from jpaged.server.ray.prefix_chain import prefix_chain
 from jpaged.server.streaming import event
 
@@ -43,13 +47,6 @@ _PLAIN = (
 )
 
 
-class Replicas(Protocol):
-    """What sends a request to one of several replicas: a deployment's handle, or a test's stand-in."""
-
-    def remote(self, hint: Hint, scope: dict[str, Any], body: bytes) -> Any:
-        """Return an asynchronous iterator of lists of ASGI messages, with a method `cancel`."""
-
-
 class _NotBegun(Exception):
     """A replica ended, or refused, before anything of an answer was sent on.
 
@@ -65,14 +62,17 @@ class _NotBegun(Exception):
 
 
 class Front:
-    """An ASGI app that answers nothing itself.
+    """An ASGI app that answers nothing itself, but for what concerns all replicas at once.
 
     Args:
         replicas: where requests go.
+        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics` and
+            `/memory/events` are refused, as nobody could say whose they are.
     """
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: Replicas, *, chooses: bool = True) -> None:
         self._replicas = replicas
+        self._chooses = chooses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -80,7 +80,7 @@ class Front:
             body = await request.body()
         except ClientDisconnect:
             return
-        answering = asyncio.ensure_future(self._answer(scope, body, send))
+        answering = asyncio.ensure_future(self._answer_path(scope, body, send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -92,8 +92,60 @@ class Front:
         if not answering.cancelled():
             answering.result()
 
-    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _answer_path(self, scope: Scope, body: bytes, send: Send) -> None:
         plain = {name: scope[name] for name in _PLAIN if name in scope}
+        if scope["method"] == "GET" and scope["path"] in ("/metrics", "/memory/events"):
+            respond = self._metrics if scope["path"] == "/metrics" else self._memory
+            try:
+                await respond(plain, send)
+            except ApiError as error:
+                await error.response()(scope, _nothing, send)
+        else:
+            await self._answer(scope, plain, body, send)
+
+    async def _metrics(self, scope: dict[str, Any], send: Send) -> None:
+        """Answer with the metrics of all replicas.
+
+        Raises:
+            ApiError: the router cannot ask each of them, or none has answered.
+        """
+        answers, whole = await self._ask_all(scope)
+        if refused := next((answer for answer in answers.values() if answer.status != 200), None):
+            return await _pass_on(refused, send)
+        texts = {name: answer.body.decode() for name, answer in answers.items()}
+        merged = await asyncio.to_thread(merged_metrics, texts, whole=whole)
+        return await Response(merged, media_type=CONTENT_TYPE_LATEST)(scope, _nothing, send)
+
+    async def _memory(self, scope: dict[str, Any], send: Send) -> None:
+        """Let the replica that the query's `server` names tell of its memory, or the only one.
+
+        Raises:
+            ApiError: there is none of that name, or none is named and there are several.
+        """
+        named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("server")
+        answers, _ = await self._ask_all(scope | {"path": "/version", "raw_path": b"/version"})
+        if refused := next((answer for answer in answers.values() if answer.status != 200), None):
+            return await _pass_on(refused, send)
+        chosen = named[0] if named else next(iter(answers)) if len(answers) == 1 else None
+        if chosen not in answers:
+            told = f"server={chosen} is not one of the replicas" if named else "several replicas have a memory each"
+            names = ", ".join(sorted(answers))
+            raise ApiError(f"{told}; open /memory?server=NAME with one of {names}", param="server")
+        return await self._once(Hint(only=chosen), scope, b"", send)
+
+    async def _ask_all(self, scope: dict[str, Any]) -> tuple[dict[str, WholeAnswer], bool]:
+        if not self._chooses:
+            message = "one of several replicas would answer: routing='prefix' lets each be asked; Ray has metrics too"
+            raise ApiError(message, status=501, code="replica_not_chosen")
+        try:
+            answers, whole = await ask_all(self._replicas, scope)
+        except Exception as error:
+            raise _error(error) from error
+        if not answers:
+            raise ApiError("no replica answers", status=503, code="replica_lost", headers={"Retry-After": "5"})
+        return answers, whole
+
+    async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
         chain = prefix_chain(scope["path"], body, owner)
         avoid: set[str] = set()
@@ -156,6 +208,14 @@ class Front:
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
+
+
+async def _pass_on(answer: WholeAnswer, send: Send) -> None:
+    """Send what a replica refused."""
+    start = {**answer.start, "type": "http.response.start"}
+    del MutableHeaders(scope=start)["X-Request-Id"]  # Serve's proxy gives it again
+    await send(start)
+    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
 def _error(error: Exception) -> ApiError:

@@ -42,6 +42,8 @@ class PrefixRouter(RequestRouter):
         hint = _hint(pending_request)
         named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         wanted = {name: replica for name, replica in named.items() if name not in hint.avoid} or named
+        if hint.only is not None and hint.only in named:
+            wanted = {hint.only: named[hint.only]}
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # all ranks were given: wait before they are again
         if not wanted:

@@ -7,10 +7,13 @@ import json
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from jpaged.server.errors import ApiError
+from jpaged.server.ray import every_replica
 from jpaged.server.ray.call import REPLICA
 from jpaged.server.ray.front import ATTEMPTS, NAMED, Front
 from jpaged.server.streaming import event
@@ -188,3 +191,78 @@ def test_a_client_that_goes_away_cancels_the_replicas_call(begun):
         return replicas.num_cancelled
 
     assert asyncio.run(go_away()) == 1
+
+
+class Several:
+    """Replicas that answer by name; the first whom the hint does not avoid is asked, as the router does."""
+
+    def __init__(self, **scripts):
+        self.scripts = scripts
+        self.asked = []
+        self.num_cancelled = 0
+
+    def remote(self, hint, scope, body):
+        others = [name for name in self.scripts if name not in hint.avoid] or [*self.scripts]
+        name = hint.only if hint.only in self.scripts else others[0]
+        self.asked.append((name, scope["path"]))
+        return Call(self, self.scripts[name], name)
+
+
+def get(replicas, path, **options):
+    async def go():
+        transport = httpx.ASGITransport(Front(replicas, **options))
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+            return await http.get(path)
+
+    return asyncio.run(go())
+
+
+def numbers(running, tokens):
+    registry = CollectorRegistry()
+    Gauge("jpaged:num_requests_running", "Running.", ["model_name"], registry=registry).labels("m").set(running)
+    Counter("jpaged:generation_tokens", "Tokens.", ["model_name"], registry=registry).labels("m").inc(tokens)
+    Histogram("jpaged:seconds", "Seconds.", registry=registry, buckets=(1,)).observe(running)
+    return whole(generate_latest(registry))
+
+
+def test_metrics_are_those_of_every_replica_each_under_its_name():
+    replicas = Several(a=numbers(1, 10), b=numbers(2, 20))
+    answer = get(replicas, "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert found["jpaged:num_requests_running", "m", "a"] == 1 and found["jpaged:num_requests_running", "m", "b"] == 2
+    assert found["jpaged:generation_tokens_total", "m", "b"] == 20 and found["jpaged:seconds_count", "a"] == 1
+    assert found["jpaged:replicas_told", "true"] == 2
+    assert [name for name, _ in replicas.asked] == ["a", "b", "a"] and replicas.num_cancelled == 3
+
+
+def test_a_replica_that_takes_no_question_is_missing_and_the_metrics_say_so(monkeypatch):
+    monkeypatch.setattr(every_replica, "PATIENCE", 0.2)
+    answer = get(Several(a=numbers(1, 10), full=[asyncio.Event()]), "/metrics")
+    assert 'jpaged:replicas_told{all="false"} 1.0' in answer.text and 'replica="a"' in answer.text
+
+
+def test_metrics_without_an_admins_key_are_refused_as_a_replica_refuses_them():
+    answer = get(Several(a=refusal(401, "invalid_api_key")), "/metrics")
+    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_memory_is_that_of_the_replica_which_is_named():
+    replicas = Several(a=whole(b"of a"), b=whole(b"of b"))
+    assert get(replicas, "/memory/events?server=b&replica=0").content == b"of b"
+    assert replicas.asked[-1] == ("b", "/memory/events")
+    for query, told in (("", "several replicas"), ("?server=c", "server=c is not one")):
+        answer = get(replicas, f"/memory/events{query}")
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "server"
+        assert told in answer.json()["error"]["message"] and "a, b" in answer.json()["error"]["message"]
+    assert get(Several(a=whole(b"of a")), "/memory/events").content == b"of a"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/memory/events"])
+def test_where_no_replica_can_be_chosen_what_is_one_replicas_is_refused(path):
+    answer = get(Several(a=whole()), path, chooses=False)
+    assert answer.status_code == 501 and "routing='prefix'" in answer.json()["error"]["message"]

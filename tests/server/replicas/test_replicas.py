@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -110,6 +111,17 @@ def test_two_replicas_give_the_tokens_of_one_engine(cluster, llm):
     assert httpx.get(cluster.url + "/health", timeout=SECONDS).json() == {"status": "ok"}
     assert cluster.post({"prompt": "a", "colour": 1}).json()["error"]["code"] == "unknown_parameter"
     assert cluster.post({"prompt": "a" * 2**23}).json()["error"]["message"].endswith("bytes that the server takes")
+
+
+def test_metrics_are_those_of_both_replicas_and_each_tells_of_its_own_memory(cluster):
+    text = httpx.get(f"{cluster.url}/metrics", timeout=SECONDS).text
+    names = set(re.findall(r'jpaged:num_requests_running\{.*replica="([^"]+)"', text))
+    assert len(names) == 2 and 'jpaged:replicas_told{all="true"} 2.0' in text
+    refused = httpx.get(f"{cluster.url}/memory/events", timeout=SECONDS)
+    assert refused.status_code == 400 and all(name in refused.json()["error"]["message"] for name in names)
+    for name in names:
+        with httpx.stream("GET", f"{cluster.url}/memory/events?server={name}", timeout=SECONDS) as response:
+            assert (response.status_code, response.headers[NAMED]) == (200, name)
 
 
 def test_a_conversation_goes_back_to_the_replica_that_holds_its_beginning(cluster):

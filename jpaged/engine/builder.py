@@ -77,7 +77,7 @@ def build_engine(config: EngineConfig) -> Built:
 
 def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
     mesh = make_mesh(config.tensor_parallel_size, config.data_parallel_size)
-    check_compute_dtype(config.dtype, platform(mesh))
+    check_compute_dtype(config.dtype, platform(mesh), mesh.size)
     loaded = load_model(
         config.model,
         dtype=config.dtype,

@@ -92,7 +92,7 @@ def convert_checkpoint(
     opened = open_model(source)
     if dtype == "auto":
         dtype = "bfloat16" if opened.reader.stored_dtype == jnp.bfloat16 else "float32"
-    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization)
+    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)
     loaded = replace(loaded, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
@@ -106,10 +106,11 @@ def _load(
     stacked: bool | None,
     quantization: str | None,
     expert_parallel: bool = False,
+    computes: bool = True,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
-    build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel)
+    build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes)
     if isinstance(reader, OrbaxWeights) and reader.forms:
         _check_saved(reader, shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)

@@ -89,7 +89,7 @@ def plan(
     limit = memory_bytes or target.chip.limit or host_memory_available()
     on_cpu = target.chip.kind == "cpu"
     check_dtype(config.dtype, target.chip.kind)
-    check_compute_dtype(config.dtype, target.chip.kind)
+    check_compute_dtype(config.dtype, target.chip.kind, target.count)
     dtype = runtime_dtype(described.stored, on_cpu) if config.dtype == "auto" else config.dtype
     python = compiler_python(target.chip.kind, compiler_env)
     found = _ask(python, target, described, {"engine": asdict(config), "dtype": dtype, "limit": limit})

@@ -122,6 +122,7 @@ class ExpertLinear(nnx.Module):
         self.bias = constant_param(build, (experts, outputs)) if bias else None
         self.partition = partition
         self.impl = build.product_impl
+        self.narrow = build.bfloat16_tiles
 
     @property
     def table(self) -> ExpertTable:
@@ -138,7 +139,8 @@ class ExpertLinear(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the sources of this module at `path` in its layer: the checkpoint's `tensors`, and ``{tensor}_bias`` of
         each where there are biases."""
-        yield WeightSource((*path, "weight"), tuple(tensors), convert, self.partition, layer, -2)
+        narrow = self.narrow
+        yield WeightSource((*path, "weight"), tuple(tensors), convert, self.partition, layer, -2, narrow=narrow)
         if self.bias is not None:
             partition = P(self.partition[0], self.partition[-1])
             biases = tuple(f"{tensor}_bias" for tensor in tensors)

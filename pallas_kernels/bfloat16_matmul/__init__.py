@@ -18,7 +18,7 @@ from pallas_kernels.tiled_floats import TiledFloats
 if TYPE_CHECKING:
     from pallas_kernels.bfloat16_matmul.cpu_pairs import Kind
 
-__all__ = ["bfloat16_matmul"]
+__all__ = ["bfloat16_matmul", "bfloat16_matmul_grouped"]
 
 
 def bfloat16_matmul(
@@ -48,3 +48,25 @@ def bfloat16_matmul(
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     call = jax.ffi.ffi_call(target(kind or best_kind()), results)
     return call(x.astype(jnp.float32), index_and_rows, *(matrix.bits for matrix in matrices))[0]
+
+
+def bfloat16_matmul_grouped(
+    x: Float[Array, "rows inputs"], table: TiledFloats, counts: Int[Array, " experts"], *, kind: Kind | None = None
+) -> Float[Array, "rows outputs"]:
+    """Return each row's product with its expert's matrix in float32; rows of no expert give 0.
+
+    Args:
+        x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
+        table: [experts, inputs, outputs]; only matrices of experts that have rows are read.
+        kind: see `bfloat16_matmul`.
+    """
+    from pallas_kernels.bfloat16_matmul.cpu_kernel import grouped_target, rounded_numbers
+    from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
+
+    results = (
+        jax.ShapeDtypeStruct((len(x), table.outputs), jnp.float32),
+        jax.ShapeDtypeStruct((len(x), rounded_numbers(table.inputs)), jnp.uint16),
+    )
+    all_rows = jnp.asarray([0, len(x)], jnp.int32)
+    call = jax.ffi.ffi_call(grouped_target(kind or best_kind()), results)
+    return call(x.astype(jnp.float32), all_rows, table.bits, counts.astype(jnp.int32))[0]

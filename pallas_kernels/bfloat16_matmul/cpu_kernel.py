@@ -24,13 +24,14 @@ from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
 GRAINS = 4
 """Portions of a thread."""
+GRAINS_OF_EXPERTS = 16
+"""The same where experts have rows or none."""
 DEPTH = 1024
 """Pairs of inputs that are multiplied with all rows before the next ones: of three panels 192 KiB."""
 
-_whole: Any = None
-_single: Any = None
+_some_panels: Any = None
 _panels_of_an_item: Any = None
-"""Stand for what `_bound` puts in their places: how rows are multiplied with an item's panels, and with one."""
+"""Stand for what `_bound` puts in their places: how rows are multiplied with some panels, for each kind."""
 
 
 @cache
@@ -41,9 +42,23 @@ def target(kind: Kind) -> str:
     `rounded_numbers`]. Only the first `wanted` rows are multiplied; the others give 0.
     """
     name = f"jpaged_bfloat16_{kind}"
-    panels = KINDS[kind].panels
-    run = ffi.cfunc(ffi.RUN, error_model="numpy")(bound(_multiply, kind, name))
-    ffi.register(name, run, items_of=((2, 0),), portion=panels, grains=GRAINS, before=(_round_rows_to_bfloat16, 0, 0))
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, kind, name))
+    before = _round_rows_to_bfloat16, 0, 0
+    ffi.register(name, run, items_of=((2, 0),), portion=KINDS[kind].panels, grains=GRAINS, before=before)
+    return name
+
+
+@cache
+def grouped_target(kind: Kind) -> str:
+    """Return the name of the custom call ``(x, [0, rows], table, counts) -> (each row times its expert's matrix, rounded
+    x)``, rows of no expert 0.
+
+    table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `target`.
+    """
+    name = f"jpaged_bfloat16_grouped_{kind}"
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply_grouped, kind, name))
+    before = _round_rows_to_bfloat16, 0, 0
+    ffi.register(name, run, items_of=((2, 0), (2, 1)), grains=GRAINS_OF_EXPERTS, before=before)
     return name
 
 
@@ -52,15 +67,13 @@ def rounded_numbers(inputs: int) -> int:
     return -(-inputs // LANES) * LANES
 
 
-def bound(function: Any, kind: Kind, name: str) -> Any:
+def _bound(function: Any, kind: Kind, name: str) -> Any:
     """Return a function that multiplies by one kind of instructions, kept on disk under a name of its own."""
-    panels = KINDS[kind].panels
-    names = {"_whole": rows_by_panels(kind, panels), "_single": rows_by_panels(kind, 1), "_panels_of_an_item": panels}
+    names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": KINDS[kind].panels}
     return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
 
 
-@cache
-def rows_by_panels(kind: Kind, panels: int) -> Any:
+def _rows_by_panels(kind: Kind, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
     most = KINDS[kind].rows
     full, four, two, one = (product(kind, min(rows, most), panels) for rows in (most, 4, 2, 1))
@@ -83,6 +96,31 @@ def rows_by_panels(kind: Kind, panels: int) -> Any:
     return njit(ffi.named(multiply, f"bfloat16_{kind}_{panels}"))
 
 
+@cache
+def _rows_by_some_panels(kind: Kind) -> Any:
+    """Return the product of any number of rows and the panels from one to another, as a compiled function."""
+    together = KINDS[kind].panels
+    whole, single = _rows_by_panels(kind, together), _rows_by_panels(kind, 1)
+
+    def multiply(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, room):
+        w_panel, stride = pairs * TILE_BYTES, outputs * FLOAT
+        while panel < stop:
+            w, out, width = matrix + panel * w_panel, to + panel * TILE_BYTES, outputs - panel * LANES
+            if stop - panel >= together and width >= together * LANES:
+                whole(x, x_stride, rows, w, w_panel, pairs, out, stride)
+                panel += together
+            elif width >= LANES:
+                single(x, x_stride, rows, w, w_panel, pairs, out, stride)
+                panel += 1
+            else:
+                for row in range(rows):
+                    single(x + row * x_stride, x_stride, 1, w, w_panel, pairs, room, 0)
+                    _copy_numbers(room, out + row * stride, width)
+                panel += 1
+
+    return njit(ffi.named(multiply, f"bfloat16_{kind}_panels"))
+
+
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _round_rows_to_bfloat16(frame, begin, end):
     """Round rows `begin` to `end`."""
@@ -98,30 +136,41 @@ def _multiply(frame, begin, end):
     index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
     matrix, numbers, to = argument(frame, 2 + index), result(frame, 1), result(frame, 0)
     rows, outputs, panels, pairs = dimension(to, 0), dimension(to, 1), dimension(matrix, 0), dimension(matrix, 1)
-    x, x_stride = address(numbers), 2 * dimension(numbers, 1)
-    w_panel, stride, live = pairs * TILE_BYTES, outputs * FLOAT, min(rows, wanted)
+    x, x_stride, live = address(numbers), 2 * dimension(numbers, 1), min(rows, wanted)
     room = stack_memory(TILE_BYTES)
-    for item in range(begin, end):
-        panel, stop = item * _panels_of_an_item, min((item + 1) * _panels_of_an_item, panels)
-        if live < rows:
-            _clear(address(to), live, rows, panel * LANES, min(stop * LANES, outputs), outputs)
-        while panel < stop:
-            w, out, width = address(matrix) + panel * w_panel, address(to) + panel * TILE_BYTES, outputs - panel * LANES
-            if width >= _panels_of_an_item * LANES:
-                _whole(x, x_stride, live, w, w_panel, pairs, out, stride)
-                panel = stop
-            elif width >= LANES:
-                _single(x, x_stride, live, w, w_panel, pairs, out, stride)
-                panel += 1
-            else:
-                for row in range(live):
-                    _single(x + row * x_stride, x_stride, 1, w, w_panel, pairs, room, 0)
-                    copy_numbers(room, out + row * stride, width)
-                panel += 1
+    panel, stop = begin * _panels_of_an_item, min(end * _panels_of_an_item, panels)
+    if live < rows:
+        _clear(address(to), live, rows, panel * LANES, min(stop * LANES, outputs), outputs)
+    _some_panels(x, x_stride, live, address(matrix), pairs, panel, stop, address(to), outputs, room)
+
+
+def _multiply_grouped(frame, begin, end):
+    """Multiply experts' rows with their panels; items are all experts' panels behind one another."""
+    table, numbers, to = argument(frame, 2), result(frame, 1), result(frame, 0)
+    experts, panels, pairs = dimension(table, 0), dimension(table, 1), dimension(table, 2)
+    rows, outputs = dimension(to, 0), dimension(to, 1)
+    counts = carray(data(argument(frame, 3)), (experts,), np.int32)
+    x, x_stride, stride = address(numbers), 2 * dimension(numbers, 1), outputs * FLOAT
+    room = stack_memory(TILE_BYTES)
+    row, seen, place = 0, 0, begin
+    while place < end:
+        expert, panel = place // panels, place % panels
+        stop = min(panels, panel + end - place)
+        place += stop - panel
+        while seen < expert:
+            row += counts[seen]
+            seen += 1
+        number = max(0, min(counts[expert], rows - row))
+        if expert + 1 == experts:
+            _clear(address(to), row + number, rows, panel * LANES, min(stop * LANES, outputs), outputs)
+        if number > 0:
+            matrix = address(table) + expert * panels * pairs * TILE_BYTES
+            out = address(to) + row * stride
+            _some_panels(x + row * x_stride, x_stride, number, matrix, pairs, panel, stop, out, outputs, room)
 
 
 @njit
-def copy_numbers(source, to, number):
+def _copy_numbers(source, to, number):
     """Copy some float32 numbers."""
     read, write = carray(pointer(source), (number,), np.float32), carray(pointer(to), (number,), np.float32)
     for place in range(number):

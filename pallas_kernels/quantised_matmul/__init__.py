@@ -15,8 +15,9 @@ from typing import Any, TypeGuard
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.bfloat16_matmul import bfloat16_matmul
+from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
 from pallas_kernels.matmul import chosen_product, matmul, matmul_table
+from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.quantised import HeldMatrix, QuantisedMatrix
 from pallas_kernels.tiled import TiledMatrix
@@ -84,7 +85,7 @@ def quantised_matmul_table(
 
 def quantised_matmul_grouped(
     x: Float[Array, "rows inputs"],
-    table: QuantisedMatrix,
+    table: HeldMatrix,
     counts: Int[Array, " experts"],
     *,
     impl: Impl | None = None,
@@ -96,6 +97,10 @@ def quantised_matmul_grouped(
         table: [experts, inputs, outputs], with axis -2.
         impl: see `quantised_matmul`; ``cpu`` needs unsharded operands.
     """
+    if isinstance(table, TiledFloats):
+        if resolve_impl(impl) == "cpu":
+            return bfloat16_matmul_grouped(x, table, counts).astype(x.dtype)
+        return matmul_grouped(x, table.dequantised(x.dtype), counts)
     return _module(impl).quantised_matmul_grouped(x, table, counts)
 
 

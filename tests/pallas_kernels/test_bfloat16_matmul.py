@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
 
-from pallas_kernels.bfloat16_matmul import bfloat16_matmul
+from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, kinds_here
 from pallas_kernels.bfloat16_matmul.cpu_tiles import emit_product
 from pallas_kernels.cpu_dots import Emitter
-from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_table
+from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
 from pallas_kernels.tiled_floats import tiled_floats
 
 RNG = np.random.default_rng(0)
@@ -114,6 +114,21 @@ def test_other_products_take_tiles_too_and_round_no_row(impl):
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
     found = quantised_matmul(jnp.asarray(x), [tiles.T], impl=impl)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 5, 1], [0, 0, 0, 11], [0, 0, 0, 0], [4, 2, 0, 0]])
+def test_rows_are_multiplied_with_their_experts_matrix_only(counts):
+    x, table = normal(11, 37), normal(4, 37, 70)
+    tiles = jax.tree.map(jnp.asarray, tiled_floats(table, -2))
+    found = np.asarray(jax.jit(bfloat16_matmul_grouped)(x, tiles, jnp.asarray(counts)))
+    row = 0
+    for expert, number in enumerate(counts):
+        alone = multiplied(x[row : row + number], tiled_floats(table[expert], -2)) if number else np.zeros((0, 70))
+        np.testing.assert_array_equal(found[row : row + number], alone)
+        row += number
+    assert not found[row:].any()
+    plain = np.asarray(quantised_matmul_grouped(jnp.asarray(x), tiles, jnp.asarray(counts), impl="xla"))
+    np.testing.assert_allclose(found, plain, atol=2e-2 * np.abs(table).max() * np.sqrt(37))
 
 
 def test_no_copy_of_the_matrix_is_made():

@@ -20,7 +20,7 @@ def check_compute_dtype(dtype: str, platform: str, devices: int = 1) -> None:
         return
     if devices > 1:
         raise ValueError(
-            f"dtype='bfloat16' on {devices} CPU devices is refused: one device multiplies bfloat16 matrices in loops of "
+            f"dtype='bfloat16' on {devices} CPU devices is refused: one device multiplies its matrices in loops of "
             f"its own, several by XLA, which is many times slower than float32; use dtype='float32', or one device"
         )
     if find_spec("numba") is None:

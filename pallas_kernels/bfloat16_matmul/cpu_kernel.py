@@ -50,8 +50,8 @@ def target(kind: Kind) -> str:
 
 @cache
 def grouped_target(kind: Kind) -> str:
-    """Return the name of the custom call ``(x, [0, rows], table, counts) -> (each row times its expert's matrix, rounded
-    x)``, rows of no expert 0.
+    """Return the name of the custom call ``(x, [0, rows], table, counts) -> (each row times its expert's matrix,
+    rounded x)``, rows of no expert 0.
 
     table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `target`.
     """

@@ -72,7 +72,9 @@ class Pairs:
             for numbers, number in zip(tile, pair, strict=True):
                 total = fused(emit, numbers, number, total)
             return [total]
-        name = "llvm.x86.avx512bf16.dpbf16ps.512" if self.kind == "avx512bf16" else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        name = (
+            "llvm.x86.avx512bf16.dpbf16ps.512" if self.kind == "avx512bf16" else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        )
         return [emit.call(name, self.piece, [s, numbers, *pair]) for s, numbers in zip(sums, tile, strict=True)]
 
 

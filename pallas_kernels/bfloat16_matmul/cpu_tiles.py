@@ -43,7 +43,9 @@ def emit_product(emit: Emitter, kind: Kind, rows: int, panels: int, *arguments: 
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
     w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
     places = [
-        emit.at(out, emit.times(out_stride, row), panel * LANES * FLOAT) for row in range(rows) for panel in range(panels)
+        emit.at(out, emit.times(out_stride, row), panel * LANES * FLOAT)
+        for row in range(rows)
+        for panel in range(panels)
     ]
     adds = builder.icmp_signed("!=", more, ir.Constant(_WORD, 0))
     size = LANES // how.pieces

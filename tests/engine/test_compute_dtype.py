@@ -19,7 +19,9 @@ PROMPTS = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (30, 5
 def answers(llm, prompts):
     """Return of each prompt the tokens and their log-probabilities."""
     outputs = [output.outputs[0] for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    return [(o.token_ids, [place[t].logprob for t, place in zip(o.token_ids, o.logprobs, strict=True)]) for o in outputs]
+    return [
+        (o.token_ids, [place[t].logprob for t, place in zip(o.token_ids, o.logprobs, strict=True)]) for o in outputs
+    ]
 
 
 @pytest.fixture(scope="module")

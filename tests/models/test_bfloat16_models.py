@@ -13,7 +13,14 @@ from jpaged.loading.load import convert_checkpoint
 from pallas_kernels.tiled_floats import TiledFloats
 
 TOKENS = np.random.default_rng(0).integers(3, 211, 20)
-FAMILIES = ("llama", "gemma3", "mixtral", "opt-projected", "deepseek_v2", pytest.param("jamba", marks=pytest.mark.nightly))
+FAMILIES = (
+    "llama",
+    "gemma3",
+    "mixtral",
+    "opt-projected",
+    "deepseek_v2",
+    pytest.param("jamba", marks=pytest.mark.nightly),
+)
 
 
 def tiles_of(params):

@@ -50,7 +50,9 @@ def test_rows_longer_than_a_block_of_them_are_added_up_over_all_blocks():
 
 
 def test_numbers_are_rounded_to_nearest_and_halfway_to_even():
-    numbers = np.asarray([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.3e38, 3.4e38, np.inf, np.nan], np.float32)
+    numbers = np.asarray(
+        [1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.3e38, 3.4e38, np.inf, np.nan], np.float32
+    )
     matrix = tiled_floats(np.ones((1, 16), np.float32), -2)
     found = multiplied(numbers[:, None], matrix)
     for column in range(16):

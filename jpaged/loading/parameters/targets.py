@@ -122,9 +122,7 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
     else:
         return target.form.parts(axis, target.shape, struct)
     sharding = sharding_of(mesh, PartitionSpec(), stacked=bool(stack))
-    return jax.tree.map(
-        lambda part: jax.ShapeDtypeStruct((*stack, *part.shape), part.dtype, sharding=sharding), tiles
-    )
+    return jax.tree.map(lambda part: jax.ShapeDtypeStruct((*stack, *part.shape), part.dtype, sharding=sharding), tiles)
 
 
 def flat_values(state: nnx.State) -> dict[StatePath, Any]:

@@ -1,4 +1,5 @@
-"""Measures products with bfloat16 and quantised matrices on a CPU against float32, in one run, each the best of several turns.
+"""Measures products with bfloat16 and quantised matrices on a CPU against float32, in one run, each the best of several
+turns.
 
     .venv/bin/python scripts/bench_products.py [--rows 1 8 64]
 

@@ -20,6 +20,7 @@ from typing import Any
 Requests = list[dict[str, Any]]
 Run = Callable[[Requests], list[list[int]]]
 SEQUENCES, CONTEXT, CACHE_GIB = 64, 8192, 1
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False}
 
 
 def jpaged(form: str, model: str) -> Run:
@@ -36,12 +37,7 @@ def jpaged(form: str, model: str) -> Run:
     )
 
     def run(requests: Requests) -> list[list[int]]:
-        params = [
-            SamplingParams(
-                temperature=0, max_tokens=r["output"], min_tokens=r["output"], ignore_eos=True, detokenize=False
-            )
-            for r in requests
-        ]
+        params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]
         outputs = llm.generate([{"prompt_token_ids": r["prompt"]} for r in requests], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
@@ -110,12 +106,7 @@ def vllm(form: str, model: str) -> Run:
     llm = LLM(model=model, dtype=form, max_model_len=CONTEXT, max_num_seqs=SEQUENCES, enable_prefix_caching=False)
 
     def run(requests: Requests) -> list[list[int]]:
-        params = [
-            SamplingParams(
-                temperature=0, max_tokens=r["output"], min_tokens=r["output"], ignore_eos=True, detokenize=False
-            )
-            for r in requests
-        ]
+        params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]
         outputs = llm.generate([{"prompt_token_ids": r["prompt"]} for r in requests], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 

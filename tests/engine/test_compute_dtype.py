@@ -65,9 +65,9 @@ def test_bits_depend_on_the_sequence_alone_with_deterministic(folder):
         assert [answers(llm, [prompt])[0] for prompt in PROMPTS] == together
 
 
-def test_several_devices_are_refused_with_what_to_use_instead(folder):
+def test_several_devices_are_refused_with_what_to_use_instead():
     with pytest.raises(ValueError, match=r"dtype='bfloat16' on 2 CPU devices is refused.* use dtype='float32'"):
-        LLM(folder, dtype="bfloat16", tensor_parallel_size=2)
+        check_compute_dtype("bfloat16", "cpu", 2)
 
 
 def test_a_base_install_is_told_what_to_install(monkeypatch):

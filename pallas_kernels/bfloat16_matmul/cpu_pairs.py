@@ -1,8 +1,8 @@
 """Adds up products of pairs of bfloat16 numbers in float32, as LLVM instructions of each kind of processor.
 
 Every kind multiplies a tile of 32 numbers, 16 outputs by 2 inputs, with a row's pair, and adds each output's two
-products to its sum. `vdpbf16ps` and ARM's `bfdot` take denormal numbers for 0 and round as they like between the two; the kind
-``widened`` multiplies float32 one after another. So kinds differ in the last bits; rows and batches do not.
+products to its sum. `vdpbf16ps` and ARM's `bfdot` take denormal numbers for 0 and round as they like between the two;
+the kind ``widened`` multiplies float32 one after another. So kinds differ in the last bits; rows and batches do not.
 """
 
 from __future__ import annotations

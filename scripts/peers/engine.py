@@ -19,18 +19,18 @@ from typing import Any
 
 Requests = list[dict[str, Any]]
 Run = Callable[[Requests], list[list[int]]]
-SEQUENCES, CONTEXT, CACHE_GIB = 64, 8192, 1
+SEQUENCES, SLOTS, CACHE_GIB = 64, 16, 1
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False}
 
 
-def jpaged(form: str, model: str) -> Run:
+def jpaged(form: str, model: str, context: int) -> Run:
     from jpaged import LLM, SamplingParams
 
     settings: dict[str, Any] = {"dtype": form} if form in ("float32", "bfloat16") else {"quantization": form}
     llm = LLM(
         model,
         **{"dtype": "float32", **settings},
-        max_model_len=CONTEXT,
+        max_model_len=context,
         max_num_seqs=SEQUENCES,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=CACHE_GIB << 30,
@@ -44,7 +44,7 @@ def jpaged(form: str, model: str) -> Run:
     return run
 
 
-def openvino(form: str, model: str) -> Run:
+def openvino(form: str, model: str, context: int) -> Run:
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -75,12 +75,12 @@ def openvino(form: str, model: str) -> Run:
     return run
 
 
-def llamacpp(form: str, model: str) -> Run:
+def llamacpp(form: str, model: str, context: int) -> Run:
     import requests as http
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_parallel, params.n_ctx = model, 16, 1024 * 16
+    params.model.path, params.n_parallel, params.n_ctx = model, SLOTS, context * SLOTS
     params.n_batch, params.n_ubatch, params.cont_batching = 2048, 512, True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count() or 1
     server = xllamacpp.Server(params)
@@ -99,11 +99,11 @@ def llamacpp(form: str, model: str) -> Run:
     return run
 
 
-def vllm(form: str, model: str) -> Run:
+def vllm(form: str, model: str, context: int) -> Run:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=model, dtype=form, max_model_len=CONTEXT, max_num_seqs=SEQUENCES, enable_prefix_caching=False)
+    llm = LLM(model=model, dtype=form, max_model_len=context, max_num_seqs=SEQUENCES, enable_prefix_caching=False)
 
     def run(requests: Requests) -> list[list[int]]:
         params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]
@@ -137,7 +137,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what engines print goes to standard error
     requests = json.loads(Path(work).read_text())
-    run = ENGINES[name](form, model)
+    longest = max(len(r["prompt"]) + r["output"] for group in requests.values() for r in group)
+    run = ENGINES[name](form, model, max(1024, -(-longest // 256) * 256))
 
     def answer(**said: Any) -> None:
         print(json.dumps(said | {"resident": resident_bytes()}), file=answers, flush=True)

@@ -3,9 +3,9 @@
     python scripts/bench_peers.py --model FOLDER --forms float32 int8 bfloat16 --env openvino=DIR --env llamacpp=DIR
 
 FOLDER is a Hugging Face folder, which is what "exact" is judged by: answers whose every token is PyTorch's greedy
-choice in float32. Where torch is not installed here that column is empty. DIR is made by `scripts/peers_env.sh NAME DIR
-FOLDER`, and engines that are not given do not run. Each engine is a process in its environment; rounds alternate between
-all of them. Prompts are questions and answers of GSM8K; outputs have fixed lengths.
+choice in float32. Where torch is not installed here that column is empty. `scripts/peers_env.sh` makes DIR, and engines
+that are not given do not run. Each engine is a process in its environment; rounds alternate between all of them.
+Prompts are questions and answers of GSM8K; outputs have fixed lengths.
 
 A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
 Prints a Markdown table with ratios to the best peer of the same form; `--json` writes all figures. Measure on a quiet

@@ -30,15 +30,16 @@ def build_context(
         kernel_impl: which kernels run; None = what the current machine is best at. Needed when compiling ahead of time
             for another platform.
         computes: whether the parameters are to be computed with, not only written to a checkpoint. A CPU computes with
-            bfloat16 matrices in tiles, and with all else in float32.
+            bfloat16 matrices in tiles, and with all else in float32; stacks stay plain.
     """
     kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
-    in_tiles = computes and np.dtype(dtype) == jnp.bfloat16 and product_impl == "cpu"
+    stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
+    in_tiles = computes and np.dtype(dtype) == jnp.bfloat16 and product_impl == "cpu" and not stacked
     return BuildContext(
         dtype=np.dtype(np.float32 if in_tiles else dtype),
         tensor_parallel=mesh.shape[TENSOR_AXIS],
         expert_parallel=expert_parallel,
-        stacked=layers_are_stacked(kind, kernel_impl) if stacked is None else stacked,
+        stacked=stacked,
         unrolled=kind == "gpu",
         product_impl=product_impl,
         bfloat16_tiles=in_tiles,

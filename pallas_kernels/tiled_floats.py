@@ -30,13 +30,13 @@ class TiledFloats(HeldMatrix):
     """Stands where a float matrix [inputs, outputs], or a table [outputs, inputs], would; `tiled_floats` makes it.
 
     Attributes:
-        bits: [panels, pairs, 16, 2], or of a stack of matrices one more axis before; tiles have zeros beyond the
+        bits: uint16 [panels, pairs, 16, 2], or of a stack of matrices one more axis before; tiles have zeros beyond the
             matrix.
         axis: the contracted one, negative: -2 of a matrix, -1 of a table.
         inputs, outputs: of the matrix.
     """
 
-    bits: UInt16[Array, "*stack panels pairs 16 2"]
+    bits: Any
     axis: int = field(default=-2)
     inputs: int = field(default=0)
     outputs: int = field(default=0)

@@ -43,9 +43,9 @@ def load_model(
     """Load a model by alias, path or hub id; see `resolve_source`.
 
     Args:
-        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, where products would
-            round what they multiply to bfloat16; on accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or
-            quantised.
+        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, whose bfloat16 products would round
+            what they multiply; on accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16,
+            float16 or quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         expert_parallel: spread whole experts over the shards, instead of each expert's columns.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from pallas_kernels.matmul import chosen_product
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import HeldMatrix
 
 
 @jax.tree_util.register_pytree_node_class
@@ -27,7 +27,7 @@ class Bank:
     matrix reads it (`matrix_of`).
     """
 
-    def __init__(self, matrices: Sequence[Array | QuantisedMatrix], index: int | Int[Array, ""]):
+    def __init__(self, matrices: Sequence[Array | HeldMatrix], index: int | Int[Array, ""]):
         self.matrices: tuple[Any, ...] = tuple(matrices)
         self.index = index
 
@@ -69,8 +69,8 @@ def choose(layers: Sequence[Any], index: int | Int[Array, ""]) -> Any:
     gathered."""
 
     def pick(*leaves: Any) -> Bank | Array:
-        if isinstance(leaves[0], QuantisedMatrix) or leaves[0].ndim >= 2:
+        if isinstance(leaves[0], HeldMatrix) or leaves[0].ndim >= 2:
             return Bank(leaves, index)
         return jnp.stack(leaves)[index]
 
-    return jax.tree.map(pick, *layers, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
+    return jax.tree.map(pick, *layers, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix))

@@ -22,7 +22,7 @@ from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.platform import Impl
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import HeldMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
 
 from .bank import Bank
@@ -48,6 +48,7 @@ class Linear(nnx.Module):
         self.partition = partition
         self.input_shards = build.tensor_parallel if partition[0] == TENSOR_AXIS else 1
         self.impl = build.product_impl
+        self.narrow = build.bfloat16_tiles
 
     def __call__(self, x: Float[Array, "tokens inputs"], live_rows: LiveRows = None) -> Float[Array, "tokens outputs"]:
         """Return the product in the dtype of `x`; its rows from `live_rows` on mean nothing."""
@@ -74,8 +75,8 @@ class Linear(nnx.Module):
             may_quantise: whether the weight may be held quantised.
         """
         weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
-        tiled = self.impl == "cpu"
-        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit, tiled)
+        tiled, narrow = self.impl == "cpu", self.narrow and may_quantise
+        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit, tiled, narrow)
         if self.bias is not None:
             biases = tuple(f"{tensor}.bias" for tensor in tensors)
             yield WeightSource((*path, "bias"), biases, convert_bias, P(self.partition[-1]), layer)
@@ -92,7 +93,7 @@ class ExpertTable:
         impl: which version of `quantised_matmul_grouped` multiplies.
     """
 
-    weight: Float[Array, "experts inputs outputs"] | QuantisedMatrix | Bank
+    weight: Float[Array, "experts inputs outputs"] | HeldMatrix | Bank
     bias: Float[Array, "experts outputs"] | Bank | None
     impl: Impl
 
@@ -121,6 +122,7 @@ class ExpertLinear(nnx.Module):
         self.bias = constant_param(build, (experts, outputs)) if bias else None
         self.partition = partition
         self.impl = build.product_impl
+        self.narrow = build.bfloat16_tiles
 
     @property
     def table(self) -> ExpertTable:
@@ -137,7 +139,8 @@ class ExpertLinear(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the sources of this module at `path` in its layer: the checkpoint's `tensors`, and ``{tensor}_bias`` of
         each where there are biases."""
-        yield WeightSource((*path, "weight"), tuple(tensors), convert, self.partition, layer, -2)
+        narrow = self.narrow
+        yield WeightSource((*path, "weight"), tuple(tensors), convert, self.partition, layer, -2, narrow=narrow)
         if self.bias is not None:
             partition = P(self.partition[0], self.partition[-1])
             biases = tuple(f"{tensor}_bias" for tensor in tensors)
@@ -165,8 +168,8 @@ class HeadLinear(nnx.Module):
         return self._multiply("ths,hos->tho", slice(self.inner, None), x)
 
     def _multiply(self, product: str, rows: slice, x: Array) -> Array:
-        def multiply(x: Array, matrix: Array | QuantisedMatrix) -> Array:
-            if isinstance(matrix, QuantisedMatrix):
+        def multiply(x: Array, matrix: Array | HeldMatrix) -> Array:
+            if isinstance(matrix, HeldMatrix):
                 matrix = matrix.dequantised(x.dtype)
             own = matrix.reshape(self.heads, -1, matrix.shape[1])[:, rows]
             precision = jax.lax.Precision.HIGHEST if own.dtype == jnp.float32 else None
@@ -195,18 +198,19 @@ class Embedding(nnx.Module):
         self.partition = partition
         self.dtype = build.dtype
         self.impl = build.product_impl
+        self.narrow = build.bfloat16_tiles
 
     def __call__(self, ids: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
         """Read rows of the table; ids out of range (padding) read some row, as nobody uses the result."""
         table = self.weight[...]
-        if isinstance(table, QuantisedMatrix):
-            return table.rows(ids).dequantised(self.dtype)
+        if isinstance(table, HeldMatrix):
+            return table.read_rows(ids, self.dtype)
         return jnp.take(table, ids, axis=0, mode="clip")
 
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
         """Return ``hidden @ table.T`` in float32; its rows from `live_rows` on mean nothing."""
         table = self.weight[...]
-        if isinstance(table, QuantisedMatrix):
+        if isinstance(table, HeldMatrix):
             return quantised_matmul_table(hidden, table, rows=live_rows, impl=self.impl)
         return matmul_table(hidden, table, rows=live_rows, impl=self.impl)
 
@@ -215,13 +219,14 @@ class Embedding(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the table's source: the checkpoint tensor ``{tensor}.weight``."""
         contracted = -1 if may_quantise else None
-        weight, tiled = (*path, "weight"), self.impl == "cpu"
-        yield WeightSource(weight, (f"{tensor}.weight",), convert, self.partition, contracted=contracted, tiled=tiled)
+        tiled, narrow = self.impl == "cpu", self.narrow and may_quantise
+        weight, names = (*path, "weight"), (f"{tensor}.weight",)
+        yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, narrow)
 
 
-def _dot(x: Array, weight: Array | QuantisedMatrix | Bank, live_rows: LiveRows, impl: Impl, shards: int) -> Array:
+def _dot(x: Array, weight: Array | HeldMatrix | Bank, live_rows: LiveRows, impl: Impl, shards: int) -> Array:
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
-    if isinstance(bank.matrices[0], QuantisedMatrix):
+    if isinstance(bank.matrices[0], HeldMatrix):
         return quantised_matmul(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)
     return matmul(x, bank.matrices, bank.index, rows=live_rows, impl=impl)
 
@@ -236,12 +241,12 @@ def _rows_of_expert(table: Array | Bank, expert: Int[Array, " rows"]) -> Float[A
 
 
 def _grouped_dot(
-    x: Float[Array, "rows inputs"], weight: Array | QuantisedMatrix | Bank, counts: Int[Array, " experts"], impl: Impl
+    x: Float[Array, "rows inputs"], weight: Array | HeldMatrix | Bank, counts: Int[Array, " experts"], impl: Impl
 ) -> Float[Array, "rows outputs"]:
     """Multiply rows, sorted by expert, with their experts' matrices; the first ``counts[0]`` rows are expert 0's."""
 
-    def product(x: Array, matrices: Array | QuantisedMatrix) -> Array:
-        if isinstance(matrices, QuantisedMatrix):
+    def product(x: Array, matrices: Array | HeldMatrix) -> Array:
+        if isinstance(matrices, HeldMatrix):
             return quantised_matmul_grouped(x, matrices, counts, impl=impl)
         return matmul_grouped(x, matrices, counts, impl=impl)
 

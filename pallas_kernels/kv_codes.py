@@ -1,6 +1,7 @@
 """Holds KV in one byte a value: float8 without scales, int8 with a scale for every 64 lanes of a token's row.
 
-A view of uint8 holds the bits of float8_e4m3fn: XLA:CPU would convert a whole float8 pool to write a row of it.
+A view of uint8 holds the bits of float8_e4m3fn: XLA:CPU would convert a whole float8 pool to write a row of it. For the
+same reason a CPU's view of bfloat16 may be one of its bits, uint16.
 
 Scales belong to a token, not to a block: a token that is appended to a block may be larger than all before it, and
 with one scale a block, every token of the block would have to be read, rescaled and written again. They are float16
@@ -89,6 +90,8 @@ def check_tpu_view(view: Shaped[Array, "*batch rows 128"]) -> None:
 
 def stored(rows: Float[Array, "*shape"], dtype: DTypeLike) -> Shaped[Array, "*shape"]:
     """Return rows as a view without scales holds them; float8 saturates."""
+    if jnp.dtype(dtype) == jnp.uint16:
+        return jax.lax.bitcast_convert_type(rows.astype(jnp.bfloat16), jnp.uint16)
     if jnp.dtype(dtype) != jnp.uint8:
         return rows.astype(dtype)
     largest = float(jnp.finfo(jnp.float8_e4m3fn).max)
@@ -111,6 +114,8 @@ def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch blo
     """Decode blocks as they lie in a view to the float32 rows of their tokens."""
     if blocks.dtype == jnp.uint8:
         return jax.lax.bitcast_convert_type(blocks, jnp.float8_e4m3fn).astype(jnp.float32)
+    if blocks.dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(blocks, jnp.bfloat16).astype(jnp.float32)
     if not has_scales(blocks.dtype):
         return blocks.astype(jnp.float32)
     size, batch = tokens_of(blocks), blocks.shape[:-2]

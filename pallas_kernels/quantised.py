@@ -9,13 +9,41 @@ Formats 1.0, 2023), whose scales are e8m0.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+
+class HeldMatrix(ABC):
+    """Stands where an array of a matrix would, in a form that only products and `read_rows` understand."""
+
+    @property
+    @abstractmethod
+    def ndim(self) -> int:
+        """Return the number of dimensions of what this stands for."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of what this stands for."""
+
+    @abstractmethod
+    def read_rows(self, ids: Int[Array, " ids"], dtype: jnp.dtype) -> Float[Array, "ids embed"]:
+        """Return the rows of a table that have these ids; ids out of range read some row."""
+
+    @abstractmethod
+    def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
+        """Return the matrix as an array, rounded to `dtype`."""
+
+    def __getitem__(self, key: Any) -> Self:
+        if key is not Ellipsis:
+            raise TypeError(f"a {type(self).__name__} cannot be indexed with {key!r}: only products understand it")
+        return self
 
 
 @partial(
@@ -24,7 +52,7 @@ from jaxtyping import Array, Float, Int
     meta_fields=("axis", "packed", "e2m1"),
 )
 @dataclass(frozen=True)
-class QuantisedMatrix:
+class QuantisedMatrix(HeldMatrix):
     """Stands where a float matrix ``[..., inputs, outputs]`` or a table ``[vocab, embed]`` would.
 
     Attributes:
@@ -55,11 +83,6 @@ class QuantisedMatrix:
         shape[self.axis] *= 2 if self.packed else 1
         return tuple(shape)
 
-    def __getitem__(self, key: Any) -> QuantisedMatrix:
-        if key is not Ellipsis:
-            raise TypeError(f"a quantised matrix cannot be indexed with {key!r}: only products understand it")
-        return self
-
     @property
     def T(self) -> QuantisedMatrix:
         """Return the transposed matrix, where there are no leading dimensions."""
@@ -69,6 +92,9 @@ class QuantisedMatrix:
     def rows(self, ids: Int[Array, " ids"]) -> QuantisedMatrix:
         """Return the rows of a table that have these ids; ids out of range read some row."""
         return jax.tree.map(lambda part: jnp.take(part, ids, axis=0, mode="clip"), self)
+
+    def read_rows(self, ids: Int[Array, " ids"], dtype: jnp.dtype) -> Float[Array, "ids embed"]:
+        return self.rows(ids).dequantised(dtype)
 
     def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
         """Return the matrix, computed in float32 and rounded to `dtype`."""

@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
-OUTPUTS, INPUTS = 16, 4
-"""Outputs and inputs of a tile."""
+INPUTS = 4
+"""Inputs of a tile."""
 MOST_OF_A_GROUP = 64
 """The longest group along the inputs, unless it is the whole axis."""
 
@@ -144,8 +145,11 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
         return part if axis == -2 else part.T
 
     given = by_inputs(matrix.codes)
-    codes = np.full(shape, 0 if packed else 128, np.uint8)
-    _fill(codes, given if packed else given.view(np.uint8) ^ np.uint8(128))
+    codes = np.empty(shape, np.uint8)
+    for start, stop in columns_at_once(len(given), outputs):
+        lines = given[:, start:stop].T
+        unsigned = lines if packed else lines.view(np.uint8) ^ np.uint8(128)
+        fill_tiles(codes[start // OUTPUTS : -(-stop // OUTPUTS)], unsigned, 0 if packed else 128)
     scales = _by_panels(by_inputs(matrix.scales), of_scales)
     minimums = None if matrix.minimums is None else _by_panels(by_inputs(matrix.minimums), of_scales)
     return TiledMatrix(codes, scales, minimums, axis, packed, False, inputs, outputs, 0 if packed else 128)
@@ -159,18 +163,6 @@ def abstract(matrix: QuantisedMatrix) -> TiledMatrix:
     codes, scales = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(of_scales, matrix.scales.dtype)
     minimums = None if matrix.minimums is None else scales
     return TiledMatrix(codes, scales, minimums, axis, packed, False, inputs, outputs, 0 if packed else 128)
-
-
-def _fill(codes: np.ndarray, given: np.ndarray) -> None:
-    """Put codes [inputs, outputs] into their tiles."""
-    inputs, outputs = given.shape
-    whole = inputs // INPUTS * INPUTS
-    for start in range(0, outputs, OUTPUTS):
-        columns = given[:, start : start + OUTPUTS]
-        panel, width = codes[start // OUTPUTS], columns.shape[1]
-        panel[: whole // INPUTS, :width] = columns[:whole].reshape(-1, INPUTS, width).swapaxes(1, 2)
-        if whole < inputs:
-            panel[-1, :width, : inputs - whole] = columns[whole:].T
 
 
 def _by_panels(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Measures products with quantised matrices on a CPU against float32, in one run, each the best of several turns.
+"""Measures products with bfloat16 and quantised matrices on a CPU against float32, in one run, each the best of several
+turns.
 
     .venv/bin/python scripts/bench_products.py [--rows 1 8 64]
 
@@ -17,9 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.bfloat16_matmul import bfloat16_matmul
 from pallas_kernels.matmul import matmul
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import tiled
+from pallas_kernels.tiled_floats import tiled_floats
 from pallas_kernels.tiled_matmul import tiled_matmul
 
 SHAPES = (576, 3072), (1536, 576)
@@ -31,7 +34,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="rows that are multiplied (1 8 64)")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
-    print("| matrix | rows | float32 | int8 | times | int4 | times |\n|---|---|---|---|---|---|---|")
+    print("| matrix | rows | float32 | bfloat16 | times | int8 | times | int4 | times |\n|" + "---|" * 9)
     for inputs, outputs in SHAPES:
         forms = _forms(rng, inputs, outputs)
         for rows in args.rows:
@@ -42,11 +45,8 @@ def main() -> None:
                     best[name] = min(best[name], _seconds(run, x, matrices))
             of = {name: best["float32"] / seconds for name, seconds in best.items()}
             speeds = {name: f"{2e-9 * rows * inputs * outputs / seconds:.0f}" for name, seconds in best.items()}
-            print(
-                f"| {inputs} x {outputs} | {rows} | {speeds['float32']} | {speeds['int8']} | {of['int8']:.1f} "
-                f"| {speeds['int4']} | {of['int4']:.1f} |",
-                flush=True,
-            )
+            narrow = " | ".join(f"{speeds[name]} | {of[name]:.1f}" for name in forms if name != "float32")
+            print(f"| {inputs} x {outputs} | {rows} | {speeds['float32']} | {narrow} |", flush=True)
 
 
 def _forms(rng: np.random.Generator, inputs: int, outputs: int) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
@@ -65,7 +65,9 @@ def _forms(rng: np.random.Generator, inputs: int, outputs: int) -> dict[str, tup
         int4.append(held(tiled(QuantisedMatrix(codes, ones, ones, packed=True))))
     floats = _over_all(lambda x, matrices, number: matmul(x, matrices, number, impl="cpu"))
     whole = _over_all(lambda x, matrices, number: tiled_matmul(x, matrices, number))
-    return {"float32": (floats, plain), "int8": (whole, int8), "int4": (whole, int4)}
+    halves = [held(tiled_floats(np.asarray(matrix), -2)) for matrix in plain]
+    pairs = _over_all(lambda x, matrices, number: bfloat16_matmul(x, matrices, number))
+    return {"float32": (floats, plain), "bfloat16": (pairs, halves), "int8": (whole, int8), "int4": (whole, int4)}
 
 
 def _over_all(product: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from jpaged.benchmarks.perplexity import WINDOW, perplexity
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "gguf": {"quantization": "gguf"},
@@ -40,7 +41,7 @@ def main() -> None:
     baseline = None
     print("| variant | perplexity | against the first | weights, MiB | KV of a token, bytes |\n|---|---|---|---|---|")
     for name in args.only:
-        llm = LLM(args.model, dtype="float32", max_model_len=2 * WINDOW, **VARIANTS[name])
+        llm = LLM(args.model, **{"dtype": "float32", "max_model_len": 2 * WINDOW, **VARIANTS[name]})
         value = perplexity(llm, llm.tokenizer.encode(text)[: args.tokens])
         baseline = baseline or value
         weights = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.params))

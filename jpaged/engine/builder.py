@@ -90,7 +90,7 @@ def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
 def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | None) -> Built:
     mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
     config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)))
-    check_compute_dtype(config.dtype, platform(mesh))
+    check_compute_dtype(config.dtype, platform(mesh), mesh.size)
     loaded = load_model(
         config.model,
         dtype=config.dtype,

@@ -31,7 +31,7 @@ def check_float8(setting: str, device: jax.Device) -> None:
 
 
 def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh, block_size: int) -> np.dtype:
-    """Return the dtype of the pool.
+    """Return the dtype of the pool; bfloat16 is held as its bits, uint16, on a CPU (`pallas_kernels.kv_codes`).
 
     Args:
         asked: the value of kv_cache_dtype.
@@ -45,6 +45,8 @@ def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh, block_size: int) -> np.
     if asked == "fp8" and why_no_triton(str(getattr(device, "compute_capability", ""))):
         check_float8(f"kv_cache_dtype={asked!r}", device)  # the Triton kernels need no instruction for it
     found = np.dtype(dtype if asked == "auto" else _DTYPES[asked])
+    if found == jnp.bfloat16 and platform(mesh) == "cpu":
+        return np.dtype(np.uint16)
     if device.platform == "tpu":
         check_tpu_block(block_size, found)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -19,6 +20,7 @@ def build_context(
     expert_parallel: bool = False,
     stacked: bool | None = None,
     kernel_impl: Impl | None = None,
+    computes: bool = True,
 ) -> BuildContext:
     """Return the context that suits a mesh's devices; it has no `rngs`.
 
@@ -27,15 +29,20 @@ def build_context(
         stacked: whether layers are stacked for a scan; None = as `layers_are_stacked` says.
         kernel_impl: which kernels run; None = what the current machine is best at. Needed when compiling ahead of time
             for another platform.
+        computes: whether the parameters are to be computed with, not only written to a checkpoint. A CPU computes with
+            bfloat16 matrices in tiles, and with all else in float32; stacks stay plain.
     """
-    kind = platform(mesh)
+    kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
+    stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
+    in_tiles = computes and np.dtype(dtype) == jnp.bfloat16 and product_impl == "cpu" and not stacked
     return BuildContext(
-        dtype=np.dtype(dtype),
+        dtype=np.dtype(np.float32 if in_tiles else dtype),
         tensor_parallel=mesh.shape[TENSOR_AXIS],
         expert_parallel=expert_parallel,
-        stacked=layers_are_stacked(kind, kernel_impl) if stacked is None else stacked,
+        stacked=stacked,
         unrolled=kind == "gpu",
-        product_impl=_product_impl(mesh, kernel_impl),
+        product_impl=product_impl,
+        bfloat16_tiles=in_tiles,
     )
 
 

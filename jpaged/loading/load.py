@@ -43,9 +43,9 @@ def load_model(
     """Load a model by alias, path or hub id; see `resolve_source`.
 
     Args:
-        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, where bfloat16 is several times
-            slower; on accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16, float16 or
-            quantised.
+        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, whose bfloat16 products would round
+            what they multiply; on accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16,
+            float16 or quantised.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         expert_parallel: spread whole experts over the shards, instead of each expert's columns.
@@ -92,7 +92,7 @@ def convert_checkpoint(
     opened = open_model(source)
     if dtype == "auto":
         dtype = "bfloat16" if opened.reader.stored_dtype == jnp.bfloat16 else "float32"
-    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization)
+    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)
     loaded = replace(loaded, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
@@ -106,10 +106,11 @@ def _load(
     stacked: bool | None,
     quantization: str | None,
     expert_parallel: bool = False,
+    computes: bool = True,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
-    build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel)
+    build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes)
     if isinstance(reader, OrbaxWeights) and reader.forms:
         _check_saved(reader, shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)

@@ -34,6 +34,8 @@ class BuildContext:
             the host which branch of a `jax.lax.switch` to take.
         product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;
             ``cpu`` where one CPU holds all weights only.
+        bfloat16_tiles: whether matrices that products read are held in bfloat16 in tiles, whatever `dtype` is: a CPU's
+            form of bfloat16, which has ``cpu`` for `product_impl`.
         rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
     """
 
@@ -43,6 +45,7 @@ class BuildContext:
     stacked: bool = False
     unrolled: bool = False
     product_impl: Impl = "xla"
+    bfloat16_tiles: bool = False
     rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)
 
 

@@ -91,7 +91,7 @@ def plan(
     resolve_max_model_len(context, described.config)
     limit = memory_bytes or target.chip.limit or host_memory_available()
     check_dtype(config.dtype, kind)
-    check_compute_dtype(config.dtype, kind)
+    check_compute_dtype(config.dtype, kind, target.count)
     dtype = runtime_dtype(described.stored, kind == "cpu") if config.dtype == "auto" else config.dtype
     python = compiler_python(kind, compiler_env)
     found = _ask(python, target, described, {"engine": asdict(config), "dtype": dtype, "limit": limit})

@@ -20,8 +20,8 @@ QUERIES_TOGETHER, FEW_TOGETHER = 192, 48
 """How many queries of neighbouring tokens share the keys that are brought into the cache; fewer where cores would have
 nothing to do."""
 ITEMS_OF_CORE = 4
-DTYPES = ("float32", "bfloat16", "int8", "uint8")
-"""Views that are read here; uint8 holds float8, see `pallas_kernels.kv_codes`."""
+DTYPES = ("float32", "bfloat16", "uint16", "int8", "uint8")
+"""Views that are read here; uint8 holds float8 and uint16 bfloat16, see `pallas_kernels.kv_codes`."""
 
 
 def paged_attention(

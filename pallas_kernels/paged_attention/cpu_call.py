@@ -261,7 +261,7 @@ def _float8(frame, begin, end):
     _attend(frame, begin, end, FLOAT8)
 
 
-_LOOPS = {"float32": _float32, "bfloat16": _bfloat16, "int8": _int8, "uint8": _float8}
+_LOOPS = {"float32": _float32, "bfloat16": _bfloat16, "uint16": _bfloat16, "int8": _int8, "uint8": _float8}
 
 
 @cache

@@ -150,3 +150,10 @@ def test_attention_reads_the_values_that_the_codes_stand_for(dtype, head_dim, so
     want = attend(q, decode(view), *batch, impl="reference")
     for impl in ("reference", "xla"):
         np.testing.assert_allclose(jax.jit(partial(attend, impl=impl))(q, view, *batch), want, atol=2e-5)
+
+
+def test_a_view_of_bfloat16s_bits_holds_what_one_of_bfloat16_does():
+    rows = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 128)), jnp.float32)
+    bits, floats = (stored(rows, dtype) for dtype in (jnp.uint16, jnp.bfloat16))
+    assert bits.dtype == jnp.uint16
+    np.testing.assert_array_equal(decode(bits), decode(floats))

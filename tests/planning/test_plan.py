@@ -148,9 +148,11 @@ def test_list_names_shapes_and_devices():
         assert refused.exit_code == 2 and f"{missing} is needed" in refused.output
 
 
-def test_bfloat16_on_a_cpu_is_refused_as_the_engine_refuses_it(tmp_path):
-    with pytest.raises(ValueError, match=r"dtype='bfloat16' is refused on a CPU.* use dtype='float32'"):
-        plan(config_of("llama", tmp_path), "cpu", context=64, dtype="bfloat16")
+def test_bfloat16_on_a_cpu_takes_about_half_the_memory_of_float32(tmp_path):
+    config = config_of("llama", tmp_path)
+    halves, floats = (plan(config, "cpu", context=64, concurrency=2, dtype=dtype) for dtype in ("bfloat16", "float32"))
+    assert 0.5 * floats.weight_bytes < halves.weight_bytes < 0.7 * floats.weight_bytes
+    assert 2 * halves.groups[0].block_bytes == floats.groups[0].block_bytes
 
 
 def test_a_pool_below_one_sequence_does_not_fit(no_compiler, in_process, tmp_path):

@@ -35,6 +35,7 @@ from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.model_api import BuildContext, CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import TiledMatrix
+from pallas_kernels.tiled_floats import TiledFloats
 
 if TYPE_CHECKING:
     from jpaged.loading.loaded_model import LoadedModel
@@ -70,7 +71,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     for target in targets_of(loaded.model):
         value = values[target.path]
         value = jax.tree.map(partial(_single, index=target.index), value)
-        if isinstance(value, TiledMatrix):
+        if isinstance(value, TiledMatrix | TiledFloats):
             value = value.untiled()
         if isinstance(value, QuantisedMatrix):
             forms[".".join(target.source.path)] = Format.of(value).as_json()

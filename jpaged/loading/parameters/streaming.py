@@ -13,8 +13,9 @@ from jpaged.loading.parameters.host_memory import HostMemory
 from jpaged.loading.parameters.placement import Parts, empty_stack, own_parts, place, set_layer
 from jpaged.loading.parameters.targets import StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import HeldMatrix, QuantisedMatrix
 from pallas_kernels.tiled import tiled
+from pallas_kernels.tiled_floats import tiled_floats
 
 _READERS = 2
 _IN_FLIGHT = 4
@@ -22,8 +23,8 @@ _IN_FLIGHT = 4
 
 HostValue = HostArray | QuantisedMatrix
 """A parameter on the host, or a view of it; a quantised one has an array for each part."""
-Held = Parts | QuantisedMatrix
-"""What this process's devices hold of a parameter, or of each array of a quantised one."""
+Held = Parts | HeldMatrix
+"""What this process's devices hold of a parameter, or of each array of one held otherwise."""
 
 
 def place_all(
@@ -81,7 +82,11 @@ def _own_parts(
     target: Target, read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh, memory: HostMemory
 ) -> Held:
     likes, value = abstract_value(target, mesh, stacked=False), read(target)
-    if target.tiled:
-        assert isinstance(value, QuantisedMatrix)
-        value = tiled(value)
-    return jax.tree.map(lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), value, likes)
+    if isinstance(value, QuantisedMatrix):
+        held: Any = tiled(value) if target.tiled else value
+    elif target.tiled:
+        assert target.source.contracted is not None
+        held = tiled_floats(value, target.source.contracted)
+    else:
+        held = value
+    return jax.tree.map(lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), held, likes)

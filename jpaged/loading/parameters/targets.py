@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec
 from jpaged.loading.code_format import PACKED, Format, Forms, partition_of
 from jpaged.loading.parameters.placement import sharding_of
 from jpaged.model_api import BuildContext, CausalLM, WeightSource
-from pallas_kernels import tiled
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels import tiled, tiled_floats
+from pallas_kernels.quantised import HeldMatrix
 
 StatePath = tuple[str | int, ...]
-Value = jax.Array | jax.ShapeDtypeStruct | QuantisedMatrix
-"""A parameter's array or shape; the parts of a quantised one are arrays or shapes."""
+Value = jax.Array | jax.ShapeDtypeStruct | HeldMatrix
+"""A parameter's array or shape; the parts of one held otherwise are arrays or shapes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Target:
     """Says where one weight source goes: a parameter, or layer `index` of a stack of `layers`.
 
     `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
-    values when the parameter is quantised, and `tiled` says whether in a `pallas_kernels.tiled.TiledMatrix`.
+    values when the parameter is quantised. `tiled` says whether a CPU's tiles hold them: those of
+    `pallas_kernels.tiled` where there is a form, else those of `pallas_kernels.tiled_floats`.
     """
 
     source: WeightSource
@@ -87,7 +88,8 @@ def in_forms(targets: Sequence[Target], forms: Forms) -> list[Target]:
 
     def formed(target: Target) -> Target:
         form = forms.get(target.source.path)
-        return replace(target, form=form, tiled=form is not None and _is_tiled(target, form))
+        tiles = target.source.narrow if form is None else _is_tiled(target, form)
+        return replace(target, form=form, tiled=tiles)
 
     return [formed(target) for target in targets]
 
@@ -109,17 +111,18 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
         sharding = sharding_of(mesh, partition_of(target.source, shape), stacked=bool(stack))
         return jax.ShapeDtypeStruct((*stack, *shape), dtype, sharding=sharding)
 
-    if target.form is None:
+    if target.form is None and not target.tiled:
         return struct(target.shape, target.dtype)
-    assert target.source.contracted is not None
-    if not target.tiled:
-        return target.form.parts(target.source.contracted, target.shape, struct)
+    axis = target.source.contracted
+    assert axis is not None
+    if target.form is None:
+        tiles: Any = tiled_floats.abstract(target.shape, axis)
+    elif target.tiled:
+        tiles = tiled.abstract(target.form.parts(axis, target.shape, jax.ShapeDtypeStruct))
+    else:
+        return target.form.parts(axis, target.shape, struct)
     sharding = sharding_of(mesh, PartitionSpec(), stacked=bool(stack))
-    whole = target.form.parts(target.source.contracted, target.shape, jax.ShapeDtypeStruct)
-    return jax.tree.map(
-        lambda part: jax.ShapeDtypeStruct((*stack, *part.shape), part.dtype, sharding=sharding),
-        tiled.abstract(whole),
-    )
+    return jax.tree.map(lambda part: jax.ShapeDtypeStruct((*stack, *part.shape), part.dtype, sharding=sharding), tiles)
 
 
 def flat_values(state: nnx.State) -> dict[StatePath, Any]:

@@ -139,7 +139,12 @@ def test_the_marker_is_written_last(folder, tmp_path, monkeypatch):
 def test_bfloat16_is_stored_as_such(folder, tmp_path):
     save_checkpoint(tmp_path / "half", load_model(folder, dtype="bfloat16"))
     loaded = load_model(tmp_path / "half", dtype="bfloat16")
-    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(loaded.params))
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {
+        np.dtype(np.uint16),
+        np.dtype(np.float32),
+    }  # tiles
+    stacked = load_model(tmp_path / "half", dtype="bfloat16", stacked=True)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(stacked.params))
 
 
 def test_orbax_reads_what_is_saved(folder, checkpoint):

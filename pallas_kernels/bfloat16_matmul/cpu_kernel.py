@@ -1,0 +1,177 @@
+"""Holds the loops that multiply with bfloat16 matrices in tiles, compiled by Numba.
+
+A call first rounds all rows, each once, into a buffer that XLA gives it; then each item is a few panels. A panel is
+multiplied `DEPTH` inputs at a time, which stay in the second cache for all rows. Rows do not meet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from pallas_kernels import ffi
+from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, product, rounded_row
+from pallas_kernels.cpu_tiles import stack_memory
+from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.tiled_matmul.cpu_kernel import _clear
+from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
+
+GRAINS = 4
+"""Portions of a thread."""
+GRAINS_OF_EXPERTS = 16
+"""The same where experts have rows or none."""
+DEPTH = 1024
+"""Pairs of inputs that are multiplied with all rows before the next ones: of three panels 192 KiB."""
+
+_some_panels: Any = None
+_panels_of_an_item: Any = None
+"""Stand for what `_bound` puts in their places: how rows are multiplied with some panels, for each kind."""
+
+
+@cache
+def target(kind: Kind) -> str:
+    """Return the name of the custom call ``(x, [index, wanted], matrices...) -> (x @ matrices[index], rounded x)``.
+
+    x: float32 [rows, inputs]; a matrix: uint16 [panels, pairs, 16, 2]. Results: float32 [rows, outputs], uint16 [rows,
+    `rounded_numbers`]. Only the first `wanted` rows are multiplied; the others give 0.
+    """
+    name = f"jpaged_bfloat16_{kind}"
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, kind, name))
+    before = _round_rows_to_bfloat16, 0, 0
+    ffi.register(name, run, items_of=((2, 0),), portion=KINDS[kind].panels, grains=GRAINS, before=before)
+    return name
+
+
+@cache
+def grouped_target(kind: Kind) -> str:
+    """Return the name of the custom call ``(x, [0, rows], table, counts) -> (each row times its expert's matrix,
+    rounded x)``, rows of no expert 0.
+
+    table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `target`.
+    """
+    name = f"jpaged_bfloat16_grouped_{kind}"
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply_grouped, kind, name))
+    before = _round_rows_to_bfloat16, 0, 0
+    ffi.register(name, run, items_of=((2, 0), (2, 1)), grains=GRAINS_OF_EXPERTS, before=before)
+    return name
+
+
+def rounded_numbers(inputs: int) -> int:
+    """Return how many numbers a rounded row takes: whole vectors."""
+    return -(-inputs // LANES) * LANES
+
+
+def _bound(function: Any, kind: Kind, name: str) -> Any:
+    """Return a function that multiplies by one kind of instructions, kept on disk under a name of its own."""
+    names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": KINDS[kind].panels}
+    return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
+
+
+def _rows_by_panels(kind: Kind, panels: int) -> Any:
+    """Return the product of any number of rows and so many panels, as a compiled function."""
+    most = KINDS[kind].rows
+    full, four, two, one = (product(kind, min(rows, most), panels) for rows in (most, 4, 2, 1))
+
+    def multiply(x, x_stride, rows, w, w_panel, pairs, out, stride):
+        for at in range(0, pairs, DEPTH):
+            depth, row, mine, theirs = min(DEPTH, pairs - at), 0, x + at * PAIR, w + at * TILE_BYTES
+            while rows - row >= most:
+                full(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+                row += most
+            while rows - row >= 4:
+                four(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+                row += 4
+            while rows - row >= 2:
+                two(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+                row += 2
+            if row < rows:
+                one(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+
+    return njit(ffi.named(multiply, f"bfloat16_{kind}_{panels}"))
+
+
+@cache
+def _rows_by_some_panels(kind: Kind) -> Any:
+    """Return the product of any number of rows and the panels from one to another, as a compiled function."""
+    together = KINDS[kind].panels
+    whole, single = _rows_by_panels(kind, together), _rows_by_panels(kind, 1)
+
+    def multiply(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, room):
+        w_panel, stride = pairs * TILE_BYTES, outputs * FLOAT
+        while panel < stop:
+            w, out, width = matrix + panel * w_panel, to + panel * TILE_BYTES, outputs - panel * LANES
+            if stop - panel >= together and width >= together * LANES:
+                whole(x, x_stride, rows, w, w_panel, pairs, out, stride)
+                panel += together
+            elif width >= LANES:
+                single(x, x_stride, rows, w, w_panel, pairs, out, stride)
+                panel += 1
+            else:
+                for row in range(rows):
+                    single(x + row * x_stride, x_stride, 1, w, w_panel, pairs, room, 0)
+                    _copy_numbers(room, out + row * stride, width)
+                panel += 1
+
+    return njit(ffi.named(multiply, f"bfloat16_{kind}_panels"))
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _round_rows_to_bfloat16(frame, begin, end):
+    """Round rows `begin` to `end`."""
+    first, numbers = argument(frame, 0), result(frame, 1)
+    inputs, stride = dimension(first, 1), 2 * dimension(numbers, 1)
+    wanted = carray(data(argument(frame, 1)), (2,), np.int32)[1]
+    for row in range(begin, min(end, wanted)):
+        rounded_row(address(first) + row * inputs * FLOAT, inputs, address(numbers) + row * stride)
+
+
+def _multiply(frame, begin, end):
+    """Multiply with the panels of items `begin` to `end`."""
+    index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
+    matrix, numbers, to = argument(frame, 2 + index), result(frame, 1), result(frame, 0)
+    rows, outputs, panels, pairs = dimension(to, 0), dimension(to, 1), dimension(matrix, 0), dimension(matrix, 1)
+    x, x_stride, live = address(numbers), 2 * dimension(numbers, 1), min(rows, wanted)
+    room = stack_memory(TILE_BYTES)
+    panel, stop = begin * _panels_of_an_item, min(end * _panels_of_an_item, panels)
+    if live < rows:
+        _clear(address(to), live, rows, panel * LANES, min(stop * LANES, outputs), outputs)
+    _some_panels(x, x_stride, live, address(matrix), pairs, panel, stop, address(to), outputs, room)
+
+
+def _multiply_grouped(frame, begin, end):
+    """Multiply experts' rows with their panels; items are all experts' panels behind one another."""
+    table, numbers, to = argument(frame, 2), result(frame, 1), result(frame, 0)
+    experts, panels, pairs = dimension(table, 0), dimension(table, 1), dimension(table, 2)
+    rows, outputs = dimension(to, 0), dimension(to, 1)
+    counts = carray(data(argument(frame, 3)), (experts,), np.int32)
+    x, x_stride, stride = address(numbers), 2 * dimension(numbers, 1), outputs * FLOAT
+    room = stack_memory(TILE_BYTES)
+    row, seen, place = 0, 0, begin
+    while place < end:
+        expert, panel = place // panels, place % panels
+        stop = min(panels, panel + end - place)
+        place += stop - panel
+        while seen < expert:
+            row += counts[seen]
+            seen += 1
+        number = max(0, min(counts[expert], rows - row))
+        if expert + 1 == experts:
+            _clear(address(to), row + number, rows, panel * LANES, min(stop * LANES, outputs), outputs)
+        if number > 0:
+            matrix = address(table) + expert * panels * pairs * TILE_BYTES
+            out = address(to) + row * stride
+            _some_panels(x + row * x_stride, x_stride, number, matrix, pairs, panel, stop, out, outputs, room)
+
+
+@njit
+def _copy_numbers(source, to, number):
+    """Copy some float32 numbers."""
+    read, write = carray(pointer(source), (number,), np.float32), carray(pointer(to), (number,), np.float32)
+    for place in range(number):
+        write[place] = read[place]

@@ -1,0 +1,110 @@
+"""Holds a float matrix in bfloat16, in tiles as a CPU's instructions for pairs of them read it: 16 outputs by 2 inputs.
+
+An instruction multiplies two neighbouring inputs of each of 16 outputs with two numbers of a row and adds both products
+to the output's sum. A panel of 16 outputs is one run of memory. Numbers are held as the integers of their bits: XLA:CPU
+turns whole arrays of bfloat16 into float32 for operations that it has no instructions for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt16
+
+from pallas_kernels.quantised import HeldMatrix
+from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
+
+INPUTS = 2
+"""Inputs of a tile."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("axis", "inputs", "outputs"))
+@dataclass(frozen=True)
+class TiledFloats(HeldMatrix):
+    """Stands where a float matrix [inputs, outputs], or a table [outputs, inputs], would; `tiled_floats` makes it.
+
+    Attributes:
+        bits: uint16 [panels, pairs, 16, 2], or of a stack of matrices one more axis before; tiles have zeros beyond the
+            matrix.
+        axis: the contracted one, negative: -2 of a matrix, -1 of a table.
+        inputs, outputs: of the matrix.
+    """
+
+    bits: Any
+    axis: int = field(default=-2)
+    inputs: int = field(default=0)
+    outputs: int = field(default=0)
+
+    @property
+    def ndim(self) -> int:
+        return self.bits.ndim - 2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the matrix that this stands for."""
+        own = (self.inputs, self.outputs) if self.axis == -2 else (self.outputs, self.inputs)
+        return (*self.bits.shape[:-4], *own)
+
+    @property
+    def T(self) -> TiledFloats:
+        """Return the transposed matrix, which has the same tiles."""
+        return TiledFloats(self.bits, -3 - self.axis, self.inputs, self.outputs)
+
+    def read_rows(self, ids: Int[Array, " ids"], dtype: jnp.dtype) -> Float[Array, "ids inputs"]:
+        """Return the rows of a table that have these ids; ids out of range read some row."""
+        ids = jnp.clip(ids, 0, self.outputs - 1)
+        rows = self.bits[ids // OUTPUTS, :, ids % OUTPUTS].reshape(len(ids), -1)[:, : self.inputs]
+        return _wide(rows).astype(dtype)
+
+    def untiled(self) -> Float[Array, "*matrix"]:
+        """Return the matrix in bfloat16."""
+        panels, pairs = self.bits.shape[-4:-2]
+        by_outputs = jnp.swapaxes(self.bits, -3, -2).reshape(*self.bits.shape[:-4], panels * OUTPUTS, pairs * INPUTS)
+        found = jax.lax.bitcast_convert_type(by_outputs[..., : self.outputs, : self.inputs], jnp.bfloat16)
+        return jnp.swapaxes(found, -2, -1) if self.axis == -2 else found
+
+    def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
+        """Return the matrix in another dtype."""
+        return self.untiled().astype(dtype)
+
+
+def tiled_floats(matrix: Any, axis: int) -> TiledFloats:
+    """Return a matrix of floats in tiles of bfloat16, rounded to nearest.
+
+    Args:
+        matrix: [..., inputs, outputs], or with axis -1 [..., outputs, inputs], of NumPy or read where it is sliced.
+        axis: the contracted one.
+    """
+    whole = abstract(matrix.shape, axis)
+    bits = np.empty(whole.bits.shape, np.uint16)
+    lead = len(matrix.shape) - 2
+    for place in np.ndindex(matrix.shape[:lead]):
+        at = tuple(slice(index, index + 1) for index in place)
+        for start, stop in columns_at_once(whole.inputs, whole.outputs):
+            part = slice(start, stop)
+            own = np.asarray(matrix[(*at, slice(None), part) if axis == -2 else (*at, part, slice(None))])
+            own = own.reshape(own.shape[lead:])
+            given = _bits(own.T if axis == -2 else own)
+            fill_tiles(bits[(*place, slice(start // OUTPUTS, -(-stop // OUTPUTS)))], given)
+    return TiledFloats(bits, axis, whole.inputs, whole.outputs)
+
+
+def abstract(shape: tuple[int, ...], axis: int) -> TiledFloats:
+    """Return what `tiled_floats` makes of a matrix of this shape, with shapes for arrays."""
+    inputs, outputs = shape[-2:] if axis == -2 else shape[-2:][::-1]
+    tiles = (-(-outputs // OUTPUTS), -(-inputs // INPUTS), OUTPUTS, INPUTS)
+    return TiledFloats(jax.ShapeDtypeStruct((*shape[:-2], *tiles), np.uint16), axis, inputs, outputs)
+
+
+def _bits(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(ml_dtypes.bfloat16, copy=False).view(np.uint16)
+
+
+def _wide(bits: UInt16[Array, "*shape"]) -> Float[Array, "*shape"]:
+    return jax.lax.bitcast_convert_type(bits.astype(jnp.uint32) << 16, jnp.float32)

@@ -1,0 +1,225 @@
+"""Measures jpaged beside other engines on this CPU: same token ids, same lengths, in turn.
+
+    python scripts/bench_peers.py --model FOLDER --forms float32 int8 bfloat16 --env openvino=DIR --env llamacpp=DIR
+
+FOLDER is a Hugging Face folder, which is what "exact" is judged by: answers whose every token is PyTorch's greedy
+choice in float32. Where torch is not installed here that column is empty. `scripts/peers_env.sh` makes DIR, and engines
+that are not given do not run. Each engine is a process in its environment; rounds alternate between all of them.
+Prompts are questions and answers of GSM8K; outputs have fixed lengths.
+
+A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
+Prints a Markdown table with ratios to the best peer of the same form; `--json` writes all figures. Measure on a quiet
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jpaged.benchmarks.prompts import Lengths, real_prompts
+from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.tokenizer import load_tokenizer
+
+ENGINE = Path(__file__).parent / "peers" / "engine.py"
+FORMS = ("float32", "bfloat16", "int8", "int4", "gguf")
+OF_PEERS: dict[str, dict[str, str]] = {
+    "openvino": {"float32": "openvino-float32", "bfloat16": "openvino-float32", "int8": "openvino-int8"},
+    "llamacpp": {"int8": "q8_0.gguf", "int4": "q4_1.gguf", "gguf": "q4_1.gguf"},
+    "vllm": {"float32": "", "bfloat16": ""},
+}
+"""What a peer's environment holds under `models` for a form; "" is the Hugging Face folder itself."""
+SINGLE, LONG, LONG_OUTPUT, LONG_PROMPTS = 128, 6000, 64, 3
+
+
+@dataclass
+class Engine:
+    """Holds one engine's process and what it has answered."""
+
+    name: str
+    form: str
+    process: subprocess.Popen[str]
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    tokens: list[list[int]] = field(default_factory=list)
+    resident: int = 0
+    failed: bool = False
+
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.failed = True
+            return {}
+        said: dict[str, Any] = json.loads(line)
+        self.resident = max(self.resident, said["resident"])
+        return said
+
+    def run(self, order: str) -> None:
+        """Run what `order` names and keep its time; of the batch the tokens too."""
+        if self.failed:
+            return
+        assert self.process.stdin is not None
+        try:
+            print(order, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            self.failed = True
+            return
+        said = self.read()
+        if "seconds" in said:
+            self.seconds.setdefault(order, []).append(said["seconds"])
+            self.tokens = said["tokens"] if order == "batch" else self.tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, type=Path, help="Hugging Face folder")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["float32", "int8", "bfloat16"])
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=DIR", help="openvino, llamacpp or vllm")
+    parser.add_argument("--gguf", type=Path, help="file for jpaged's form gguf")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--long", action="store_true", help=f"{LONG_PROMPTS} prompts of {LONG} tokens too")
+    parser.add_argument("--json", type=Path, help="file to write")
+    args = parser.parse_args()
+    if "gguf" in args.forms and args.gguf is None:
+        parser.error("--forms gguf needs --gguf FILE")
+    environments = dict(entry.split("=", 1) for entry in args.env)
+    if unknown := environments.keys() - OF_PEERS.keys():
+        parser.error(f"--env {', '.join(sorted(unknown))} is none of {', '.join(OF_PEERS)}")
+    work = _work(args.model, args.requests, args.long)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "work.json"
+        file.write_text(json.dumps(work))
+        engines = _started(args, environments, file)
+        for engine in engines:
+            engine.run("warm")
+        orders = ["single", "batch", *(["long prompts", "long"] if args.long else [])]
+        for _ in range(args.rounds):
+            for order in orders:
+                for engine in engines:
+                    engine.run(order)
+        for engine in engines:
+            engine.process.kill()
+            engine.process.wait()
+    exact = _exact(args.model, work["batch"], engines)
+    rows = [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
+    _print(rows)
+    if args.json:
+        args.json.write_text(json.dumps({"rows": rows, "seconds": {f"{e.name} {e.form}": e.seconds for e in engines}}))
+
+
+def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:
+    """Return the lists of requests by their names."""
+    opened = open_model(model)
+    tokenizer = load_tokenizer(opened.source, opened.gguf)
+    lengths = Lengths(num_prompts=requests).draw(1024)
+    prompts = real_prompts(
+        tokenizer, [SINGLE, *(prompt for prompt, _ in lengths), *([LONG] * LONG_PROMPTS if long else [])]
+    )
+    outputs = [SINGLE, *(output for _, output in lengths)]
+    single, *batch = [{"prompt": p, "output": o} for p, o in zip(prompts, outputs, strict=False)]
+    work = {"single": [single], "batch": batch, "warm": [request | {"output": 8} for request in batch]}
+    if long:
+        work["long"] = [{"prompt": p, "output": LONG_OUTPUT} for p in prompts[-LONG_PROMPTS:]]
+        work["long prompts"] = [request | {"output": 1} for request in work["long"]]
+    return work
+
+
+def _started(args: argparse.Namespace, environments: dict[str, str], work: Path) -> list[Engine]:
+    """Start every engine that is here, one after another, and return those that became ready."""
+    engines = []
+    for form in args.forms:
+        model = args.gguf if form == "gguf" else args.model
+        wanted = [("jpaged", sys.executable, model)]
+        for name, folder in environments.items():
+            if form in OF_PEERS[name]:
+                held = OF_PEERS[name][form]
+                python, own = Path(folder) / "bin" / "python", Path(folder) / "models" / held if held else args.model
+                wanted.append((name, str(python), own))
+        for name, python, source in wanted:
+            print(f"starting {name} {form}", file=sys.stderr, flush=True)
+            command = [python, str(ENGINE), name, form, str(source), str(work)]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            engine = Engine(name, form, process)
+            if engine.read().get("ready"):
+                engines.append(engine)
+            else:
+                print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
+    return engines
+
+
+def _exact(model: Path, batch: list[dict[str, Any]], engines: list[Engine]) -> dict[int, int]:
+    """Return of each engine how many answers are PyTorch's in float32; nothing where it is not installed."""
+    answered = [engine for engine in engines if len(engine.tokens) == len(batch)]
+    if not answered or not (find_spec("torch") and find_spec("transformers")):
+        return {}
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    judge = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    counts = dict.fromkeys(map(id, answered), 0)
+    for number, request in enumerate(batch):
+        verdicts: dict[tuple[int, ...], bool] = {}
+        for engine in answered:
+            tokens = tuple(engine.tokens[number])
+            if tokens not in verdicts:
+                ids = torch.tensor([[*request["prompt"], *tokens]])
+                with torch.inference_mode():
+                    best = judge(ids).logits[0, len(request["prompt"]) - 1 : -1].argmax(-1).tolist()
+                verdicts[tokens] = best == list(tokens) and len(tokens) == request["output"]
+            counts[id(engine)] += verdicts[tokens]
+    return counts
+
+
+def _row(engine: Engine, engines: list[Engine], work: dict[str, Any], exact: int | None) -> dict[str, Any]:
+    """Return an engine's figures: output tokens a second, ratios to the best peer of its form, memory."""
+    row: dict[str, Any] = {"engine": engine.name, "form": engine.form, "failed": engine.failed, "exact": exact}
+    for order in ("batch", "single", "long prompts", "long"):
+        speed = _speed(engine, order, work)
+        peers = [
+            _speed(other, order, work) or 0.0
+            for other in engines
+            if other.form == engine.form and other.name != "jpaged"
+        ]
+        row[order] = speed
+        row[f"{order}, times the best peer"] = speed / max(peers) if speed and peers and max(peers) else None
+    row["resident GiB"] = engine.resident / 2**30
+    return row
+
+
+def _speed(engine: Engine, order: str, work: dict[str, Any]) -> float | None:
+    """Return the median of tokens a second: of the output, for "long prompts" of the prompts."""
+    if not engine.seconds.get(order):
+        return None
+    tokens = sum(len(r["prompt"]) if order == "long prompts" else r["output"] for r in work[order])
+    return tokens / statistics.median(engine.seconds[order])
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    columns = (
+        [name for name in rows[0] if any(row[name] is not None for row in rows) and name != "failed"] if rows else []
+    )
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for row in rows:
+        cells = [
+            f"{row[c]:.2f}" if isinstance(row[c], float) else "" if row[c] is None else str(row[c]) for c in columns
+        ]
+        print("| " + " | ".join(cells) + " |" + (" it ended early" if row["failed"] else ""))
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

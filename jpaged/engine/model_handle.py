@@ -19,6 +19,7 @@ from jpaged.validation import boolean
 
 if TYPE_CHECKING:
     from jpaged.engine.builder import Built
+    from jpaged.training import TrainableModel
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class ModelHandle(EngineHandle):
         self._model = built.model
         self._sampling = built.sampling
         self._pooling = built.pooling
+        self._trainable: TrainableModel | None = None
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:
@@ -104,6 +106,24 @@ class ModelHandle(EngineHandle):
         """Return the weights: a pytree of sharded arrays."""
         with self._engine.turn:
             return self._engine.runner.worker.model.params
+
+    def trainable(self) -> TrainableModel:
+        """Return the model as `jpaged.training` differentiates it, in the tree of `params`."""
+        from jpaged.training.engine_model import model_of_engine  # imports jax, which takes a second
+
+        if self._trainable is None:
+            config = self.config
+            with self._engine.turn:
+                self._trainable = model_of_engine(
+                    self._engine.runner,
+                    self._model,
+                    self.model_config,
+                    self._dtype,
+                    max_model_len=self.max_model_len,
+                    expert_parallel=config.enable_expert_parallel,
+                    deterministic=config.deterministic,
+                )
+        return self._trainable
 
     def update_params(self, new: Any, *, cast: bool = False) -> None:
         """Replace the weights in place, as an RL loop does after each optimiser step.

@@ -1,0 +1,46 @@
+"""Makes of an engine's model one that can be trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import nnx
+
+from jpaged.execution import Runner
+from jpaged.loading.build_context import build_context
+from jpaged.model_api import CausalLM
+from jpaged.training.exact import EngineShapes
+from jpaged.training.model import TrainableModel
+
+
+def model_of_engine(
+    runner: Runner,
+    model: CausalLM,
+    config: Any,
+    dtype: Any,
+    *,
+    max_model_len: int,
+    expert_parallel: bool,
+    deterministic: bool,
+) -> TrainableModel:
+    """Return the model whose parameters are those of an engine.
+
+    Args:
+        runner: the engine's.
+        model: the engine's model with shapes for arrays.
+        config: the model's Hugging Face config.
+        dtype: dtype of activations.
+        max_model_len: most tokens of the engine's sequences.
+    """
+    shapes = EngineShapes(
+        nnx.split(model)[0],
+        runner.spec,
+        runner.mesh,
+        runner.max_num_seqs,
+        max_model_len,
+        deterministic,
+    )
+    stacked = build_context(runner.mesh, dtype).stacked
+    return TrainableModel.of_config(
+        type(model), config, runner.mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, engine=shapes
+    )

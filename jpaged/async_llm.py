@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from jpaged.config import EngineConfig
 from jpaged.engine.metrics import metrics_of
+from jpaged.engine.new_weights import Running, replacement
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.replica import chosen_replica
 from jpaged.engine.saved_state.handle import make_keeper, name_of
@@ -30,6 +31,9 @@ from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
 from jpaged.text.token_reader import TokenReader
 from jpaged.validation import integer, number
 from jpaged.vllm_requests import check_no_lora
+
+if TYPE_CHECKING:
+    from jpaged.training import TrainableModel
 
 T = TypeVar("T")
 
@@ -238,6 +242,23 @@ class AsyncLLM:
         A request that is not running is left alone.
         """
         await asyncio.wrap_future(self._thread.abort(request_id))
+
+    async def update_params(
+        self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
+    ) -> None:
+        """Replace the weights between two steps, as `LLM.update_params` does; clients go on as `running` says.
+
+        What takes long is done beside the engine's thread, which pauses to swap the weights only.
+
+        Args and raises: see `LLM.update_params`.
+        """
+        make = partial(replacement, self._llm, self._engine, new, cast=cast, copy=copy, running=running)
+        put = await asyncio.to_thread(make)
+        await asyncio.to_thread(self._thread.between_steps, put)
+
+    def trainable(self) -> TrainableModel:
+        """Give what `LLM.trainable` gives."""
+        return self._llm.trainable()
 
     async def memory_report(self) -> MemoryReport:
         """Who holds the pool's blocks, between two steps."""

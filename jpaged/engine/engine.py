@@ -156,21 +156,49 @@ class Engine:
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
 
-    def settle(self) -> None:
+    def settle(self, caller: str = "save_state()") -> None:
         """Read back what is in flight: the host then has every token, and its counts are those of the pool.
+
+        Args:
+            caller: what is refused where it cannot be done.
 
         Raises:
             RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
         """
         if self._changing:
             raise RuntimeError(
-                "save_state() is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
+                f"{caller} is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
             )
         with self.change():
             pass  # mends what an exception may have torn
         for replica in self.replicas:
             while replica.in_flight:
                 self._read_back(replica)
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Return all requests that have not ended."""
+        return list(self._requests.values())
+
+    def begin_again(self, *, scores_too: bool = False) -> None:
+        """Compute all unfinished requests again from their tokens, over an empty pool; within `change`, after `settle`.
+
+        Args:
+            scores_too: whether what they asked of their prompts, log-probabilities or a vector, is computed again.
+        """
+        for request in self.unfinished if scores_too else ():
+            request.prompt_logprobs.clear()
+            request.pooled.clear()
+        self._put_back()
+        self._restart_device()
+
+    def end_all(self) -> None:
+        """End all unfinished requests with finish_reason "abort", for those who wait for them to read; within `change`,
+        after `settle`."""
+        for request in self.unfinished:
+            self._homes[request.request_id].scheduler.abort(request)
+            self._let_go(request)
+            self._finished.append(request)
 
     @property
     def is_pinning(self) -> bool:
@@ -307,6 +335,16 @@ class Engine:
     def _mend(self) -> None:
         """Go on from the requests' tokens: everything that was computed, or may have been, is forgotten."""
         self._host_is_whole = self._device_is_whole = False
+        self._put_back()
+        self._host_is_whole = True
+        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", len(self._requests))
+        try:
+            self._restart_device()
+        except Exception:
+            logger.exception("the device cannot begin anew; the next step tries again")
+
+    def _put_back(self) -> None:
+        """Put all unfinished requests back to where they wait, over an empty memory."""
         for replica in self.replicas:
             replica.restart()
         for request in list(self._requests.values()):
@@ -316,12 +354,6 @@ class Engine:
         for replica in self.replicas:
             mine = (request for key, request in self._requests.items() if self._homes[key] is replica)
             replica.load = sum(len(request.sequences) for request in mine)
-        self._host_is_whole = True
-        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", len(self._requests))
-        try:
-            self._restart_device()
-        except Exception:
-            logger.exception("the device cannot begin anew; the next step tries again")
 
     def _restart_device(self) -> None:
         self.runner.worker.restart()

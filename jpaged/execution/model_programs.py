@@ -40,6 +40,10 @@ class ModelPrograms:
         spec: the pool that holds what the model's layers keep.
         prefix: what the names of the model's layer groups begin with in `spec`.
         on_compile, on_compiled: told every shape that is compiled, see `Program`.
+
+    Attributes:
+        num_updates: how often the weights were replaced.
+        described: shapes, dtypes and shardings of the weights, which hold no memory.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class ModelPrograms:
         self._score = Program(make_score(graphdef, mesh), *told, ("score", *rest_of))
         self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
         self.num_updates = 0
+        self.described = jax.tree.map(_described, params)
         self._set_params(params)
 
     @property
@@ -75,8 +80,12 @@ class ModelPrograms:
         self._params = params
         self._weights = plain_dict(params)
 
-    def update_params(self, new: Any) -> None:
-        """Swap the weights for others of the same structure, shapes and dtypes, placed where the old ones are.
+    def placed(self, new: Any, *, copy: bool = False) -> Any:
+        """Return other weights of the same structure, shapes and dtypes, placed where the engine's belong: from device
+        to device, and not at all where they lie there already.
+
+        Args:
+            copy: whether the arrays are new ones even then.
 
         Raises:
             ValueError: `new` does not fit; the message names the first leaf that differs, and the old weights stay.
@@ -84,9 +93,19 @@ class ModelPrograms:
         """
         if not is_local(self._mesh):
             raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
-        check_like(new, self.params)
+        check_like(new, self.described)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.described)
+        return jax.device_put(new, shardings, may_alias=False if copy else None)
+
+    def update_params(self, new: Any) -> None:
+        """Swap the weights for others, see `placed`.
+
+        Raises:
+            ValueError, RuntimeError: as `placed`; the old weights stay.
+        """
+        placed = self.placed(new)
         self.num_updates += 1
-        self._set_params(jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params)))
+        self._set_params(placed)
 
     def share_params(self, other: ModelPrograms) -> None:
         """Take over the weights of programs that take the same."""
@@ -159,6 +178,10 @@ class ModelPrograms:
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
         return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+
+
+def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from flax import nnx
+from jax.sharding import Mesh
 
-from jpaged.execution import Runner
+from jpaged.execution import PoolSpec
 from jpaged.loading.build_context import build_context
 from jpaged.model_api import CausalLM
 from jpaged.training.exact import EngineShapes
@@ -14,11 +15,13 @@ from jpaged.training.model import TrainableModel
 
 
 def model_of_engine(
-    runner: Runner,
+    spec: PoolSpec,
+    mesh: Mesh,
     model: CausalLM,
     config: Any,
     dtype: Any,
     *,
+    max_num_seqs: int,
     max_model_len: int,
     expert_parallel: bool,
     deterministic: bool,
@@ -26,21 +29,21 @@ def model_of_engine(
     """Return the model whose parameters are those of an engine.
 
     Args:
-        runner: the engine's.
+        spec, mesh: the engine's pool and devices.
         model: the engine's model with shapes for arrays.
         config: the model's Hugging Face config.
         dtype: dtype of activations.
-        max_model_len: most tokens of the engine's sequences.
+        max_num_seqs, max_model_len: the engine's settings.
     """
     shapes = EngineShapes(
         nnx.split(model)[0],
-        runner.spec,
-        runner.mesh,
-        runner.max_num_seqs,
+        spec,
+        mesh,
+        max_num_seqs,
         max_model_len,
         deterministic,
     )
-    stacked = build_context(runner.mesh, dtype).stacked
+    stacked = build_context(mesh, dtype).stacked
     return TrainableModel.of_config(
-        type(model), config, runner.mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, engine=shapes
+        type(model), config, mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, engine=shapes
     )

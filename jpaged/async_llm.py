@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from jpaged.engine.process import refuse_pickling
 from jpaged.engine.replica import chosen_replica
 from jpaged.engine.saved_state.handle import make_keeper, name_of
 from jpaged.engine.saved_state.periodic import PeriodicSaver
+from jpaged.engine.sleep import Released, level_of, parts_of, release, restore, wake_parts
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread, Ticket
 from jpaged.llm import LLM
@@ -255,6 +256,32 @@ class AsyncLLM:
         make = partial(replacement, self._llm, self._engine, new, cast=cast, copy=copy, running=running)
         put = await asyncio.to_thread(make)
         await asyncio.to_thread(self._thread.between_steps, put)
+
+    async def release_memory(self, weights: Released = False) -> None:
+        """Give the pool's memory back, and the weights' if asked, as `LLM.release_memory` does. Clients wait: their
+        requests go on once it is restored, and new ones are queued.
+
+        Args and raises: see `LLM.release_memory`.
+        """
+        await asyncio.to_thread(self._thread.between_steps, partial(release, self._engine, weights))
+
+    async def restore_memory(self, params: Any = None) -> None:
+        """Do what `LLM.restore_memory` does."""
+        wake = await asyncio.to_thread(restore, self._llm, self._engine, params)
+        await asyncio.to_thread(self._thread.between_steps, wake)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Do what `LLM.sleep` does, with clients treated as by `release_memory`."""
+        await self.release_memory(level_of(level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Do what `LLM.wake_up` does."""
+        wake = wake_parts(self._llm, self._engine, parts_of(tags))
+        await asyncio.to_thread(self._thread.between_steps, wake)
+
+    async def is_sleeping(self) -> bool:
+        """Tell whether memory is given back."""
+        return self._engine.is_asleep
 
     def trainable(self) -> TrainableModel:
         """Give what `LLM.trainable` gives."""

@@ -39,6 +39,7 @@ class Engine:
             holds.
         restored: those of them that came with a saved state and that nobody has taken up yet.
         prefixes: what is pinned in every replica.
+        is_asleep: whether the devices' memory was given back, so that no step can run.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -55,6 +56,7 @@ class Engine:
         self._changing = False
         self._host_is_whole = self._device_is_whole = True
         self._closed = False
+        self.is_asleep = False
         self._late_aborts: list[Request] = []
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -111,6 +113,26 @@ class Engine:
         return any(replica.has_work for replica in self.replicas)
 
     @property
+    def can_step(self) -> bool:
+        """Tell whether there is work that can be done now."""
+        return self.has_work and not self.is_asleep
+
+    def check_awake(self, caller: str) -> None:
+        """Raise RuntimeError, naming the caller, where the devices' memory was given back."""
+        if self.is_asleep:
+            raise RuntimeError(f"{caller} needs the memory that release_memory() gave back: call restore_memory() first")
+
+    def fall_asleep(self) -> None:
+        """Know that nothing of the pool is left; within `change`, after `settle`."""
+        self.is_asleep, self._device_is_whole = True, False
+        self._put_back()
+
+    def wake_up(self) -> None:
+        """Begin anew with an empty pool; within `change`."""
+        self._begin_device()
+        self.is_asleep = False
+
+    @property
     def is_taken(self) -> bool:
         """Tell whether somebody waits for a request, other than one that was restored and nobody has taken up."""
         return self.has_work and any(key not in self.restored for key in self.awaited)
@@ -120,7 +142,12 @@ class Engine:
         return take_snapshot(self.replicas, self.runner.worker.compilations, self.stats)
 
     def step(self) -> list[Request]:
-        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished."""
+        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished.
+
+        Raises:
+            RuntimeError: the devices' memory was given back.
+        """
+        self.check_awake("generating")
         self.prefixes.pin_again()
         self._advance()
         if not self.has_work:
@@ -136,6 +163,7 @@ class Engine:
 
     @watched
     def _advance(self) -> None:
+        self.check_awake("generating")
         for replica in self.replicas:
             while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
                 self._read_back(replica)
@@ -165,6 +193,7 @@ class Engine:
         Raises:
             RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
         """
+        self.check_awake(caller)
         if self._changing:
             raise RuntimeError(
                 f"{caller} is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
@@ -356,6 +385,10 @@ class Engine:
             replica.load = sum(len(request.sequences) for request in mine)
 
     def _restart_device(self) -> None:
+        if not self.is_asleep:
+            self._begin_device()
+
+    def _begin_device(self) -> None:
         self.runner.worker.restart()
         self._device_is_whole = True
 

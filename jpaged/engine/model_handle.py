@@ -76,6 +76,7 @@ class ModelHandle(EngineHandle):
         with self._engine.turn:
             if self._engine.has_work:
                 raise RuntimeError("warmup() is refused while requests run")
+            self._engine.check_awake("warmup()")
             runner, start = self._engine.runner, time.monotonic()
             if self.config.enforce_eager:
                 return runner.worker.num_compiled
@@ -107,8 +108,14 @@ class ModelHandle(EngineHandle):
 
     @property
     def params(self) -> Any:
-        """Return the weights: a pytree of sharded arrays."""
+        """Return the weights: a pytree of sharded arrays.
+
+        Raises:
+            RuntimeError: `release_memory` let go of them or moved them to the host.
+        """
         with self._engine.turn:
+            if not self._engine.runner.worker.model.has_params:
+                raise RuntimeError("params are not on the devices: release_memory() took them away")
             return self._engine.runner.worker.model.params
 
     def trainable(self) -> TrainableModel:
@@ -142,7 +149,7 @@ class ModelHandle(EngineHandle):
         """Replace the weights in place, as an RL loop does after each optimiser step.
 
         Cached KV belongs to the old weights, so the prefix cache is empty afterwards, and pinned prefixes are computed
-        again before the next step. The log-probabilities of tokens that were generated stay those of the weights that
+        again with the next request. The log-probabilities of tokens that were generated stay those of the weights that
         drew them.
 
         Args:

@@ -55,7 +55,8 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
         ValueError: ``running="finish"`` while requests hold images; the old weights stay.
         RuntimeError: the engine is in the middle of a step.
     """
-    engine.settle("update_params()")
+    if not engine.is_asleep:
+        engine.settle("update_params()")
     if running == "finish" and any(request.images for request in engine.unfinished):
         raise ValueError("running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'")
     refused: Exception | None = None

@@ -77,7 +77,7 @@ class ModelPrograms:
         return self._params
 
     def _set_params(self, params: Any) -> None:
-        self._params = params
+        self._params, self._on_host = params, None
         self._weights = plain_dict(params)
 
     def placed(self, new: Any, *, copy: bool = False) -> Any:
@@ -109,11 +109,37 @@ class ModelPrograms:
 
     def share_params(self, other: ModelPrograms) -> None:
         """Take over the weights of programs that take the same."""
-        self._params, self._weights = other._params, other._weights
+        self._params, self._weights, self._on_host = other._params, other._weights, None
+
+    @property
+    def has_params(self) -> bool:
+        """Tell whether the weights are on the devices."""
+        return self._params is not None
+
+    def release_params(self, *, keep: bool) -> None:
+        """Let go of the weights, which live on where somebody else holds them.
+
+        Args:
+            keep: whether the host keeps them for `restore_params`.
+
+        Raises:
+            RuntimeError: the mesh spans several processes.
+        """
+        if not is_local(self._mesh):
+            raise RuntimeError(f"weights over {jax.process_count()} processes cannot be released")
+        self._on_host = jax.device_get(self._params) if keep else None
+        self._params, self._weights = None, {}
+
+    def restore_params(self) -> bool:
+        """Put the weights back that the host keeps; return whether there are any on the devices then."""
+        if self._params is None and self._on_host is not None:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, self.described)
+            self._set_params(jax.device_put(self._on_host, shardings))
+        return self._params is not None
 
     def close(self) -> None:
         """Let go of the weights and of all that was compiled."""
-        self._params, self._weights = None, {}
+        self._params, self._weights, self._on_host = None, {}, None
         for program in (self._step, self._sample, self._score, self._encode, self._pool_hidden):
             program.forget()
 

@@ -27,30 +27,14 @@ def state_of(new: Any, old: Any) -> Any:
     given, wanted = _by_path(new), _by_path(old)
     if given.keys() != wanted.keys():
         return new  # whoever places it names what is missing
-    return _filled(old, given, ())
+    return jax.tree.unflatten(structure, [given[path] for path in wanted])
 
 
 def _is_nested(new: Any) -> bool:
     return isinstance(new, Mapping) and bool(new) and all(isinstance(value, Mapping) for value in new.values())
 
 
-def _by_path(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
-    """Return values by path, each a variable's value."""
-    found: dict[tuple[Any, ...], Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _by_path(value, (*path, key))
-        else:
-            found[*path, key] = value.get_value() if isinstance(value, nnx.Variable) else value
-    return found
-
-
-def _filled(old: Any, given: Mapping[tuple[Any, ...], Any], path: tuple[Any, ...]) -> Any:
-    filled = {}
-    for key, value in old.items():
-        here = (*path, key)
-        if isinstance(value, Mapping):
-            filled[key] = _filled(value, given, here)
-        else:
-            filled[key] = value.replace(given[here]) if isinstance(value, nnx.Variable) else given[here]
-    return type(old)(filled)
+def _by_path(tree: Any) -> dict[str, Any]:
+    """Return leaves by path, in the tree's order; a variable and its value have one path."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path).replace(".value", ""): leaf for path, leaf in leaves}

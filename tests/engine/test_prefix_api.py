@@ -74,6 +74,7 @@ def test_a_pinned_prefix_outlives_everything_that_comes_through_the_pool(folder,
         ask(small, [100 + i] * 59)
     assert ask(small, QUESTION) == (expected, 16)
     small.update_params(small.params)
+    ask(small, [9])
     assert ask(small, QUESTION) == (expected, 16), "it was computed and pinned again"
     assert not small.reset_prefix_cache()
     small.unpin(pinned)

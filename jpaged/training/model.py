@@ -104,18 +104,22 @@ class TrainableModel:
         return run(params, tokens, real, start=start)
 
     def hidden(
-        self, params: Any, tokens: Int[Array, "batch tokens"], real: Bool[Array, "batch tokens"]
-    ) -> tuple[CausalLM, Float[Array, "rows embed"]]:
-        """Return the model and every token's hidden state, ``rows = batch * tokens``, to be traced."""
-        model = nnx.merge(self.graphdef, params)
+        self, model: CausalLM, tokens: Int[Array, "batch tokens"], real: Bool[Array, "batch tokens"]
+    ) -> Float[Array, "rows embed"]:
+        """Return every token's hidden state, ``rows = batch * tokens``; to be traced.
+
+        Args:
+            model: what ``nnx.merge(graphdef, params)`` gives.
+        """
         cache = empty_cache(self.layer_groups, tokens.size, self._dtype)
         operate = layer_operations(self.layer_groups, real)
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             hidden, _ = model(tokens.reshape(-1), places(real).reshape(-1), cache, operate)
-        return model, hidden
+        return hidden
 
     def _differentiable(self, params: Any, tokens: Array, real: Array, *, start: int) -> Array:
-        model, hidden = self.hidden(params, tokens, real)
+        model = nnx.merge(self.graphdef, params)
+        hidden = self.hidden(model, tokens, real)
         before = hidden.reshape(*tokens.shape, -1)[:, start - 1 : -1]
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             scored = token_logprobs(model, before.reshape(-1, before.shape[-1]), tokens[:, start:].reshape(-1))

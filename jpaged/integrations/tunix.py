@@ -106,7 +106,6 @@ class JpagedRollout(base_rollout.BaseRollout):
             raise ValueError(f"rollout_actor is a {type(rollout_actor).__name__}: make the actor by actor_of(llm)")
         del mesh, rollout_config
         self._llm = llm
-        self._actor = rollout_actor
         self._tokenizer = tokenizer
         self.update_params(nnx.state(rollout_actor, nnx.Param))
 
@@ -184,8 +183,9 @@ class JpagedRollout(base_rollout.BaseRollout):
         return self._tokenizer.eos_id()
 
     def model(self) -> nnx.Module:
-        """Return the actor."""
-        return self._actor
+        """Return the model with the engine's weights. They are not the trainer's arrays, by which Tunix sees that it has
+        to bring its own after each step."""
+        return TunixActor(self._llm.trainable(), self._llm.params)
 
 
 def _sampling(config: base_rollout.RolloutConfig, number: int) -> list[SamplingParams]:

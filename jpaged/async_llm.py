@@ -253,7 +253,7 @@ class AsyncLLM:
 
         Args and raises: see `LLM.update_params`.
         """
-        make = partial(replacement, self._llm, self._engine, new, cast=cast, copy=copy, running=running)
+        make = partial(replacement, self._llm.held_weights, self._engine, new, cast=cast, copy=copy, running=running)
         put = await asyncio.to_thread(make)
         await asyncio.to_thread(self._thread.between_steps, put)
 
@@ -267,7 +267,7 @@ class AsyncLLM:
 
     async def restore_memory(self, params: Any = None) -> None:
         """Do what `LLM.restore_memory` does."""
-        wake = await asyncio.to_thread(restore, self._llm, self._engine, params)
+        wake = await asyncio.to_thread(restore, self._llm.held_weights, self._engine, params)
         await asyncio.to_thread(self._thread.between_steps, wake)
 
     async def sleep(self, level: int = 1) -> None:
@@ -276,7 +276,7 @@ class AsyncLLM:
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Do what `LLM.wake_up` does."""
-        wake = wake_parts(self._llm, self._engine, parts_of(tags))
+        wake = wake_parts(self._llm.held_weights, self._engine, parts_of(tags))
         await asyncio.to_thread(self._thread.between_steps, wake)
 
     async def is_sleeping(self) -> bool:

@@ -120,7 +120,9 @@ class Engine:
     def check_awake(self, caller: str) -> None:
         """Raise RuntimeError, naming the caller, where the devices' memory was given back."""
         if self.is_asleep:
-            raise RuntimeError(f"{caller} needs the memory that release_memory() gave back: call restore_memory() first")
+            raise RuntimeError(
+                f"{caller} needs the memory that release_memory() gave back: call restore_memory() first"
+            )
 
     def fall_asleep(self) -> None:
         """Know that nothing of the pool is left; within `change`, after `settle`."""

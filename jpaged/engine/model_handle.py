@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jpaged.config import EngineConfig
 from jpaged.engine.handle import EngineHandle
-from jpaged.engine.new_weights import Running, replacement
+from jpaged.engine.new_weights import HeldWeights, Running, replacement
 from jpaged.engine.progress import warmup_progress
 from jpaged.engine.replica import chosen_replica
 from jpaged.memory import MemoryMap, MemoryReport
@@ -31,6 +31,7 @@ class ModelHandle(EngineHandle):
         config: the engine's settings.
         model_config: what the checkpoint says of the model.
         tokenizer: a transformers tokenizer; None where the model has none.
+        held_weights: how the engine holds its weights.
     """
 
     def __init__(self, config: EngineConfig, built: Built) -> None:
@@ -47,7 +48,7 @@ class ModelHandle(EngineHandle):
         runner = built.engine.runner
         self._devices = runner.spec, runner.mesh
         self._max_model_len = built.engine.max_model_len
-        self._described = runner.worker.model.described
+        self.held_weights = HeldWeights(runner.worker.model.described, built.model, built.dtype, config.quantization)
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:
@@ -135,17 +136,9 @@ class ModelHandle(EngineHandle):
             )
         return self._trainable
 
-    @property
-    def abstract_model(self) -> Any:
-        """Return the model with shapes for arrays."""
-        return self._model
-
-    @property
-    def described_params(self) -> Any:
-        """Return the shapes, dtypes and shardings of `params`, whoever has the engine and wherever the weights are."""
-        return self._described
-
-    def update_params(self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute") -> None:
+    def update_params(
+        self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
+    ) -> None:
         """Replace the weights in place, as an RL loop does after each optimiser step.
 
         Cached KV belongs to the old weights, so the prefix cache is empty afterwards, and pinned prefixes are computed
@@ -155,9 +148,9 @@ class ModelHandle(EngineHandle):
         Args:
             new: a pytree with the structure, shapes and dtypes of `params`, which is placed on the engine's devices as
                 they are, from device to device where the arrays lie on others. NNX's forms of it are taken too: a
-                module, an `nnx.State`, what `nnx.split` gives, plain dictionaries. Or a state dict: all tensors of the model by the names of its Hugging Face checkpoint, in
-                arrays of NumPy, JAX, PyTorch or any library that NumPy understands. The devices hold the old weights
-                too until it is read.
+                module, an `nnx.State`, what `nnx.split` gives, plain dictionaries. Or a state dict: all tensors of the
+                model by the names of its Hugging Face checkpoint, in arrays of NumPy, JAX, PyTorch or any library that
+                NumPy understands. The devices hold the old weights too until it is read.
             cast: whether other floating dtypes are changed to the engine's, and a state dict is quantised as the
                 engine's weights are.
             copy: whether the engine gets arrays of its own. Else it holds those that lie where its own do: a trainer
@@ -176,7 +169,7 @@ class ModelHandle(EngineHandle):
         """
         with self._engine.turn:
             engine = self._engine
-            replacement(self, engine, new, cast=cast, copy=copy, running=running)()
+            replacement(self.held_weights, engine, new, cast=cast, copy=copy, running=running)()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV; return False, with nothing done, while requests run or prefixes are pinned."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from jpaged.validation import boolean, one_of
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
-    from jpaged.engine.model_handle import ModelHandle
 
 Running = Literal["recompute", "finish", "abort"]
 """What becomes of unfinished requests, see `ModelHandle.update_params`."""
@@ -17,12 +17,30 @@ Running = Literal["recompute", "finish", "abort"]
 RUNNING = ("recompute", "finish", "abort")
 
 
+@dataclass(frozen=True)
+class HeldWeights:
+    """Says how an engine holds its weights, whoever has the engine and wherever the weights are.
+
+    Attributes:
+        described: their shapes, dtypes and shardings.
+        model: the model with shapes for arrays.
+        dtype: dtype of those that are not quantised.
+        quantization: what matrices are held in, see `EngineConfig`.
+    """
+
+    described: Any
+    model: Any
+    dtype: Any
+    quantization: str | None
+
+
 def replacement(
-    handle: ModelHandle, engine: Engine, new: Any, *, cast: bool, copy: bool, running: str
+    held: HeldWeights, engine: Engine, new: Any, *, cast: bool, copy: bool, running: str
 ) -> Callable[[], None]:
     """Return what puts new weights in place, to be called between two steps; what takes long is done before.
 
-    Args: see `ModelHandle.update_params`.
+    Args:
+        new, cast, copy, running: see `ModelHandle.update_params`.
 
     Raises:
         ValueError: an argument is none of those, or the weights do not fit.
@@ -33,11 +51,11 @@ def replacement(
     boolean("copy", copy)
     one_of("running", running, RUNNING)
     worker, mesh = engine.runner.worker, engine.runner.mesh
-    old = handle.described_params
+    old = held.described
     new = nnx_state.state_of(new, old)
     if state_dict.is_state_dict(new):
-        layout = {"dtype": handle.dtype, "quantization": handle.config.quantization, "cast": cast}
-        new = state_dict.params_of(new, handle.abstract_model, old, mesh, **layout)
+        layout = {"dtype": held.dtype, "quantization": held.quantization, "cast": cast}
+        new = state_dict.params_of(new, held.model, old, mesh, **layout)
     elif cast:
         new = state_dict.cast_like(new, old)
     placed = worker.model.placed(new, copy=copy)
@@ -58,7 +76,9 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
     if not engine.is_asleep:
         engine.settle("update_params()")
     if running == "finish" and any(request.images for request in engine.unfinished):
-        raise ValueError("running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'")
+        raise ValueError(
+            "running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'"
+        )
     refused: Exception | None = None
     with engine.change():
         try:

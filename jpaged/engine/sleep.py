@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from jpaged.engine.new_weights import replacement
+from jpaged.engine.new_weights import HeldWeights, replacement
 from jpaged.validation import one_of
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
-    from jpaged.engine.model_handle import ModelHandle
 
 Released = Literal[False, "host", True]
 """What becomes of the weights, see `SleepHandle.release_memory`."""
@@ -37,11 +36,11 @@ def release(engine: Engine, weights: Released) -> None:
         worker.release_weights(keep=weights == "host")
 
 
-def restore(handle: ModelHandle, engine: Engine, params: Any) -> Callable[[], None]:
+def restore(held: HeldWeights, engine: Engine, params: Any) -> Callable[[], None]:
     """Return what takes the memory again, to be called between two steps; see `SleepHandle.restore_memory`."""
     put = None
     if params is not None:
-        put = replacement(handle, engine, params, cast=False, copy=False, running="recompute")
+        put = replacement(held, engine, params, cast=False, copy=False, running="recompute")
 
     def wake() -> None:
         worker = engine.runner.worker
@@ -79,11 +78,11 @@ def parts_of(tags: Iterable[str] | None) -> set[str]:
     return chosen
 
 
-def wake_parts(handle: ModelHandle, engine: Engine, tags: set[str]) -> Callable[[], None]:
+def wake_parts(held: HeldWeights, engine: Engine, tags: set[str]) -> Callable[[], None]:
     """Return what takes some parts of the memory again, by vLLM's names. Weights that `sleep` let go of are not there
     until `update_params` brings others: then the pool can be taken."""
     if "kv_cache" in tags:
-        return restore(handle, engine, None)
+        return restore(held, engine, None)
 
     def wake() -> None:
         engine.runner.worker.restore_weights()

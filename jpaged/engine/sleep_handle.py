@@ -42,7 +42,7 @@ class SleepHandle(StateHandle):
             ValueError: there are no weights of before, or the new ones do not fit.
         """
         with self._engine.turn:
-            restore(self, self._engine, params)()
+            restore(self.held_weights, self._engine, params)()
 
     def resume(self, use_tqdm: bool = True, *, params: Any = None) -> list[RequestOutput]:
         """Take released memory again, as `restore_memory` does, then run restored requests to their ends and return
@@ -77,4 +77,4 @@ class SleepHandle(StateHandle):
             ValueError: a tag is unknown, or the pool is asked for while there are no weights.
         """
         with self._engine.turn:
-            wake_parts(self, self._engine, parts_of(tags))()
+            wake_parts(self.held_weights, self._engine, parts_of(tags))()

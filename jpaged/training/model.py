@@ -157,7 +157,9 @@ def check_floating(params: Any) -> None:
     """
     held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
     if any(isinstance(leaf, QuantisedMatrix) for leaf in held):
-        raise ValueError("params hold quantised matrices, which have no derivative: load the model without quantization")
+        raise ValueError(
+            "params hold quantised matrices, which have no derivative: load the model without quantization"
+        )
 
 
 def _checked(tokens: Any, mask: Any, start: int) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 """Trains the demo model to add two digits by GRPO: `python scripts/rl/grpo_arithmetic.py --plot reward.png`.
 
-Rolls out with an engine, differentiates the same modules by `jpaged.training` and steps with optax; see docs/rl.md. With
-``--deterministic`` the trainer's log-probabilities are the engine's to the last bit, and the divergence that is printed
-is 0.
+Rolls out with an engine, differentiates the same modules by `jpaged.training` and steps with optax; see docs/rl.md.
+With ``--deterministic`` the trainer's log-probabilities are the engine's to the last bit, and the divergence that is
+printed is 0.
 """
 
 from __future__ import annotations

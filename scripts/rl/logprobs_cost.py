@@ -1,7 +1,7 @@
 """Prints what log-probabilities to the engine's bits cost: `python scripts/rl/logprobs_cost.py [--model MODEL]`.
 
-CPU seconds of one call, compiled before, of plain and exact values, without and with their derivative, one after another in
-one process.
+CPU seconds of one call, compiled before, of plain and exact values, without and with their derivative, one after
+another in one process.
 """
 
 from __future__ import annotations

@@ -92,8 +92,9 @@ def test_recomputed_requests_go_on_as_the_new_weights_would_after_their_tokens(m
         llm.update_params(new)
         tokens = so_far(llm)
         assert any(len(its) > len(PROMPT) for its in tokens)
-        assert list(whole(got, stream).values()) == [continued(fresh, its, DRAWN) for its in sorted(
-            tokens, key=lambda its: prompts.index(its[:40]))]
+        assert list(whole(got, stream).values()) == [
+            continued(fresh, its, DRAWN) for its in sorted(tokens, key=lambda its: prompts.index(its[:40]))
+        ]
         again = llm.generate(ids(PROMPT), DRAWN, use_tqdm=False)[0]
         assert again.outputs[0].token_ids == fresh.generate(ids(PROMPT), DRAWN, use_tqdm=False)[0].outputs[0].token_ids
 
@@ -139,7 +140,9 @@ def test_finished_on_old_kv_they_read_it_with_the_new_weights_and_nobody_else_do
         assert other.outputs[0].token_ids == fresh.generate(ids(PROMPT), GREEDY, use_tqdm=False)[0].outputs[0].token_ids
         found = whole(got, stream)[0, 0]
         assert found == on_old_kv(old_torch, new_torch, tokens)
-        assert llm.stats().num_computed_tokens - computed <= len(PROMPT) + 2 * GREEDY.max_tokens, "its KV was not computed again"
+        assert llm.stats().num_computed_tokens - computed <= len(PROMPT) + 2 * GREEDY.max_tokens, (
+            "its KV was not computed again"
+        )
         later = [*PROMPT, *found]
         hit = llm.generate(ids(later), GREEDY, use_tqdm=False)[0]
         assert hit.num_cached_tokens <= len(PROMPT), "what it wrote behind old KV is nobody's prefix"
@@ -186,6 +189,7 @@ def test_pinned_prefixes_are_computed_again(models, new, fresh, running):
 def test_clients_of_an_async_engine_go_on_or_are_told(models, new, running):
     async def serve():
         async with AsyncLLM(models[0], **SETTINGS) as llm:
+
             async def client(name):
                 return [output async for output in llm.generate(ids(PROMPT), replace(DRAWN, max_tokens=50), name)][-1]
 

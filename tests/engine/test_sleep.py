@@ -37,9 +37,7 @@ def live_bytes():
 
 
 @pytest.mark.parametrize("weights", [False, "host", True])
-@pytest.mark.parametrize(
-    "speculative", [None, "layers", "draft"], ids=["no drafts", "first layers", "draft model"]
-)
+@pytest.mark.parametrize("speculative", [None, "layers", "draft"], ids=["no drafts", "first layers", "draft model"])
 def test_memory_is_given_back_and_the_same_tokens_come_afterwards(folder, want, weights, speculative):
     drafts = {None: None, "layers": Layers(1, tokens=2), "draft": DraftModel(folder, tokens=2)}[speculative]
     before = live_bytes()

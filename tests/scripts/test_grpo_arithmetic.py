@@ -31,7 +31,9 @@ def test_five_steps_on_policy_raise_the_reward(scripts, tmp_path):
     make_chat_model(tmp_path)
     settings = grpo.Settings(samples=8, prompt_tokens=24, answer_tokens=8, rate=3e-3)
     batches = [[task.Problem(prompt, 0) for prompt in ("the cab", "a far cry")]] * 5
-    with LLM(str(tmp_path), dtype="float32", deterministic=True, max_model_len=32, max_num_seqs=16, block_size=8) as llm:
+    with LLM(
+        str(tmp_path), dtype="float32", deterministic=True, max_model_len=32, max_num_seqs=16, block_size=8
+    ) as llm:
 
         def vowels(text, problem):
             return sum(letter in "aeiou" for letter in text) / max(len(text), 1)

@@ -114,7 +114,13 @@ def test_derivatives_are_torch_s(folder, tmp_path):
 
     with LLM(path, deterministic=True, **SETTINGS) as llm:
         want = params_of(
-            stored, llm.abstract_model, llm.params, llm._engine.runner.mesh, dtype=llm.dtype, quantization=None, cast=False
+            stored,
+            llm.held_weights.model,
+            llm.params,
+            llm._engine.runner.mesh,
+            dtype=llm.dtype,
+            quantization=None,
+            cast=False,
         )
 
         def loss(params, deterministic):
@@ -151,12 +157,10 @@ def test_a_model_is_trained_without_an_engine(tmp_path):
 def test_what_has_no_derivative_or_no_bits_is_refused(tmp_path):
     make_checkpoint("smollm2", tmp_path)
     tokens = RNG.integers(3, 211, (1, 80))
-    with LLM(str(tmp_path), quantization="int8", **SETTINGS) as llm:
-        with pytest.raises(ValueError, match="quantised matrices, which have no derivative"):
-            logprobs(llm, llm.params, tokens)
-    with LLM(str(tmp_path), **SETTINGS) as llm:
-        with pytest.raises(ValueError, match="needs an engine that is"):
-            logprobs(llm, llm.params, tokens, deterministic=True)
-    with LLM(str(tmp_path), deterministic=True, **SETTINGS) as llm:
-        with pytest.raises(ValueError, match="80 tokens are above the engine's max_model_len=72"):
-            logprobs(llm, llm.params, tokens, deterministic=True)
+    for settings, exact, message in (
+        ({"quantization": "int8"}, False, "quantised matrices, which have no derivative"),
+        ({}, True, "needs an engine that is"),
+        ({"deterministic": True}, True, "80 tokens are above the engine's max_model_len=72"),
+    ):
+        with LLM(str(tmp_path), **settings, **SETTINGS) as llm, pytest.raises(ValueError, match=message):
+            logprobs(llm, llm.params, tokens, deterministic=exact)

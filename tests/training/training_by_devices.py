@@ -32,7 +32,9 @@ def main(folder: str) -> None:
         drawn = answer(two)
         whole = np.array([[*PROMPT["prompt_token_ids"], *drawn.token_ids]])
         exact = logprobs(two, two.params, whole, start=20, deterministic=True)
-        scores = np.array([[of[token].logprob for token, of in zip(drawn.token_ids, drawn.logprobs)]], np.float32)
+        scores = np.array(
+            [[of[token].logprob for token, of in zip(drawn.token_ids, drawn.logprobs, strict=True)]], np.float32
+        )
 
         halved = jax.tree.map(lambda leaf: leaf * 0.7, one.params)  # on one device
         one.update_params(halved)
@@ -44,8 +46,17 @@ def main(folder: str) -> None:
         two.sleep()
         two.wake_up()
         again = answer(one).token_ids == answer(two).token_ids
-    print(json.dumps({"values": [float(plain), float(split)], "norms": norms, "bits": bool((exact == scores).all()),
-                      "same": same, "again": again}))
+    print(
+        json.dumps(
+            {
+                "values": [float(plain), float(split)],
+                "norms": norms,
+                "bits": bool((exact == scores).all()),
+                "same": same,
+                "again": again,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

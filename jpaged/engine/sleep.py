@@ -24,16 +24,18 @@ TAGS = ("weights", "kv_cache")
 
 def release(engine: Engine, weights: Released) -> None:
     """Give the memory back; see `SleepHandle.release_memory`."""
-    if weights not in (False, "host", True) or isinstance(weights, int) is not isinstance(weights, bool):
+    if weights != "host" and not isinstance(weights, bool):
         raise ValueError(f"weights={weights!r} is not False, 'host' or True")
+    worker = engine.runner.worker
+    if weights is not False:
+        worker.model.check_local("release_memory()")
     if not engine.is_asleep:
         engine.settle("release_memory()")
     with engine.change():
         engine.fall_asleep()
-        engine.runner.worker.release()
-    worker = engine.runner.worker
-    if weights is not False and worker.model.has_params:
-        worker.release_weights(keep=weights == "host")
+        worker.release()
+        if weights is True or (weights == "host" and worker.model.has_params):
+            worker.release_weights(keep=weights == "host")
 
 
 def restore(held: HeldWeights, engine: Engine, params: Any) -> Callable[[], None]:
@@ -46,7 +48,7 @@ def restore(held: HeldWeights, engine: Engine, params: Any) -> Callable[[], None
         worker = engine.runner.worker
         if put is not None:
             put()
-        elif not worker.restore_weights():
+        if not worker.restore_weights():
             raise ValueError("params=None, but release_memory(weights=True) left no weights: give params")
         if engine.is_asleep:
             with engine.change():

@@ -80,6 +80,11 @@ class ModelPrograms:
         self._params, self._on_host = params, None
         self._weights = plain_dict(params)
 
+    def check_local(self, caller: str) -> None:
+        """Raise RuntimeError, naming the caller, where the mesh spans several processes."""
+        if not is_local(self._mesh):
+            raise RuntimeError(f"{caller} over {jax.process_count()} processes: this one has not all of the weights")
+
     def placed(self, new: Any, *, copy: bool = False) -> Any:
         """Return other weights of the same structure, shapes and dtypes, placed where the engine's belong: from device
         to device, and not at all where they lie there already.
@@ -91,8 +96,7 @@ class ModelPrograms:
             ValueError: `new` does not fit; the message names the first leaf that differs, and the old weights stay.
             RuntimeError: the mesh spans several processes, of which only this one has the new ones.
         """
-        if not is_local(self._mesh):
-            raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
+        self.check_local("update_params()")
         check_like(new, self.described)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.described)
         return jax.device_put(new, shardings, may_alias=False if copy else None)
@@ -121,12 +125,7 @@ class ModelPrograms:
 
         Args:
             keep: whether the host keeps them for `restore_params`.
-
-        Raises:
-            RuntimeError: the mesh spans several processes.
         """
-        if not is_local(self._mesh):
-            raise RuntimeError(f"weights over {jax.process_count()} processes cannot be released")
         self._on_host = jax.device_get(self._params) if keep else None
         self._params, self._weights = None, {}
 

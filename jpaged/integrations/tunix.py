@@ -183,8 +183,8 @@ class JpagedRollout(base_rollout.BaseRollout):
         return self._tokenizer.eos_id()
 
     def model(self) -> nnx.Module:
-        """Return the model with the engine's weights. They are other arrays than the trainer's, by which Tunix sees that
-        it has to bring its own after each step."""
+        """Return the model with the engine's weights. They are other arrays than the trainer's, so that Tunix knows to
+        bring its own after each step."""
         return TunixActor(self._llm.trainable(), self._llm.params)
 
 

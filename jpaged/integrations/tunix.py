@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tunix.rl.rollout import base_rollout
 
 from jpaged.llm import LLM
+from jpaged.loading.nnx_state import state_of
 from jpaged.sampling_params import SamplingParams
 from jpaged.training import TrainableModel, logprobs
 
@@ -171,8 +172,11 @@ class JpagedRollout(base_rollout.BaseRollout):
         del filter_types  # of a model without adapters it names all parameters
         if _PART not in params:
             raise ValueError(f"params have no {_PART!r}: they are not the state of an actor of actor_of(llm)")
-        own = params[_PART]
-        self._llm.update_params(own, copy=True)
+        described = self._llm.held_weights.described
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, described)
+        placed = jax.device_put(state_of(params[_PART], described), shardings, may_alias=False)
+        with jax.transfer_guard("allow"):  # Tunix forbids what goes by the host; the engine's tables do
+            self._llm.update_params(placed)
 
     def pad_id(self) -> int:
         """Return the token that pads prompts and completions."""

@@ -98,7 +98,7 @@ def test_an_engine_s_bits_are_found_after_preemption_chunks_hits_and_new_weights
         assert llm.stats().num_swaps + llm.stats().num_recomputes > 0
 
 
-@pytest.mark.parametrize("folder", ["smollm2", "mixtral"], indirect=True)
+@pytest.mark.parametrize("folder", ["smollm2", "qwen3"], indirect=True)
 def test_derivatives_are_torch_s(folder, tmp_path):
     path, name = folder
     judge = make_checkpoint(name, tmp_path).float()

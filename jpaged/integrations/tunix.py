@@ -141,7 +141,7 @@ class JpagedRollout(base_rollout.BaseRollout):
             row[width - len(each) :] = each
         return base_rollout.RolloutOutput(
             text=[answer.text for answer in answers],
-            logits=None,  # type: ignore[arg-type]  # Tunix asks whether it is None
+            logits=None,
             tokens=[np.array(answer.token_ids, np.int32) for answer in answers],
             left_padded_prompt_tokens=padded,
             logprobs=[_drawn(answer) for answer in answers] if config.return_logprobs else None,
@@ -210,7 +210,7 @@ def _sampling(config: base_rollout.RolloutConfig, number: int) -> list[SamplingP
             max_tokens=config.max_tokens_to_generate,
             seed=seed,
             ignore_eos=ends is not None,
-            stop_token_ids=None if ends is None else list(ends),
+            stop_token_ids=[] if ends is None else list(ends),
             logprobs=0 if config.return_logprobs else None,
         )
         for seed in seeds

@@ -85,9 +85,8 @@ def _attend(
     elif group.name in cache:
         cache = {**cache, group.name: (k, v)}
     seen = _seen(real, places(real), group.sliding_window, group.chunk_size)
-    out = _softmax_attention(
-        _of_sequences(real, q), *(_of_sequences(real, x) for x in (k, v)), seen, scale, soft_cap, sinks
-    )
+    queries, keys, values = _of_sequences(real, q), _of_sequences(real, k), _of_sequences(real, v)
+    out = _softmax_attention(queries, keys, values, seen, scale, soft_cap, sinks)
     return cache, out.reshape(q.shape)
 
 

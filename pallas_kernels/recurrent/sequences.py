@@ -63,5 +63,8 @@ def over_sequences(
     given = (in_pieces(real.reshape(-1)), *(in_pieces(operand) for operand in wide))
     _, out = lax.scan(jax.checkpoint(piece), jnp.zeros((batch, *what.place.shape), jnp.float32), given)
     out = jnp.moveaxis(out.reshape(pieces * UNIT, batch, *out.shape[3:])[:tokens], 1, 0)
-    shape = operands[0].shape if kernel is ssd else what.out.shape  # its heads were paired with their groups
+    shape = what.out.shape
+    if kernel is ssd:  # its heads were paired with their groups
+        assert operands[0] is not None
+        shape = operands[0].shape
     return out.reshape(shape).astype(what.out.dtype)

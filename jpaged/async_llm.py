@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from jpaged.config import SizedConfig
 from jpaged.engine.metrics import metrics_of
+from jpaged.engine.new_weights import Running, replacement
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.replica import chosen_replica
 from jpaged.engine.saved_state.handle import make_keeper, name_of
 from jpaged.engine.saved_state.periodic import PeriodicSaver
+from jpaged.engine.sleep import Released, level_of, parts_of, release, restore, wake_parts
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread
 from jpaged.engine.ticket import Ticket
@@ -31,6 +33,9 @@ from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
 from jpaged.text.token_reader import TokenReader
 from jpaged.validation import integer, number
 from jpaged.vllm_requests import check_no_lora
+
+if TYPE_CHECKING:
+    from jpaged.training import TrainableModel
 
 T = TypeVar("T")
 
@@ -239,6 +244,49 @@ class AsyncLLM:
         A request that is not running is left alone.
         """
         await asyncio.wrap_future(self._thread.abort(request_id))
+
+    async def update_params(
+        self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
+    ) -> None:
+        """Replace the weights between two steps, as `LLM.update_params` does; clients go on as `running` says.
+
+        What takes long is done beside the engine's thread, which pauses to swap the weights only.
+
+        Args and raises: see `LLM.update_params`.
+        """
+        make = partial(replacement, self._llm.held_weights, self._engine, new, cast=cast, copy=copy, running=running)
+        put = await asyncio.to_thread(make)
+        await asyncio.to_thread(self._thread.between_steps, put)
+
+    async def release_memory(self, weights: Released = False) -> None:
+        """Give the pool's memory back, and the weights' if asked, as `LLM.release_memory` does. Clients wait: their
+        requests go on once it is restored, and new ones are queued.
+
+        Args and raises: see `LLM.release_memory`.
+        """
+        await asyncio.to_thread(self._thread.between_steps, partial(release, self._engine, weights))
+
+    async def restore_memory(self, params: Any = None) -> None:
+        """Do what `LLM.restore_memory` does."""
+        wake = await asyncio.to_thread(restore, self._llm.held_weights, self._engine, params)
+        await asyncio.to_thread(self._thread.between_steps, wake)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Do what `LLM.sleep` does, with clients treated as by `release_memory`."""
+        await self.release_memory(level_of(level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Do what `LLM.wake_up` does."""
+        wake = wake_parts(self._llm.held_weights, self._engine, parts_of(tags))
+        await asyncio.to_thread(self._thread.between_steps, wake)
+
+    async def is_sleeping(self) -> bool:
+        """Tell whether memory is given back."""
+        return self._engine.is_asleep
+
+    def trainable(self) -> TrainableModel:
+        """Give what `LLM.trainable` gives."""
+        return self._llm.trainable()
 
     async def memory_report(self) -> MemoryReport:
         """Who holds the pool's blocks, between two steps."""

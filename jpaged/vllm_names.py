@@ -104,7 +104,7 @@ _INSTEAD: Mapping[str, str] = {
     "enable_mm_embeds": IMAGES,
     "enable_prompt_embeds": "prompts are text or token ids, not embeddings",
     "enable_return_routed_experts": _PLUGINS,
-    "enable_sleep_mode": "LLM.close() frees the devices' memory; make a new LLM to go on",
+    "enable_sleep_mode": "LLM.sleep() and wake_up() need no setting",
     "eplb_config": _EXPERTS,
     "expert_placement_strategy": _EXPERTS,
     "fully_sharded_loras": LORA,
@@ -194,6 +194,7 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
     "convert": ("auto", "none"),
     "cpu_offload_gb": (0,),
     "enable_lora": (False,),
+    "enable_sleep_mode": (True, False),
     "load_format": ("auto",),
     "logprobs_mode": ("raw_logprobs",),
     "model_impl": ("auto",),
@@ -217,11 +218,9 @@ _ATTRIBUTES: Mapping[str, str] = {
     "preprocess_chat": "use LLM.chat_prompt()",
     "reward": "use LLM.classify(), whose outputs have the logits",
     "set_tokenizer": "give tokenizer= when you make the LLM",
-    "sleep": "LLM.close() frees the devices' memory; make a new LLM to go on",
     "start_profile": "call jax.profiler.start_trace(folder)",
     "stop_profile": "call jax.profiler.stop_trace()",
     "wait_for_completion": "LLM.generate() returns when all is done; AsyncLLM yields what comes",
-    "wake_up": "make a new LLM after LLM.close()",
 }
 """What vLLM's LLM has beside what ours has: what to use here."""
 

@@ -39,6 +39,7 @@ class Engine:
             holds.
         restored: those of them that came with a saved state and that nobody has taken up yet.
         prefixes: what is pinned in every replica.
+        is_asleep: whether the devices' memory was given back, so that no step can run.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -55,6 +56,7 @@ class Engine:
         self._changing = False
         self._host_is_whole = self._device_is_whole = True
         self._closed = False
+        self.is_asleep = False
         self._late_aborts: list[Request] = []
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -111,6 +113,28 @@ class Engine:
         return any(replica.has_work for replica in self.replicas)
 
     @property
+    def can_step(self) -> bool:
+        """Tell whether there is work that can be done now."""
+        return self.has_work and not self.is_asleep
+
+    def check_awake(self, caller: str) -> None:
+        """Raise RuntimeError, naming the caller, where the devices' memory was given back."""
+        if self.is_asleep:
+            raise RuntimeError(
+                f"{caller} needs the memory that release_memory() gave back: call restore_memory() first"
+            )
+
+    def fall_asleep(self) -> None:
+        """Know that nothing of the pool is left; within `change`, after `settle`."""
+        self.is_asleep, self._device_is_whole = True, False
+        self._put_back()
+
+    def wake_up(self) -> None:
+        """Begin anew with an empty pool; within `change`."""
+        self._begin_device()
+        self.is_asleep = False
+
+    @property
     def is_taken(self) -> bool:
         """Tell whether somebody waits for a request, other than one that was restored and nobody has taken up."""
         return self.has_work and any(key not in self.restored for key in self.awaited)
@@ -120,7 +144,12 @@ class Engine:
         return take_snapshot(self.replicas, self.runner.worker.compilations, self.stats)
 
     def step(self) -> list[Request]:
-        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished."""
+        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished.
+
+        Raises:
+            RuntimeError: the devices' memory was given back.
+        """
+        self.check_awake("generating")
         self.prefixes.pin_again()
         self._advance()
         if not self.has_work:
@@ -136,6 +165,7 @@ class Engine:
 
     @watched
     def _advance(self) -> None:
+        self.check_awake("generating")
         for replica in self.replicas:
             while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
                 self._read_back(replica)
@@ -156,21 +186,50 @@ class Engine:
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
 
-    def settle(self) -> None:
+    def settle(self, caller: str = "save_state()") -> None:
         """Read back what is in flight: the host then has every token, and its counts are those of the pool.
+
+        Args:
+            caller: what is refused where it cannot be done.
 
         Raises:
             RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
         """
+        self.check_awake(caller)
         if self._changing:
             raise RuntimeError(
-                "save_state() is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
+                f"{caller} is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
             )
         with self.change():
             pass  # mends what an exception may have torn
         for replica in self.replicas:
             while replica.in_flight:
                 self._read_back(replica)
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Return all requests that have not ended."""
+        return list(self._requests.values())
+
+    def begin_again(self, *, scores_too: bool = False) -> None:
+        """Compute all unfinished requests again from their tokens, over an empty pool; within `change`, after `settle`.
+
+        Args:
+            scores_too: whether what they asked of their prompts, log-probabilities or a vector, is computed again.
+        """
+        for request in self.unfinished if scores_too else ():
+            request.prompt_logprobs.clear()
+            request.pooled.clear()
+        self._put_back()
+        self._restart_device()
+
+    def end_all(self) -> None:
+        """End all unfinished requests with finish_reason "abort", for those who wait for them to read; within `change`,
+        after `settle`."""
+        for request in self.unfinished:
+            self._homes[request.request_id].scheduler.abort(request)
+            self._let_go(request)
+            self._finished.append(request)
 
     @property
     def is_pinning(self) -> bool:
@@ -307,6 +366,16 @@ class Engine:
     def _mend(self) -> None:
         """Go on from the requests' tokens: everything that was computed, or may have been, is forgotten."""
         self._host_is_whole = self._device_is_whole = False
+        self._put_back()
+        self._host_is_whole = True
+        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", len(self._requests))
+        try:
+            self._restart_device()
+        except Exception:
+            logger.exception("the device cannot begin anew; the next step tries again")
+
+    def _put_back(self) -> None:
+        """Put all unfinished requests back to where they wait, over an empty memory."""
         for replica in self.replicas:
             replica.restart()
         for request in list(self._requests.values()):
@@ -316,14 +385,12 @@ class Engine:
         for replica in self.replicas:
             mine = (request for key, request in self._requests.items() if self._homes[key] is replica)
             replica.load = sum(len(request.sequences) for request in mine)
-        self._host_is_whole = True
-        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", len(self._requests))
-        try:
-            self._restart_device()
-        except Exception:
-            logger.exception("the device cannot begin anew; the next step tries again")
 
     def _restart_device(self) -> None:
+        if not self.is_asleep:
+            self._begin_device()
+
+    def _begin_device(self) -> None:
         self.runner.worker.restart()
         self._device_is_whole = True
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jpaged.engine.handle import EngineHandle
+from jpaged.engine.new_weights import HeldWeights, Running, replacement
 from jpaged.engine.progress import warmup_progress
 from jpaged.engine.replica import chosen_replica
 from jpaged.memory import MemoryMap, MemoryReport
@@ -14,10 +15,10 @@ from jpaged.outputs import PinnedPrefix
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import PREFILL_ONLY
 from jpaged.text.prompt import Prompt
-from jpaged.validation import boolean
 
 if TYPE_CHECKING:
     from jpaged.engine.builder import Built
+    from jpaged.training import TrainableModel
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class ModelHandle(EngineHandle):
         config: the engine's settings, with the sizes that its device chose.
         model_config: what the checkpoint says of the model.
         tokenizer: a transformers tokenizer; None where the model has none.
+        held_weights: how the engine holds its weights.
     """
 
     def __init__(self, built: Built) -> None:
@@ -41,6 +43,11 @@ class ModelHandle(EngineHandle):
         self._model = built.model
         self._sampling = built.sampling
         self._pooling = built.pooling
+        self._trainable: TrainableModel | None = None
+        runner = built.engine.runner
+        self._devices = runner.spec, runner.mesh
+        self._max_model_len = built.engine.max_model_len
+        self.held_weights = HeldWeights(runner.worker.model.described, built.model, built.dtype, config.quantization)
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:
@@ -69,6 +76,7 @@ class ModelHandle(EngineHandle):
         with self._engine.turn:
             if self._engine.has_work:
                 raise RuntimeError("warmup() is refused while requests run")
+            self._engine.check_awake("warmup()")
             runner, start = self._engine.runner, time.monotonic()
             if self.config.enforce_eager:
                 return runner.worker.num_compiled
@@ -100,43 +108,67 @@ class ModelHandle(EngineHandle):
 
     @property
     def params(self) -> Any:
-        """Return the weights: a pytree of sharded arrays."""
+        """Return the weights: a pytree of sharded arrays.
+
+        Raises:
+            RuntimeError: `release_memory` let go of them or moved them to the host.
+        """
         with self._engine.turn:
+            if not self._engine.runner.worker.model.has_params:
+                raise RuntimeError("params are not on the devices: release_memory() took them away")
             return self._engine.runner.worker.model.params
 
-    def update_params(self, new: Any, *, cast: bool = False) -> None:
+    def trainable(self) -> TrainableModel:
+        """Return the model as `jpaged.training` differentiates it, in the tree of `params`."""
+        from jpaged.training.engine_model import model_of_engine  # imports jax, which takes a second
+
+        if self._trainable is None:
+            self._trainable = model_of_engine(
+                *self._devices,
+                self._model,
+                self.model_config,
+                self._dtype,
+                max_num_seqs=self.config.max_num_seqs,
+                max_model_len=self._max_model_len,
+                expert_parallel=self.config.enable_expert_parallel,
+                deterministic=self.config.deterministic,
+            )
+        return self._trainable
+
+    def update_params(
+        self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
+    ) -> None:
         """Replace the weights in place, as an RL loop does after each optimiser step.
+
+        Cached KV belongs to the old weights, so the prefix cache is empty afterwards, and pinned prefixes are computed
+        again with the next request. The log-probabilities of tokens that were generated stay those of the weights that
+        drew them.
 
         Args:
             new: a pytree with the structure, shapes and dtypes of `params`, which is placed on the engine's devices as
-                they are. Or a state dict: all tensors of the model by the names of its Hugging Face checkpoint, in
-                arrays of NumPy, JAX, PyTorch or any library that NumPy understands. The devices hold the old weights
-                too until it is read.
+                they are, from device to device where the arrays lie on others. NNX's forms of it are taken too: a
+                module, an `nnx.State`, what `nnx.split` gives, plain dictionaries. Or a state dict: all tensors of the
+                model by the names of its Hugging Face checkpoint, in arrays of NumPy, JAX, PyTorch or any library that
+                NumPy understands. The devices hold the old weights too until it is read.
             cast: whether other floating dtypes are changed to the engine's, and a state dict is quantised as the
                 engine's weights are.
+            copy: whether the engine gets arrays of its own. Else it holds those that lie where its own do: a trainer
+                that donates its weights to the next step would take the engine's away.
+            running: what becomes of requests that have begun and not ended. "recompute": the KV of their tokens so far
+                is computed again with the new weights, and so is what they asked of their prompts; beam searches begin
+                again. "finish": they keep their KV, which nobody else finds, and read it with the new weights; one that
+                is preempted by recomputation computes it anew. "abort": they end with finish_reason "abort". Those
+                that wait for admission are computed with the new weights, but "abort" ends them too.
 
         Raises:
-            ValueError: a leaf or tensor differs, the first of which is named; the old weights stay.
-            RuntimeError: requests are running or prefixes are pinned, whose KV belongs to the old weights; or the
-                weights lie on several hosts, of which only this one has the new.
+            ValueError: a leaf or tensor differs, the first of which is named; or running="finish" while a request
+                holds images. The old weights stay.
+            RuntimeError: the weights lie on several hosts, of which only this one has the new; or a signal's handler
+                calls it in the middle of a step.
         """
-        from jpaged.loading import state_dict  # imports jax, which takes a second
-
-        boolean("cast", cast)
         with self._engine.turn:
-            if self._engine.has_work or any(replica.pins.seq_ids for replica in self._engine.replicas):
-                raise RuntimeError(
-                    "update_params() is refused while requests run or prefixes are pinned, whose KV belongs to the old "
-                    "weights"
-                )
-            model, mesh = self._engine.runner.worker.model, self._engine.runner.mesh
-            if state_dict.is_state_dict(new):
-                layout = {"dtype": self._dtype, "quantization": self.config.quantization, "cast": cast}
-                new = state_dict.params_of(new, self._model, model.params, mesh, **layout)
-            elif cast:
-                new = state_dict.cast_like(new, model.params)
-            self._engine.runner.worker.update_params(new)
-            self.reset_prefix_cache()  # cached KV belongs to the old weights
+            engine = self._engine
+            replacement(self.held_weights, engine, new, cast=cast, copy=copy, running=running)()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV; return False, with nothing done, while requests run or prefixes are pinned."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from jpaged.engine import offline
 from jpaged.engine.pooled_prompts import PooledPrompt, pool_prompts
-from jpaged.engine.saved_state.handle import StateHandle
+from jpaged.engine.sleep_handle import SleepHandle
 from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from jpaged.pooling_params import Pooling, PoolingParams
 from jpaged.sampling_params import SamplingParams
@@ -18,7 +18,7 @@ from jpaged.text.prompt import Prompt, Tokenization
 from jpaged.vllm_requests import check_no_lora
 
 
-class PoolingHandle(StateHandle):
+class PoolingHandle(SleepHandle):
     """Holds an engine whose hidden states can be asked for."""
 
     def embed(

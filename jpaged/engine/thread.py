@@ -213,7 +213,7 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._take_calls()
-                if self._engine.has_work:
+                if self._engine.can_step:
                     self._engine.step()
                     self._publish()
             self._engine.abort(*self._engine.awaited.values())
@@ -224,7 +224,7 @@ class EngineThread:
 
     def _take_calls(self) -> None:
         """Run what others asked for; wait for it when there is nothing else to do."""
-        while not self._stopping and not (self._calls.empty() and self._engine.has_work):
+        while not self._stopping and not (self._calls.empty() and self._engine.can_step):
             function, future = self._calls.get()
             wanted = future.set_running_or_notify_cancel()
             try:

@@ -42,6 +42,10 @@ class ModelPrograms:
         prefix: what the names of the model's layer groups begin with in `spec`.
         store: where the programs are loaded from, or collected for, see `Program`.
         on_compile, on_compiled: told every shape that is compiled, see `Program`.
+
+    Attributes:
+        num_updates: how often the weights were replaced.
+        described: shapes, dtypes and shardings of the weights, which hold no memory.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class ModelPrograms:
         self._score = program("score", make_score(graphdef, mesh), *rest_of)
         self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
         self.num_updates = 0
+        self.described = jax.tree.map(_described, params)
         self._set_params(params)
 
     @property
@@ -77,29 +82,68 @@ class ModelPrograms:
         return self._params
 
     def _set_params(self, params: Any) -> None:
-        self._params = params
+        self._params, self._on_host = params, None
         self._weights = plain_dict(params)
 
-    def update_params(self, new: Any) -> None:
-        """Swap the weights for others of the same structure, shapes and dtypes, placed where the old ones are.
+    def check_local(self, caller: str) -> None:
+        """Raise RuntimeError, naming the caller, where the mesh spans several processes."""
+        if not is_local(self._mesh):
+            raise RuntimeError(f"{caller} over {jax.process_count()} processes: this one has not all of the weights")
+
+    def placed(self, new: Any, *, copy: bool = False) -> Any:
+        """Return other weights of the same structure, shapes and dtypes, placed where the engine's belong: from device
+        to device, and not at all where they lie there already.
+
+        Args:
+            copy: whether the arrays are new ones even then.
 
         Raises:
             ValueError: `new` does not fit; the message names the first leaf that differs, and the old weights stay.
             RuntimeError: the mesh spans several processes, of which only this one has the new ones.
         """
-        if not is_local(self._mesh):
-            raise RuntimeError(f"update_params() over {jax.process_count()} processes: only this one has the weights")
-        check_like(new, self.params)
+        self.check_local("update_params()")
+        check_like(new, self.described)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.described)
+        return jax.device_put(new, shardings, may_alias=False if copy else None)
+
+    def update_params(self, new: Any) -> None:
+        """Swap the weights for others, see `placed`.
+
+        Raises:
+            ValueError, RuntimeError: as `placed`; the old weights stay.
+        """
+        placed = self.placed(new)
         self.num_updates += 1
-        self._set_params(jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, self.params)))
+        self._set_params(placed)
 
     def share_params(self, other: ModelPrograms) -> None:
         """Take over the weights of programs that take the same."""
-        self._params, self._weights = other._params, other._weights
+        self._params, self._weights, self._on_host = other._params, other._weights, None
+
+    @property
+    def has_params(self) -> bool:
+        """Tell whether the weights are on the devices."""
+        return self._params is not None
+
+    def release_params(self, *, keep: bool) -> None:
+        """Let go of the weights, which live on where somebody else holds them.
+
+        Args:
+            keep: whether the host keeps them for `restore_params`.
+        """
+        self._on_host = jax.device_get(self._params) if keep else None
+        self._params, self._weights = None, {}
+
+    def restore_params(self) -> bool:
+        """Put the weights back that the host keeps; return whether there are any on the devices then."""
+        if self._params is None and self._on_host is not None:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, self.described)
+            self._set_params(jax.device_put(self._on_host, shardings))
+        return self._params is not None
 
     def close(self) -> None:
         """Let go of the weights and of all that was compiled."""
-        self._params, self._weights = None, {}
+        self._params, self._weights, self._on_host = None, {}, None
         for program in (self._step, self._sample, self._score, self._encode, self._pool_hidden):
             program.forget()
 
@@ -168,6 +212,10 @@ class ModelPrograms:
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
         return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+
+
+def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:

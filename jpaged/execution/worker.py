@@ -106,6 +106,7 @@ class Worker:
         if draft is not None:
             weights = params if draft.params is None else draft.params
             self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *told, prefix=draft.prefix)
+        self._drafter_has_weights = draft is not None and draft.params is not None
         self.drafter_follows = draft is not None and draft.prefix != ""
         copy = make_block_copy(spec, mesh)
         self._copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
@@ -177,6 +178,30 @@ class Worker:
         if pool is not None and not pool.is_deleted():
             pool.delete()  # there may be no room for two
         self._begin()
+
+    @device_call
+    def release(self) -> None:
+        """Give back the memory of the pool and of what was swapped out, until `restart`."""
+        self.host.forget_all()
+        self.pool.delete()
+        self._sampled, self._hidden = None, []
+
+    def release_weights(self, *, keep: bool) -> None:
+        """Let go of the weights, see `ModelPrograms.release_params`; the host keeps those of a draft model."""
+        self.model.release_params(keep=keep)
+        if self.drafter is not None and self._drafter_has_weights:
+            self.drafter.release_params(keep=True)
+        elif self.drafter is not None:
+            self.drafter.share_params(self.model)
+
+    def restore_weights(self) -> bool:
+        """Put back the weights that the host keeps; return whether all are on the devices then."""
+        there = self.model.restore_params()
+        if self.drafter is not None and self._drafter_has_weights:
+            self.drafter.restore_params()
+        elif self.drafter is not None:
+            self.drafter.share_params(self.model)
+        return there
 
     @device_call
     def swap(self, dropped: Sequence[HostBlock], out: Sequence[SwapCopy], back: Sequence[SwapCopy]) -> None:

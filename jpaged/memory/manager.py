@@ -294,6 +294,12 @@ class MemoryManager(AdmissionQuestions):
         self._allocator.drop_evictable()
         return True
 
+    def new_generation(self) -> None:
+        """Forget cached content, and let nobody find what sequences hold now or make of it: other weights made it than
+        those that are used from now on."""
+        self._cache.generation += 1
+        self._allocator.drop_evictable()
+
     def take_vacated_pages(self) -> list[int]:
         """Return the large pages in use since this last returned them that hold no used or cached block now."""
         return self._allocator.pages.take_vacated()

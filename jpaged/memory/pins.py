@@ -86,6 +86,12 @@ class Pins:
         again."""
         self.lost = set(self.seq_ids)
 
+    def release(self) -> None:
+        """Give up every prefix's blocks and mark it as lost: what they hold is of no use any more."""
+        for seq_id in self.seq_ids - self.lost:
+            self._memory.free(seq_id)
+        self.lose()
+
     def unpin(self, seq_id: int) -> None:
         """Give up the blocks of a prefix; they stay cached, evictable.
 

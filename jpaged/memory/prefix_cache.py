@@ -20,10 +20,15 @@ class PrefixCache:
 
     Args:
         groups: policy and block size (tokens) of each group.
+
+    Attributes:
+        generation: number of the weights that blocks are computed with; those of one generation are not found in
+            another.
     """
 
     def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
         self._groups = groups
+        self.generation = 0
         # Groups that name their blocks alike share a hash chain.
         self._chain_keys = [size if policy.names_tokens else -size for policy, size in groups]
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
@@ -78,6 +83,8 @@ class PrefixCache:
     def chains(self, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> dict[int, HashChain]:
         """Return the empty hash chains of a new sequence, by block size (of tokens) or minus the block size (of encoder
         tokens)."""
+        if self.generation:
+            salt = ("generation", self.generation, salt)
         return {
             key: HashChain(key, salt, spans) if key > 0 else HashChain(-key, ("encoder", salt))
             for key in self._chain_keys

@@ -105,6 +105,7 @@ class StateKeeper:
         """
         start = time.perf_counter()
         with self._alone():
+            self._engine.check_awake("load_state()")
             check_fresh(self._engine)
             files = read_state(Path(folder))
             about = self._about()

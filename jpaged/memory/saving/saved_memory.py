@@ -43,6 +43,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "sequences": {seq_id: tables_data(tables, links) for seq_id, tables in memory._sequences.items()},
         "swapped": {seq_id: tables_data(tables, links) for seq_id, tables in memory.swap_space.sequences.items()},
         "host": {"owners": [list(counts) for counts in host.ref_count], "free": host.free_blocks()},
+        "generation": memory._cache.generation,
         "cached": cache_data(memory._cache, len(memory.layout.groups), links),
         "images": images_data(memory.images),
         "pinned": sorted(memory._pinned.seq_ids),
@@ -87,6 +88,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     memory._requests = requests
     load_blocks(memory._allocator, blocks, associations, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
+    memory._cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
     load_cache(memory._cache, data["cached"], links)
     memory._ownership.clock, memory._ownership.version = data["clock"], data["version"]
     memory.images.release_all()

@@ -1,0 +1,50 @@
+"""Trains what the engine serves: log-probabilities of given tokens, differentiable in the engine's own parameters.
+
+`logprobs` runs the same `jpaged_models` modules as the engine, over whole sequences and without its pool
+(`sequences`), and with ``deterministic=True`` gives the engine's values to the last bit (`exact`). A `TrainableModel`
+does so without an engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jpaged.training.model import TrainableModel
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int
+
+__all__ = ["TrainableModel", "logprobs"]
+
+
+def logprobs(
+    model: Any,
+    params: Any,
+    tokens: Int[Array, "batch tokens"],
+    mask: Bool[Array, "batch tokens"] | None = None,
+    *,
+    start: int = 1,
+    deterministic: bool = False,
+) -> Float[Array, "batch scored"]:
+    """Return the log-probability of each token after those before it: a function of `params` that `jax.grad` takes.
+
+    It may be called within `jax.jit`, and is jitted itself. Values agree with the engine's within rounding. With
+    ``deterministic=True`` they are those of the engine to the last bit, so that the ratio of a policy to itself is 1;
+    the derivative is that of the plain version.
+
+    Args:
+        model: a `jpaged.LLM` or a `TrainableModel`.
+        params: parameters like ``llm.params``, floats on the devices of the model's mesh.
+        tokens: sequences of one padded length.
+        mask: which tokens are a sequence's; those of a sequence lie side by side, padding before or behind. None: all.
+        start: the first token that is scored, at least 1; tokens before it cost no logits.
+        deterministic: needs ``LLM(..., deterministic=True)`` and sequences of at most its max_model_len tokens.
+
+    Returns:
+        Entry ``[b, i]`` is that of token ``start + i``; 0 where it, or the one before, is padding.
+
+    Raises:
+        ValueError: a shape does not fit, weights are quantised, or the engine's bits cannot be had.
+    """
+    chosen = model if isinstance(model, TrainableModel) else model.trainable()
+    return chosen.logprobs(params, tokens, mask, start=start, deterministic=deterministic)

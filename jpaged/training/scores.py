@@ -1,0 +1,35 @@
+"""Turns hidden states into log-probabilities of given tokens, some rows at a time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jpaged.model_api import CausalLM
+
+ROWS = 256
+"""Rows whose logits exist at once; the derivative computes them again."""
+
+
+def token_logprobs(
+    model: CausalLM, hidden: Float[Array, "rows embed"], targets: Int[Array, " rows"]
+) -> Float[Array, " rows"]:
+    """Return the log-probability of each target after its row's hidden state; differentiable."""
+    rows = min(ROWS, len(hidden))
+    behind = -len(hidden) % rows
+
+    @jax.checkpoint
+    def some(of_rows: tuple[Array, Array]) -> Array:
+        logits = model.logits(of_rows[0])
+        return chosen_logprobs(logits, of_rows[1])
+
+    padded = jnp.pad(hidden, ((0, behind), (0, 0))), jnp.pad(targets, (0, behind))
+    parts = jax.lax.map(some, jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), padded))
+    return parts.reshape(-1)[: len(hidden)]
+
+
+def chosen_logprobs(logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    """Return the log-probabilities of `tokens`, in the operations of the engine's sampler."""
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=1)

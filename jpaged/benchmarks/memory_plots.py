@@ -25,7 +25,7 @@ def plot(results: Results, folder: Path) -> None:
     from matplotlib import pyplot
 
     traces = list(results.traces)
-    panels = [[*traces], ["models"] * len(traces)]
+    panels: list[Any] = [[*traces], ["models"] * len(traces)]
     figure, axes = pyplot.subplot_mosaic(panels, figsize=(11, 8), layout="constrained")
     for name in traces:
         _draw_shares(axes[name], name, results)

@@ -97,7 +97,7 @@ def _mllama() -> Any:
     text = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 10, "cross_attention_layers": [3, 8]}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    vision = {"hidden_size": 64, "attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
+    vision: dict[str, Any] = {"hidden_size": 64, "attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
     vision |= {"num_global_layers": 1, "vision_output_dim": 128, "image_size": 126, "patch_size": 7}
     vision |= {"max_num_tiles": 2, "intermediate_layers_indices": [0]}
     vision |= {"supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}

@@ -31,10 +31,10 @@ def tables(found: Sequence[Speculated], couplings: Mapping[tuple[str, int], Coup
     if couplings:
         head = ["prompts", "drafts", "places", "kept", "expected of the race", "best coupling", "short of it"]
         lines += ["", f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-        for (kind, layers), it in couplings.items():
-            rates = (it.kept, it.race, it.bound, it.bound - it.kept)
+        for (kind, layers), one in couplings.items():
+            rates = (one.kept, one.race, one.bound, one.bound - one.kept)
             numbers = " | ".join(f"{rate:.1%}" for rate in rates)
-            lines.append(f"| {kind} | layers:{layers} | {it.places:,} | {numbers} |")
+            lines.append(f"| {kind} | layers:{layers} | {one.places:,} | {numbers} |")
     return "\n".join(lines)
 
 

@@ -214,7 +214,10 @@ def memory(
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
         memory_plots.plot(results, docs)
-        given = [("workloads", workloads, None), *(("trace", path, None) for path in trace or [])]
+        given: list[tuple[str, Any, Any]] = [
+            ("workloads", workloads, None),
+            *(("trace", path, None) for path in trace or []),
+        ]
         given += [("long", long, None), ("conversations", conversations, None)]
         given += [("num-requests", num_requests, 300), ("seed", seed, 0)]
         page = memory_page.page(results, _command("memory", given), asked.names)

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -91,7 +92,7 @@ class Stream(asyncio.Protocol):
 
 async def by_http(url: str, prompts: Sequence[str], tokens: int) -> tuple[float, list[list[float]]]:
     """Return the seconds that all streams of a server take, and when the tokens of each came."""
-    host, port = urlsplit(url).hostname, urlsplit(url).port
+    host, port = urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 80
     fixed = {"model": "m", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     fixed["stream_options"] = {"include_usage": True}
     requests = []
@@ -101,7 +102,7 @@ async def by_http(url: str, prompts: Sequence[str], tokens: int) -> tuple[float,
         requests.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     loop = asyncio.get_running_loop()
     start = time.perf_counter()
-    streams = [(await loop.create_connection(lambda r=request: Stream(r), host, port))[1] for request in requests]
+    streams = [(await loop.create_connection(partial(Stream, request), host, port))[1] for request in requests]
     await asyncio.gather(*(stream.ended for stream in streams))
     seconds = time.perf_counter() - start
     answers = [stream.read() for stream in streams]

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
+from pallas_kernels.low_rank import AdaptedMatrix
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.platform import Impl
@@ -75,7 +76,9 @@ class Linear(nnx.Module):
         """
         weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
         tiled = self.impl == "cpu"
-        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit, tiled)
+        yield WeightSource(
+            (*path, "weight"), weights, convert, self.partition, layer, contracted, unit, tiled, adaptable=True
+        )
         if self.bias is not None:
             biases = tuple(f"{tensor}.bias" for tensor in tensors)
             yield WeightSource((*path, "bias"), biases, convert_bias, P(self.partition[-1]), layer)
@@ -219,7 +222,11 @@ class Embedding(nnx.Module):
         yield WeightSource(weight, (f"{tensor}.weight",), convert, self.partition, contracted=contracted, tiled=tiled)
 
 
-def _dot(x: Array, weight: Array | QuantisedMatrix | Bank, live_rows: LiveRows, impl: Impl, shards: int) -> Array:
+def _dot(
+    x: Array, weight: Array | QuantisedMatrix | Bank | AdaptedMatrix, live_rows: LiveRows, impl: Impl, shards: int
+) -> Array:
+    if isinstance(weight, AdaptedMatrix):
+        return _dot(x, weight.weight, live_rows, impl, shards) + weight.addition(x)
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
     if isinstance(bank.matrices[0], QuantisedMatrix):
         return quantised_matmul(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)

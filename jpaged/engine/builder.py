@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from jpaged.config import EngineConfig
 from jpaged.distributed import Follower, Leader, join
+from jpaged.engine.adapters import adapter_registry, adapters_of
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.engine import Engine
 from jpaged.engine.image_limits import why_no_images
@@ -106,7 +107,9 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         max_model_len=max_model_len,
         dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh, config.block_size),
         draft_groups=drafting.groups,
+        adapters=adapters_of(config, loaded, part is not None),
     ).spec
+    adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
     runner = Runner(
@@ -121,6 +124,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         verifies=config.speculative is not None,
         draft=drafting.program,
         images=no_images is None,
+        adapters=adapters is not None,
         examples=_examples(loaded.model) if no_images is None else (),
         **shapes,
     )
@@ -144,6 +148,7 @@ def _build(config: EngineConfig, part: Leader | Follower | None) -> Built:
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
         prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, SeesImages) else None,
+        adapters=adapters,
         no_output=None if loaded.pooling.generates else _no_output(config),
     )
     engine.stats_log.enabled = not config.disable_log_stats
@@ -206,6 +211,7 @@ def _scheduler(config: EngineConfig, spec: PoolSpec, max_model_len: int, specula
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=config.preemption_mode,
         speculation=speculation,
+        max_loras=config.max_loras,
     )
 
 

@@ -82,8 +82,12 @@ class BatchBuilder:
         for padded, table in zip(tables, self._tables, strict=True):
             padded[:num_seqs] = table[slots]
         images = self._images(step, query_starts) if bucket.images else None
+        adapted = None
+        if bucket.adapters:
+            place = {chunk.seq.seq_id: i for i, chunk in enumerate(chunks)}
+            adapted = {place[use.seq_id]: use for use in step.adapted}
         host = HostStep(
-            chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images
+            chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images, adapted
         )
         return StepBatch(
             tokens=tokens,

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.encode import make_encode, no_rows, sees_images_on
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
@@ -88,7 +89,8 @@ class StepPrograms:
 
     def _step(self, bucket: Bucket) -> jax.stages.Lowered:
         spec = self.spec
-        bucket = replace(bucket, images=self._reads_images)
+        adapts = any(isinstance(cache, AdapterCache) for cache in spec.caches)
+        bucket = replace(bucket, images=self._reads_images, adapters=adapts)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         batch = self._of_all(batch)

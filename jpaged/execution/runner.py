@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.caches.adapters import without_adapters
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
@@ -34,7 +35,8 @@ from jpaged.execution.sampling.sampling_batch import (
     top_size,
 )
 from jpaged.execution.worker import Worker
-from jpaged.scheduling.step import Encode, ScheduledStep
+from jpaged.memory.policies import Adapters
+from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
 T = TypeVar("T")
@@ -96,6 +98,7 @@ class Runner:
         verifies: whether steps verify drafts, see `Buckets`.
         draft: what makes drafts on the device; None = nothing does.
         images: whether steps may have tokens that stand for images, see `Buckets`.
+        adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
 
     Attributes:
@@ -118,6 +121,7 @@ class Runner:
         verifies: bool = False,
         draft: DraftProgram | None = None,
         images: bool = False,
+        adapters: bool = False,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
     ) -> None:
         self._examples = tuple(examples)
@@ -131,12 +135,14 @@ class Runner:
             verifies=verifies,
             images=images,
             decodes_with_images=images and sees_images_on(spec),
+            adapters=adapters,
             only=BUCKET if deterministic else None,
         )
         self.worker = Worker(
             graphdef, params, spec, mesh, max_num_seqs=max_num_seqs, deterministic=deterministic, draft=draft
         )
         self._deterministic = deterministic
+        self._adapters = adapters
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self.num_replicas = num_replicas(mesh)
@@ -174,16 +180,18 @@ class Runner:
             self._copy_blocks(*steps)
         for encode in first.encodes:  # replicas take no images
             self._encode(encode)
+        for load in first.loads:  # nor adapters
+            self._load(load)
         if not any(step.chunks for step in steps):
             return [None] * len(steps)
         if first.undrafted:  # replicas have no drafts
             first = self._drafter.fill(first)
             steps = [first]
         if self._deterministic:
-            bucket = padded_bucket(first.num_tokens, self.max_num_seqs)
+            bucket = replace(padded_bucket(first.num_tokens, self.max_num_seqs), adapters=self._adapters)
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-            bucket = self.buckets.common(sizes, images=bool(first.reads))
+            bucket = self.buckets.common(sizes, images=bool(first.reads), adapters=bool(first.adapted))
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
@@ -200,6 +208,15 @@ class Runner:
             rows = feature_rows(self.spec, encode.stored, first, image.features)
             self.worker.encode(names, tuple(image.arrays[name] for name in names), rows)
             first += image.features
+
+    def _load(self, load: AdapterLoad) -> None:
+        blocks, held = load.stored.blocks, load.adapter.blocks
+        padding = self.spec.layout.groups[self._adapter_group].block_bytes - held.shape[2]
+        self.worker.load_blocks(self._adapter_group, blocks, np.pad(held, ((0, 0), (0, 0), (0, padding))))
+
+    @cached_property
+    def _adapter_group(self) -> int:
+        return next(g for g, plan in enumerate(self.spec.layout.groups) if isinstance(plan.spec.policy, Adapters))
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
@@ -281,6 +298,7 @@ class Runner:
             yield from self.worker.prepare_swaps()
         for bucket in self.buckets.all:
             kind = ("decode" if bucket.decode_only else "mixed") + (" with images" if bucket.images else "")
+            kind += " with adapters" if bucket.adapters else ""
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for arrays, count in self._examples:
@@ -294,7 +312,8 @@ class Runner:
 
     def _draft_shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
         for bucket in self._draft_buckets:
-            yield f"drafting step, {bucket.tokens} tokens", self.worker.prepare_draft(self._empty_batch(bucket), bucket)
+            batch = without_adapters(self._empty_batch(bucket))
+            yield f"drafting step, {bucket.tokens} tokens", self.worker.prepare_draft(batch, bucket)
         for rows in self.buckets.sample_rows:
             for top, kind in _SAMPLERS:
                 args = greedy_rows(rows, self._vocab_size)
@@ -302,9 +321,12 @@ class Runner:
 
     @property
     def _draft_buckets(self) -> tuple[Bucket, ...]:
-        return self.buckets.all if self.worker.drafter_follows else self.buckets.decode
+        followed = tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
+        return followed if self.worker.drafter_follows else self.buckets.decode
 
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
+        if self._deterministic:  # one program serves all steps
+            bucket = replace(bucket, adapters=self._adapters)
         batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)
         return empty_launch(batch, self.spec.caches) if self._deterministic else batch
 

@@ -46,6 +46,8 @@ class WeightSource:
         unit: `convert` keeps this many neighbours along `contracted` together (a head); 0 = all of them.
         tiled: whether a CPU's product reads the quantised parameter in tiles: it is then a
             `pallas_kernels.tiled.TiledMatrix`, if its format allows.
+        adaptable: whether products with the parameter take low-rank adapters: the engine may put a
+            `pallas_kernels.low_rank.AdaptedMatrix` in its place.
     """
 
     path: tuple[str, ...]
@@ -56,3 +58,4 @@ class WeightSource:
     contracted: int | None = None
     unit: int = 0
     tiled: bool = False
+    adaptable: bool = False

@@ -88,6 +88,7 @@ class ScriptedEngine:
             num_output_tokens=self.output_tokens,
             prefix_queries=self.prompt_tokens,
             prefix_hits=self.hits,
+            num_adapter_loads=0,
             num_encoded_images=0,
             num_recomputes=0,
             num_swaps=0,

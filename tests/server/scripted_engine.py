@@ -66,6 +66,8 @@ class ScriptedEngine:
         del self.tokens[seq_id]
         self.names.pop(seq_id, None)
 
+    adapters: tuple[str, ...] = ()
+
     async def memory_map(self, *, replica: int = 0) -> MemoryMap:
         self.replica = replica
         if self.stopped:

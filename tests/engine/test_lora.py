@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from greedy_reference import GREEDY, LENGTHS, assert_same_tokens, random_prompts, torch_greedy
 from lora_checkpoints import save_adapter, save_all, torch_model
+from test_tensor_parallel import on_eight_devices
 
 from jpaged import LLM, BeamSearchParams, LoRARequest, NGram, SamplingParams, StateRefused
 
@@ -231,3 +233,24 @@ def test_a_saved_request_goes_on_with_its_adapter_or_is_refused(tmp_path: Path, 
     changed = LLM(model, **settings, lora_modules={"all": other})
     with pytest.raises(StateRefused, match="the adapter 'all' has another content"):
         changed.load_state(tmp_path / "state")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_more_devices_change_no_token(family: str, tmp_path: Path):
+    model, adapters = save_all(family, tmp_path)
+    found = on_eight_devices("lora_by_devices.py", model, json.dumps(adapters), 1, 2, 4)
+    expected = references(model, adapters, PROMPTS, [None, *adapters])
+    for size in ("1", "2", "4"):
+        assert found[size] == [reference.tokens[:8] for reference in expected]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_layers_that_are_stacked_have_their_adapters_too(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jpaged.loading.build_context.layers_are_stacked", lambda *_: True)
+    model, adapters = save_all(family, tmp_path)
+    llm = LLM(model, **SETTINGS, lora_modules=adapters, kv_cache_memory_bytes=1 << 20)
+    assert llm._engine.runner.spec.caches[-1].group.sites[0].stacked
+    outputs = llm.generate(asked(PROMPTS), GREEDY, False, lora_request=[None, *adapters])
+    assert_same_tokens(outputs, references(model, adapters, PROMPTS, [None, *adapters]))

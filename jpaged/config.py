@@ -47,7 +47,14 @@ _INTEGERS = {  # name: least
     "max_lora_rank": 1,
 }
 _OPTIONAL = ("max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
-_FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic", "enable_lora")
+_FLAGS = (
+    "enable_prefix_caching",
+    "enable_expert_parallel",
+    "enforce_eager",
+    "disable_log_stats",
+    "deterministic",
+    "enable_lora",
+)
 _MODEL_FLAGS = ("language_model_only",)
 _PATHS = ("tokenizer", "revision", "download_dir", "generation_config")
 

@@ -112,9 +112,9 @@ class ServeOptions(RequestOptions):
     max_logprobs: Annotated[int, typer.Option(min=-1, help="Most log-probabilities of a place.")] = 20
     data_parallel_size: Annotated[int, typer.Option(min=1, help="Replicas of the model in this process.")] = 1
     seed: Annotated[int, typer.Option(min=0, help="Seed from which those of requests are drawn.")] = 0
-    enable_lora: Annotated[bool, typer.Option("--enable-lora", help="Serve low-rank adapters; --lora-modules does.")] = (
-        False
-    )
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Serve low-rank adapters; --lora-modules does.")
+    ] = False
     lora_modules: Annotated[
         list[str] | None, typer.Option(help="name=folder of a PEFT adapter, served as a model; may be repeated.")
     ] = None

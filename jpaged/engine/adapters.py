@@ -25,9 +25,7 @@ def adapters_of(config: EngineConfig, loaded: LoadedModel, several_processes: bo
             f"enable_lora=True, but {config.model} attends to images, whose K and V are made without adapters; "
             "language_model_only=True leaves images out"
         )
-    return adapter_group(
-        loaded, rank=config.max_lora_rank, adapters=config.max_loras, in_turn=config.deterministic
-    )
+    return adapter_group(loaded, rank=config.max_lora_rank, adapters=config.max_loras, in_turn=config.deterministic)
 
 
 def adapter_registry(config: EngineConfig, loaded: LoadedModel, spec: PoolSpec) -> AdapterRegistry | None:

@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
+from jpaged.execution.caches.adapters import AdapterBatch
 from jpaged.execution.caches.base import HostStep, ImageRows
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.scheduling.step import Chunk, ScheduledStep
@@ -144,3 +145,9 @@ def empty_batch(bucket: Bucket, spec: PoolSpec, *, max_num_seqs: int, max_model_
     """Return a batch of padding only: it reads and writes no block."""
     builder = BatchBuilder(spec, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return builder.build(ScheduledStep(), bucket)
+
+
+def without_adapters(batch: StepBatch) -> StepBatch:
+    """Return a step's arrays for a model that knows no adapters, as one that drafts."""
+    arrays = (AdapterBatch() if isinstance(own, AdapterBatch) else own for own in batch.caches)
+    return batch._replace(caches=tuple(arrays))

@@ -92,7 +92,9 @@ class Buckets:
         if all(bucket.decode_only for bucket in each) and (self._decodes_with_images or not images):
             return replace(max(each), images=images, adapters=adapters)
         tokens = max(tokens for tokens, _ in sizes)
-        return replace(next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=images, adapters=adapters)
+        return replace(
+            next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=images, adapters=adapters
+        )
 
     def smallest(self, *, tokens: int, seqs: int) -> Bucket:
         """Return the smallest bucket for `tokens` tokens of `seqs` sequences.

@@ -14,9 +14,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
+from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch, without_adapters
 from jpaged.execution.buckets import Bucket, Buckets
-from jpaged.execution.caches.adapters import without_adapters
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram

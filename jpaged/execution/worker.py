@@ -16,9 +16,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Bool, Int, UInt8
 
-from jpaged.execution.batch import StepBatch
+from jpaged.execution.batch import StepBatch, without_adapters
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.caches.adapters import without_adapters
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.deterministic import BUCKET, launches
@@ -203,7 +202,9 @@ class Worker:
         self.pool = self.model.encode(self.pool, dict(zip(names, arrays, strict=True)), rows)
 
     @device_call
-    def load_blocks(self, group: int, blocks: Sequence[int], contents: UInt8[np.ndarray, "shards blocks bytes"]) -> None:
+    def load_blocks(
+        self, group: int, blocks: Sequence[int], contents: UInt8[np.ndarray, "shards blocks bytes"]
+    ) -> None:
         """Write what the host has of some blocks of a layer group, as low-rank adapters are."""
         ids: list[Sequence[int]] = [[]] * len(self.spec.views)
         none = [contents[:, :0]] * len(self.spec.views)

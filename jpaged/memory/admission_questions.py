@@ -184,7 +184,6 @@ class AdmissionQuestions(MemoryState):
         groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in self._groups]
         return Demand(num_tokens, num_seqs, shared, groups, self.adapter_needs(adapter_blocks))
 
-
     def _check_encoder(self, encoder_tokens: int) -> None:
         if encoder_tokens and all(policy.names_tokens for policy, _ in self._groups):
             raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention or takes images")

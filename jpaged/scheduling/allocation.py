@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
-from jpaged.scheduling.adapter import Adapting
+from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.encoding import Encoding, Reach
 from jpaged.scheduling.forks import plan_forks, tokens_to_fork
 from jpaged.scheduling.prompt_end import tokens_before_end

@@ -186,6 +186,11 @@ class Request:
         """Return what keeps its KV apart in the prefix cache: its salt, and its adapter where it has one."""
         return self.cache_salt if self.adapter is None else (self.cache_salt, *self.adapter.salt)
 
+    def shares_adapter(self, other: Request) -> bool:
+        """Tell whether both run with the same adapter."""
+        mine, its = self.adapter, other.adapter
+        return mine is not None and its is not None and mine.digest == its.digest
+
     @property
     def computes_whole_prompt(self) -> bool:
         """Tell whether every token of the prompt has to be computed, whatever the prefix cache holds."""

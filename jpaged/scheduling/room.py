@@ -32,9 +32,7 @@ class Room:
         if self._verdict(request, length, encoder_tokens=images, adapter_blocks=adapter) is not Fit.NEVER:
             return True
         pinned = self.pinned_tokens(request)
-        fit = self._verdict(
-            request, length, pinned_tokens=pinned, encoder_tokens=images, adapter_blocks=adapter
-        )
+        fit = self._verdict(request, length, pinned_tokens=pinned, encoder_tokens=images, adapter_blocks=adapter)
         return pinned > 0 and fit is not Fit.NEVER
 
     def is_tight(self, request: Request) -> bool:
@@ -122,9 +120,8 @@ class Room:
             for held in victim.held.values():
                 if all(image.digest != held.image.digest for image in request.images):  # else it goes on being held
                     self._memory.count_image_relief(relief, held)
-            if victim.held_adapter is not None and victim.adapter is not None:
-                if request.adapter is None or victim.adapter.digest != request.adapter.digest:
-                    self._memory.count_adapter_relief(relief, victim.held_adapter)
+            if victim.held_adapter is not None and not victim.shares_adapter(request):  # else it goes on being held
+                self._memory.count_adapter_relief(relief, victim.held_adapter)
             slots += len(victim.live)
             tokens += sum(missing_tokens(victim, seq) == 1 for seq in victim.live)
             victims.append(victim)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy, MemoryManager
 from jpaged.outputs import FinishReason
-from jpaged.scheduling.adapter import Adapting
+from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.drafting import Drafting, drafts_kept

@@ -50,8 +50,8 @@ class Caller:
     def engine_name(
         self, prompt: Mapping[str, Any], params: SamplingParams | BeamSearchParams, adapter: str | None = None
     ) -> str:
-        """Return the engine's name for a request. The same prompt, parameters and adapter under the same Idempotency-Key, asked
-        with the same key of the server, have the same one."""
+        """Return the engine's name for a request. The same prompt, parameters and adapter under the same
+        Idempotency-Key, asked with the same key of the server, have the same one."""
         if self.idempotency_key is None:
             return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
         whose = "" if self.key is None else self.key.name

@@ -42,7 +42,9 @@ class Serving:
         self.engine = engine
         clash = sorted(set(settings.names) & set(engine.adapters))
         if clash:
-            raise ValueError(f"lora_modules has {clash[0]!r}, which is a name of the model; --served-model-name changes it")
+            raise ValueError(
+                f"lora_modules has {clash[0]!r}, which is a name of the model; --served-model-name changes it"
+            )
         self._traces = traces
         self.settings = settings
         self.metrics = ServerMetrics(engine, settings.model)
@@ -93,7 +95,8 @@ class Serving:
         priority: int | None = None,
         add_special_tokens: bool | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one prompt, with the adapter that `model` names, and count what it takes; closing the generator frees the request's memory."""
+        """Run one prompt, with the adapter that `model` names, and count what it takes; closing the generator frees the
+        request's memory."""
         prompt = {**prompt, "cache_salt": caller.salted(prompt.get("cache_salt"))}
         adapter = self.adapter_of(model)
         name = caller.engine_name(prompt, params, adapter)

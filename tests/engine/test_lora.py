@@ -58,7 +58,7 @@ def test_a_batch_of_three_adapters_and_none_generates_what_peft_does_in_a_pool_t
         model,
         **SETTINGS,
         lora_modules=adapters,
-        kv_cache_memory_bytes=POOL if family == "llama" else 40 * 16384,
+        kv_cache_memory_bytes=POOL if family == "llama" else 30 * 16384,
         preemption_mode="swap" if family == "gemma3" else "recompute",
     )
     outputs = tight.generate(asked(prompts), GREEDY, use_tqdm=False, lora_request=NAMES)
@@ -99,10 +99,10 @@ def test_no_kv_is_shared_between_adapters_or_with_the_model_itself(engine: LLM):
     assert len({tuple(ids) for ids in tokens(first)}) == 3
 
 
-def test_a_batch_without_adapters_runs_the_programs_it_runs_without_lora(engine: LLM, llama: tuple[str, dict[str, str]]):
-    plain = LLM(
-        llama[0], **{k: v for k, v in SETTINGS.items() if "lora" not in k}, kv_cache_memory_bytes=POOL
-    )
+def test_a_batch_without_adapters_runs_the_programs_it_runs_without_lora(
+    engine: LLM, llama: tuple[str, dict[str, str]]
+):
+    plain = LLM(llama[0], **{k: v for k, v in SETTINGS.items() if "lora" not in k}, kv_cache_memory_bytes=POOL)
 
     def lowered(llm: LLM) -> str:
         runner = llm._engine.runner
@@ -166,7 +166,10 @@ def test_more_adapters_than_a_step_has_places_for_wait_their_turn(tmp_path: Path
     one = LLM(model, **SETTINGS | {"max_loras": 1}, lora_modules=adapters, kv_cache_memory_bytes=POOL)
     names = ["small", "all", "some", "small"]
     outputs = one.generate(asked(PROMPTS), SHORT, False, lora_request=names)
-    alone = [one.generate(asked([prompt]), SHORT, False, lora_request=name)[0] for prompt, name in zip(PROMPTS, names)]
+    alone = [
+        one.generate(asked([prompt]), SHORT, False, lora_request=name)[0]
+        for prompt, name in zip(PROMPTS, names, strict=True)
+    ]
     assert tokens(outputs) == tokens(alone)
 
 
@@ -192,9 +195,19 @@ def test_adapters_stand_beside_quantised_weights(llama: tuple[str, dict[str, str
     llm = LLM(model, **settings, lora_modules=adapters)
     names = [None, "small", "all", "some"]
     together = llm.generate(asked(PROMPTS), SHORT, False, lora_request=names)
-    alone = [llm.generate(asked([p]), SHORT, False, lora_request=name)[0] for p, name in zip(PROMPTS, names)]
+    alone = [
+        llm.generate(asked([p]), SHORT, False, lora_request=name)[0] for p, name in zip(PROMPTS, names, strict=True)
+    ]
     assert tokens(together) == tokens(alone)
-    assert len({tuple(llm.generate(asked(PROMPTS[:1]), SHORT, False, lora_request=n)[0].outputs[0].token_ids) for n in names}) > 2
+    assert (
+        len(
+            {
+                tuple(llm.generate(asked(PROMPTS[:1]), SHORT, False, lora_request=n)[0].outputs[0].token_ids)
+                for n in names
+            }
+        )
+        > 2
+    )
 
 
 @pytest.mark.nightly
@@ -204,9 +217,7 @@ def test_drafts_change_no_token_of_an_adapter(engine: LLM, llama: tuple[str, dic
     names = [None, "small", "all", "some"]
     expected = tokens(engine.generate(asked(PROMPTS), GREEDY, False, lora_request=names))
     for speculative in (NGram(), Layers(1, tokens=2)):
-        llm = LLM(
-            llama[0], **SETTINGS, lora_modules=llama[1], kv_cache_memory_bytes=POOL, speculative=speculative
-        )
+        llm = LLM(llama[0], **SETTINGS, lora_modules=llama[1], kv_cache_memory_bytes=POOL, speculative=speculative)
         assert tokens(llm.generate(asked(PROMPTS), GREEDY, False, lora_request=names)) == expected
         llm.close()
 

@@ -72,10 +72,10 @@ def test_no_tensor_is_dropped(tmp_path: Path, tensors: dict, message: str):
 def test_a_folder_without_its_files_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="is no folder"):
         read_peft_folder(tmp_path / "none")
-    with pytest.raises(ValueError, match="has no adapter_config.json"):
+    with pytest.raises(ValueError, match=r"has no adapter_config\.json"):
         read_peft_folder(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(PLAIN))
-    with pytest.raises(ValueError, match="has no adapter_model.safetensors"):
+    with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors"):
         read_peft_folder(tmp_path)
 
 
@@ -87,6 +87,10 @@ def test_patterns_choose_rank_and_factor_as_peft_does(tmp_path: Path):
         "use_rslora": True,
     }
     read = PeftConfig.read(folder(tmp_path / "a", config))
-    assert [read.rank_of(f"model.layers.{i}.self_attn.{m}_proj") for i, m in ((0, "q"), (1, "q"), (1, "v"))] == [2, 8, 4]
+    assert [read.rank_of(f"model.layers.{i}.self_attn.{m}_proj") for i, m in ((0, "q"), (1, "q"), (1, "v"))] == [
+        2,
+        8,
+        4,
+    ]
     assert read.scale_of("model.layers.0.self_attn.v_proj") == 2 / 4**0.5
     assert read.adapts("model.layers.0.self_attn.q_proj") and not read.adapts("model.layers.0.mlp.up_proj")

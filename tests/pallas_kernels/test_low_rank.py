@@ -51,6 +51,4 @@ def test_one_of_several_layers_is_read_where_a_matrix_says_so(branches: bool):
     x, down, up, slot = operands()
     stacked = AdaptedMatrix(None, jnp.stack([down * 0, down]), jnp.stack([up, up]), slot, presence(slot), 0, branches)
     assert not stacked.addition(x).any()
-    np.testing.assert_allclose(
-        stacked.of_layer(None, 1).addition(x), low_rank_reference(x, down, up, slot), atol=2e-5
-    )
+    np.testing.assert_allclose(stacked.of_layer(None, 1).addition(x), low_rank_reference(x, down, up, slot), atol=2e-5)

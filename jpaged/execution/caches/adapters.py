@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from jpaged.memory.policies import Adapters
 from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite
 from pallas_kernels.layout import LANES
 from pallas_kernels.low_rank import AdaptedMatrix
-
-if TYPE_CHECKING:
-    from jpaged.execution.batch import StepBatch
 
 Spec = jax.sharding.PartitionSpec
 
@@ -204,9 +201,3 @@ def _replaced(params: dict[Any, Any], path: Sequence[str | int], *parts: Any) ->
     if not path:
         return AdaptedMatrix(params, *parts)  # type: ignore[return-value]
     return {**params, path[0]: _replaced(params[path[0]], path[1:], *parts)}
-
-
-def without_adapters(batch: StepBatch) -> StepBatch:
-    """Return a step's arrays for a model that knows no adapters, as one that drafts."""
-    arrays = (AdapterBatch() if isinstance(own, AdapterBatch) else own for own in batch.caches)
-    return batch._replace(caches=tuple(arrays))

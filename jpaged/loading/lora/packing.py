@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Shaped
 
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading.lora.peft_folder import LowRank, PeftAdapter

@@ -74,8 +74,10 @@ def read_peft_folder(path: str | Path) -> PeftAdapter:
         if module + _B not in found:
             raise ValueError(f"{file}: tensor {found[name]} has no counterpart *{_B}")
         if not config.adapts(module):
-            raise ValueError(f"{file}: tensor {found[name]} is of a module that target_modules={config.targets!r} "
-                             "with layers_to_transform leaves out")
+            raise ValueError(
+                f"{file}: tensor {found[name]} is of a module that target_modules={config.targets!r} "
+                "with layers_to_transform leaves out"
+            )
         pair = LowRank(reader.read(found[name]), reader.read(found[module + _B]), config.scale_of(module))
         _check(file, module, pair, config.rank_of(module))
         modules[module] = pair
@@ -93,7 +95,9 @@ def read_peft_folder(path: str | Path) -> PeftAdapter:
 
 def _check(file: Path, module: str, pair: LowRank, rank: int) -> None:
     if pair.a.ndim != 2 or pair.b.ndim != 2:
-        raise ValueError(f"{file}: {module} has matrices of shapes {pair.a.shape} and {pair.b.shape}, not two axes each")
+        raise ValueError(
+            f"{file}: {module} has matrices of shapes {pair.a.shape} and {pair.b.shape}, not two axes each"
+        )
     if not pair.a.shape[0] == pair.b.shape[1] == rank:
         raise ValueError(
             f"{file}: {module} has matrices of shapes {pair.a.shape} and {pair.b.shape}, but rank {rank} in "

@@ -1,4 +1,4 @@
-"""Knows the adapters of an engine, by name; each is read once, when it is first asked for or given with the settings."""
+"""Knows the adapters of an engine, by name; each is read once, at the start or when it is first asked for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class AdapterRegistry:
             if known is not None:
                 folder, adapter = known
                 if path is not None and Path(path).absolute() != Path(folder):
-                    raise ValueError(f"lora_path={path!r}: the adapter {name!r} was read from {folder}; choose another name")
+                    raise ValueError(
+                        f"lora_path={path!r}: the adapter {name!r} was read from {folder}; choose another name"
+                    )
                 return adapter
             if path is None:
                 names = ", ".join(map(repr, self._known)) or "none"

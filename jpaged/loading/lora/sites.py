@@ -1,4 +1,4 @@
-"""Finds which parameters of a model low-rank adapters may change, and where a checkpoint's rows and columns lie in them.
+"""Finds the parameters that low-rank adapters may change, and where a checkpoint's rows and columns lie in them.
 
 A parameter may hold several tensors of a checkpoint side by side, with heads moved and padding between. `WeightSource`
 knows how; here its `convert` is asked with the numbers of rows and columns in the place of weights.
@@ -114,7 +114,7 @@ def _part_of_column(places: list[Place]) -> bytes:
 
 
 def _place(source: WeightSource, shapes: Mapping[str, tuple[int, ...]], part: int) -> Place:
-    """Find a tensor's inputs and outputs in its parameter. O(inputs + outputs), as arrays that are asked for are views."""
+    """Find a tensor's inputs and outputs in its parameter. O(inputs + outputs): what is asked for are views."""
     outputs, inputs = shapes[source.sources[part]]
     rows = np.broadcast_to(np.arange(1, outputs + 1)[:, None], (outputs, inputs))
     columns = np.broadcast_to(np.arange(1, inputs + 1), (outputs, inputs))

@@ -2,8 +2,9 @@
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state_checkpoints` recurrent layers,
 `verified_states` those of theirs that verify drafts, `images` what encoders make of images, be it embeddings or K and V
-of cross-attention, `adapters` low-rank adapters, `encoder` cross-attention whose K and V belong to one request, `budget` layers that keep a fixed
-number of tokens, `prompt_budget` those that keep a fixed number of the prompt's. Layers that read another layer's KV
+of cross-attention, `adapters` low-rank adapters (`no_table` is what the two have in common), `encoder` cross-attention
+whose K and V belong to one request, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep
+a fixed number of the prompt's. Layers that read another layer's KV
 (cross-layer sharing) own no block and need no policy: they are not counted in `GroupSpec.num_layers`. A draft model's
 layers are one more group of `FullAttention`.
 """

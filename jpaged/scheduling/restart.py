@@ -57,5 +57,6 @@ def renewed(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]
-    empty = {"prompt_logprobs": {}, "pooled": {}, "held": {}, "held_adapter": None}
-    return replace(request, sequences=sequences, status=Status.WAITING, **empty)
+    request = replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={})
+    request.held_adapter = None
+    return request

@@ -42,9 +42,7 @@ class Serving:
         self.engine = engine
         clash = sorted(set(settings.names) & set(engine.adapters))
         if clash:
-            raise ValueError(
-                f"lora_modules has {clash[0]!r}, which is a name of the model; --served-model-name changes it"
-            )
+            raise ValueError(f"lora_modules has {clash[0]!r}, a name of the model itself: give one of them another")
         self._traces = traces
         self.settings = settings
         self.metrics = ServerMetrics(engine, settings.model)

@@ -83,7 +83,7 @@ def read_peft_folder(path: str | Path) -> PeftAdapter:
         modules[module] = pair
         for part in (pair.a, pair.b):
             digest.update(f"{module} {part.shape} {part.dtype} {pair.scale!r}".encode())
-            digest.update(np.ascontiguousarray(part).view(np.uint8))
+            digest.update(np.ascontiguousarray(part).tobytes())
     if not modules:
         raise ValueError(f"{file} has no tensor of a low-rank product")
     if isinstance(config.targets, tuple):

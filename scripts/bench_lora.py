@@ -1,6 +1,6 @@
 """Measures what low-rank adapters cost a decode step: CPU seconds with 0, 1 and 4 adapters in a batch.
 
-    python scripts/bench_lora.py --model smollm2-135m --rank 16 --sequences 16
+python scripts/bench_lora.py --model smollm2-135m --rank 16 --sequences 16
 """
 
 from __future__ import annotations

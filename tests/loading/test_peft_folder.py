@@ -46,6 +46,7 @@ def test_a_module_has_its_two_matrices_and_their_factor(tmp_path: Path):
         ({"r": 3}, r"q_proj has matrices of shapes \(2, 8\) and \(6, 2\), but rank 3"),
         ({"target_modules": ["v_proj"]}, r"q_proj.lora_A.weight is of a module that target_modules=\('v_proj',\)"),
         ({"target_modules": ["q_proj", "v_proj"]}, "has no tensor of target_modules='v_proj'"),
+        ({"rank_pattern": {"q_proj(": 2}}, r"rank_pattern has 'q_proj\(', which is no regular expression"),
         ({"layers_to_transform": [1]}, "with layers_to_transform leaves out"),
     ],
 )

@@ -72,6 +72,12 @@ class PeftConfig:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise ValueError(f"{file}: r={rank!r} must be an integer of at least 1")
         layers = data.get("layers_to_transform")
+        for key in ("rank_pattern", "alpha_pattern"):
+            for pattern in data.get(key) or {}:
+                _check_expression(file, key, pattern)
+        for key in ("target_modules", "exclude_modules"):
+            if isinstance(data.get(key), str):
+                _check_expression(file, key, data[key])
         return cls(
             str(folder),
             _names(file, "target_modules", data.get("target_modules")) or "all-linear",
@@ -109,6 +115,13 @@ class PeftConfig:
             if found := re.match(rf".*\.{pattern}\.(\d+)\.", module):
                 return int(found.group(1))
         return None
+
+
+def _check_expression(file: Path, key: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{file}: {key} has {pattern!r}, which is no regular expression: {error}") from error
 
 
 def _names(file: Path, key: str, value: Any) -> str | tuple[str, ...] | None:

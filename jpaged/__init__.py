@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jpaged.images.settings import ImageSources
     from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
+    from jpaged.lora_request import LoRARequest
     from jpaged.memory import MemoryMap, MemoryReport
     from jpaged.outputs import CompletionOutput, RequestOutput, SavedState, StreamDelta
     from jpaged.pooling_params import PoolingParams
@@ -25,6 +26,7 @@ __version__ = "0.1.0"  # the only place: the build reads it from here
 
 _HOMES = {
     "LLM": "jpaged.llm",
+    "LoRARequest": "jpaged.lora_request",
     "AsyncLLM": "jpaged.async_llm",
     "BeamSearchParams": "jpaged.sampling_params",
     "EngineBusy": "jpaged.errors",
@@ -62,6 +64,7 @@ __all__ = [
     "EngineStopped",
     "ImageSources",
     "Layers",
+    "LoRARequest",
     "MemoryMap",
     "MemoryReport",
     "NGram",

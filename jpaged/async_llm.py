@@ -25,6 +25,7 @@ from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
 from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import one_each, priorities
 from jpaged.text.chat_template import ChatArguments, Messages
 from jpaged.text.input_processor import PREFILL_ONLY
@@ -32,7 +33,6 @@ from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
 from jpaged.text.token_reader import TokenReader
 from jpaged.validation import integer, number
-from jpaged.vllm_requests import check_no_lora
 
 if TYPE_CHECKING:
     from jpaged.training import TrainableModel
@@ -93,7 +93,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
-        lora_request: None = None,
+        lora_request: LoRA | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -114,23 +114,30 @@ class AsyncLLM:
             EngineBusy: max_waiting_requests are waiting.
             EngineStopped: `shutdown` was called, or the engine failed.
         """
-        check_no_lora(lora_request)
+        (lora,) = one_lora_each(lora_request, 1)
         tokenization = Tokenization.of(tokenization_kwargs)
         chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
         (params,) = one_each(chosen, 1, SamplingParams)
-        async with aclosing(self._outputs(prompt, params, request_id, priority, tokenization)) as outputs:
+        async with aclosing(self._outputs(prompt, params, request_id, priority, lora, tokenization)) as outputs:
             async for output in outputs:
                 yield output
 
     async def beam_search(
-        self, prompt: Prompt, params: BeamSearchParams, request_id: str, *, priority: int | None = None
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        lora_request: LoRA | None = None,
+        priority: int | None = None,
     ) -> RequestOutput:
         """Search for the most likely outputs of one prompt, as `LLM.beam_search` does.
 
         Args and raises: see `generate`. Cancelling the task that waits for it frees the search's memory.
         """
         (params,) = one_each(params, 1, BeamSearchParams)
-        async with aclosing(self._outputs(prompt, params, request_id, priority)) as outputs:
+        (lora,) = one_lora_each(lora_request, 1)
+        async with aclosing(self._outputs(prompt, params, request_id, priority, lora)) as outputs:
             return await anext(outputs)
 
     async def _outputs(
@@ -139,6 +146,7 @@ class AsyncLLM:
         params: SamplingParams | BeamSearchParams,
         request_id: str,
         priority: int | None,
+        lora: LoRA | None,
         tokenization: Tokenization = DEFAULT,
     ) -> AsyncGenerator[RequestOutput, None]:
         (rank,) = priorities(priority, 1)
@@ -146,7 +154,7 @@ class AsyncLLM:
         whole = kind is RequestOutputKind.FINAL_ONLY
         ticket = self._thread.reserve(request_id)
         try:
-            make = partial(self.input_processor.process, streamed=not whole, tokenization=tokenization)
+            make = partial(self.input_processor.process, streamed=not whole, tokenization=tokenization, lora=lora)
             request = await asyncio.to_thread(make, prompt, params, rank)
             builder = self.output_processor.builder(request, request_id)
             self._thread.submit(ticket, request, TokenReader(request, whole=whole))
@@ -366,6 +374,11 @@ class AsyncLLM:
     def config(self) -> SizedConfig:
         """Return the engine's settings, with the sizes that its device chose."""
         return self._llm.config
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the names of the low-rank adapters that the engine has read."""
+        return self.input_processor.adapters.names
 
     @property
     def max_model_len(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.images.settings import ImageSources
@@ -42,11 +43,20 @@ _INTEGERS = {  # name: least
     "seed": 0,
     "long_prefill_token_threshold": 0,
     "max_logprobs": -1,
+    "max_loras": 1,
+    "max_lora_rank": 1,
 }
 SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 """Settings whose default follows the device, see `SizedConfig`."""
 _OPTIONAL = (*SIZES, "max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
-_FLAGS = ("enable_prefix_caching", "enable_expert_parallel", "enforce_eager", "disable_log_stats", "deterministic")
+_FLAGS = (
+    "enable_prefix_caching",
+    "enable_expert_parallel",
+    "enforce_eager",
+    "disable_log_stats",
+    "deterministic",
+    "enable_lora",
+)
 _MODEL_FLAGS = ("language_model_only",)
 _PATHS = ("tokenizer", "revision", "download_dir", "generation_config", "compiled_programs")
 
@@ -122,6 +132,12 @@ class EngineConfig:
         images: where images of prompts may come from and how large they may be: a `jpaged.ImageSources`, or a mapping
             of its fields. By default PIL images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt.
         language_model_only: whether of a model that sees only the language model is loaded.
+        enable_lora: whether requests may run with low-rank adapters (LoRA), which are loaded into the pool at need. It
+            excludes data_parallel_size, kv_budget and several hosts.
+        max_loras: most different adapters of a step; requests whose adapter would be one more wait.
+        max_lora_rank: largest rank of an adapter.
+        lora_modules: PEFT folders that are read at the start, by the names under which requests ask for them. They ask
+            for enable_lora.
         deterministic: whether a sequence's log-probabilities are the same to the last bit however it is batched,
             chunked, preempted or served from the cache. That is slower: every token is computed by programs of one
             shape. Engines agree when they agree on max_num_seqs, max_model_len, block_size, dtype, device kind and
@@ -163,6 +179,10 @@ class EngineConfig:
     compiled_programs: str | None = None
     images: ImageSources = field(default_factory=ImageSources)
     language_model_only: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -199,6 +219,7 @@ class EngineConfig:
                 )
             if self.deterministic:
                 raise ValueError(f"deterministic=True needs data_parallel_size=1, not {self.data_parallel_size}")
+        self._check_lora()
         if isinstance(self.images, Mapping):
             self._store("images", ImageSources(**self.images))
         if not isinstance(self.images, ImageSources):
@@ -236,6 +257,22 @@ class EngineConfig:
                 f"max_num_batched_tokens={tokens} is below max_num_seqs={sequences}: a step could not give every "
                 "running sequence one token"
             )
+
+    def _check_lora(self) -> None:
+        if not isinstance(self.lora_modules, Mapping):
+            raise ValueError(f"lora_modules={self.lora_modules!r} must map names to folders")
+        for name, path in self.lora_modules.items():
+            if not (isinstance(name, str) and name and isinstance(path, str | Path) and str(path)):
+                raise ValueError(f"lora_modules={self.lora_modules!r} must map names to folders")
+        self._store("lora_modules", {name: str(path) for name, path in self.lora_modules.items()})
+        if self.lora_modules and not self.enable_lora:
+            raise ValueError(f"lora_modules={self.lora_modules!r} need enable_lora=True")
+        if not self.enable_lora:
+            return
+        if self.data_parallel_size > 1:
+            raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {self.data_parallel_size}")
+        if self.kv_budget is not None:
+            raise ValueError(f"enable_lora=True does not go with kv_budget={self.kv_budget}")
 
     def _check_swapping(self) -> None:
         if self.swap_space is not None:

@@ -12,11 +12,11 @@ from jpaged.engine.pooling_handle import PoolingHandle
 from jpaged.engine.process import refuse_pickling
 from jpaged.outputs import RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import conversations, one_each, priorities, several
 from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
 from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization, chat_prompt
 from jpaged.vllm_names import engine_settings, missing_attribute
-from jpaged.vllm_requests import check_no_lora
 
 
 class LLM(PoolingHandle):
@@ -114,7 +114,7 @@ class LLM(PoolingHandle):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         priority: int | Sequence[int] | None = None,
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -130,7 +130,8 @@ class LLM(PoolingHandle):
                 PIL images and ``data:`` URLs, and what the setting `images` allows.
             sampling_params: one for all, or one each; None = `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
-            lora_request: None: there are no adapters.
+            lora_request: the low-rank adapter to run with, one for all or one each, None for the model as it is: a
+                `LoRARequest`, or the name of an adapter of the setting lora_modules. Needs enable_lora=True.
             priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
             tokenization_kwargs: ``{"add_special_tokens": False}`` leaves out what the tokenizer adds to a text;
                 ``{"truncation": True, "max_length": n}`` uses the last n tokens of each prompt.
@@ -141,16 +142,16 @@ class LLM(PoolingHandle):
             ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool; or a priority
                 is given where requests are served in order of arrival.
         """
-        check_no_lora(lora_request)
         batch, tokenization = several(prompts), Tokenization.of(tokenization_kwargs)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
-        return self._answer(batch, params, priorities(priority, len(batch)), use_tqdm, on_error, tokenization)
+        ranks, loras = priorities(priority, len(batch)), one_lora_each(lora_request, len(batch))
+        return self._answer(batch, params, ranks, use_tqdm, on_error, tokenization, loras)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams | Sequence[BeamSearchParams],
-        lora_request: None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         use_tqdm: bool = True,
         *,
         priority: int | Sequence[int] | None = None,
@@ -170,16 +171,17 @@ class LLM(PoolingHandle):
         Raises:
             ValueError: as `generate`, or beam_width is above max_num_seqs or too large for the vocabulary.
         """
-        check_no_lora(lora_request)
         batch = several(prompts)
         each = one_each(params, len(batch), BeamSearchParams)
-        return self._answer(batch, each, priorities(priority, len(batch)), use_tqdm, on_error)
+        ranks, loras = priorities(priority, len(batch)), one_lora_each(lora_request, len(batch))
+        return self._answer(batch, each, ranks, use_tqdm, on_error, loras=loras)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> Generator[StreamDelta, None, None]:
         """Generate for one or several prompts and yield what is new as it comes.
@@ -197,14 +199,15 @@ class LLM(PoolingHandle):
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
         ranks = priorities(priority, len(batch))
         processors = self.input_processor, self.output_processor
-        return self._kept(offline.stream(self._engine, *processors, batch, params, ranks))
+        loras = one_lora_each(lora_request, len(batch))
+        return self._kept(offline.stream(self._engine, *processors, batch, params, ranks, loras))
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: ContentFormat = "auto",
         add_generation_prompt: bool = True,
@@ -231,7 +234,6 @@ class LLM(PoolingHandle):
             ValueError: there is no chat template, messages or tools do not fit it, both add_generation_prompt and
                 continue_final_message are True, or as `generate`.
         """
-        check_no_lora(lora_request)
         options = ChatOptions(
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
@@ -242,7 +244,8 @@ class LLM(PoolingHandle):
         )
         batch, tokenization = conversations(messages, options), Tokenization.of(tokenization_kwargs)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
-        return self._answer(batch, params, priorities(None, len(batch)), use_tqdm, on_error, tokenization)
+        ranks, loras = priorities(None, len(batch)), one_lora_each(lora_request, len(batch))
+        return self._answer(batch, params, ranks, use_tqdm, on_error, tokenization, loras)
 
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
         """The prompt a conversation becomes through the chat template, for `generate` and `stream`.
@@ -272,9 +275,10 @@ class LLM(PoolingHandle):
         use_tqdm: bool,
         on_error: offline.OnError,
         tokenization: Tokenization = DEFAULT,
+        loras: Sequence[LoRA | None] | None = None,
     ) -> list[RequestOutput]:
         processors = self.input_processor, self.output_processor
-        return offline.answer(self._engine, *processors, batch, params, ranks, use_tqdm, on_error, tokenization)
+        return offline.answer(self._engine, *processors, batch, params, ranks, use_tqdm, on_error, tokenization, loras)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(missing_attribute("LLM", name), name=name, obj=self)

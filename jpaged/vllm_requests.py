@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-LORA = "LoRA adapters are not supported: merge them into the weights, or call update_params()"
+LORA = "adapters have the settings enable_lora, max_loras, max_lora_rank and lora_modules, and the model's dtype"
 IMAGES = "images are prepared as the checkpoint says, and come in multi_modal_data or as image_url parts of messages"
 _BEAMS = "call beam_search() with BeamSearchParams"
 _LOGITS = "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn"
@@ -94,14 +94,3 @@ def check_prompt_keys(prompt: Mapping[str, Any], known: Sequence[str]) -> None:
         value = prompt.get(key)
         if value is not None and not (isinstance(value, Mapping) and not value):
             raise ValueError(f"a prompt has {key!r}: {reason}")
-
-
-def check_no_lora(lora_request: Any) -> None:
-    """Check that a call asks for no adapter: None, or a list of None.
-
-    Raises:
-        ValueError: it does.
-    """
-    several = isinstance(lora_request, Sequence) and not isinstance(lora_request, str)
-    if any(one is not None for one in (lora_request if several else [lora_request])):
-        raise ValueError(f"lora_request={lora_request!r}: {LORA}")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from pallas_kernels.low_rank import AdaptedMatrix
 from pallas_kernels.matmul import chosen_product
 from pallas_kernels.quantised import HeldMatrix
 
@@ -59,6 +60,10 @@ class Bank:
         return chosen_product(product, x, self.matrices, self.index)
 
 
+_WHOLE = (HeldMatrix, AdaptedMatrix)
+"""What stands for a matrix and is made of several arrays."""
+
+
 def matrix_of(parameter: Array | Bank) -> Array:
     """Return a parameter's matrix, which is copied where it is one of a bank."""
     return parameter.read() if isinstance(parameter, Bank) else parameter
@@ -68,9 +73,12 @@ def choose(layers: Sequence[Any], index: int | Int[Array, ""]) -> Any:
     """Pick one layer's parameters out of all layers' trees: banks for matrices; vectors, which are small, are
     gathered."""
 
-    def pick(*leaves: Any) -> Bank | Array:
+    def pick(*leaves: Any) -> Bank | Array | AdaptedMatrix:
+        if isinstance(leaves[0], AdaptedMatrix):  # the layers' adapters lie in one array
+            bank = Bank([leaf.weight for leaf in leaves], index)
+            return leaves[0].of_layer(bank, jnp.asarray([leaf.at for leaf in leaves])[index])
         if isinstance(leaves[0], HeldMatrix) or leaves[0].ndim >= 2:
             return Bank(leaves, index)
         return jnp.stack(leaves)[index]
 
-    return jax.tree.map(pick, *layers, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix))
+    return jax.tree.map(pick, *layers, is_leaf=lambda leaf: isinstance(leaf, _WHOLE))

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
+from pallas_kernels.low_rank import AdaptedMatrix
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.platform import Impl
@@ -75,8 +76,10 @@ class Linear(nnx.Module):
             may_quantise: whether the weight may be held quantised.
         """
         weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
-        tiled, narrow = self.impl == "cpu", self.narrow and may_quantise
-        yield WeightSource((*path, "weight"), weights, convert, self.partition, layer, contracted, unit, tiled, narrow)
+        weight, tiled, narrow = (*path, "weight"), self.impl == "cpu", self.narrow and may_quantise
+        yield WeightSource(
+            weight, weights, convert, self.partition, layer, contracted, unit, tiled, narrow, adaptable=True
+        )
         if self.bias is not None:
             biases = tuple(f"{tensor}.bias" for tensor in tensors)
             yield WeightSource((*path, "bias"), biases, convert_bias, P(self.partition[-1]), layer)
@@ -224,7 +227,11 @@ class Embedding(nnx.Module):
         yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, narrow)
 
 
-def _dot(x: Array, weight: Array | HeldMatrix | Bank, live_rows: LiveRows, impl: Impl, shards: int) -> Array:
+def _dot(
+    x: Array, weight: Array | HeldMatrix | Bank | AdaptedMatrix, live_rows: LiveRows, impl: Impl, shards: int
+) -> Array:
+    if isinstance(weight, AdaptedMatrix):
+        return _dot(x, weight.weight, live_rows, impl, shards) + weight.addition(x)
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
     if isinstance(bank.matrices[0], HeldMatrix):
         return quantised_matmul(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)

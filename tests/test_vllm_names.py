@@ -38,7 +38,6 @@ def test_two_names_of_one_setting_exclude_each_other(order):
     [
         ("enable_chunked_prefill", True),
         ("trust_remote_code", False),
-        ("enable_lora", False),
         ("pipeline_parallel_size", 1),
         ("task", "generate"),
         ("tokenizer_mode", "auto"),
@@ -56,7 +55,7 @@ def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name, value):
         ("enable_chunked_prefill", False, "must be True: long prompts always run in chunks"),
         ("trust_remote_code", True, "must be False: no code of a model's repository is run"),
         ("trust_remote_code", 0, "must be False"),
-        ("enable_lora", True, "LoRA adapters are not supported"),
+        ("lora_dtype", "bfloat16", "the model's dtype"),
         ("num_gpu_blocks_override", 100, "kv_cache_memory_bytes"),
         ("load_format", "pt", "the format is known from the files"),
         ("hf_overrides", {}, "config.json"),

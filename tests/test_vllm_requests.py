@@ -8,7 +8,6 @@ import pytest
 
 import jpaged
 from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from jpaged.vllm_requests import check_no_lora
 
 
 def test_parameters_can_be_cloned_and_pickled():
@@ -76,14 +75,6 @@ def test_homes_of_types_are_vllms():
     assert (TextPrompt, TokensPrompt, RequestOutput) == (jpaged.TextPrompt, jpaged.TokensPrompt, jpaged.RequestOutput)
     assert all([PromptType, CompletionOutput, BeamSearchParams, RequestOutputKind])
     assert (SamplingParams, StructuredOutputsParams) == (jpaged.SamplingParams, jpaged.StructuredOutputsParams)
-
-
-def test_no_adapter_is_no_adapter_and_one_is_refused():
-    for nothing in (None, [], [None, None]):
-        check_no_lora(nothing)
-    for adapter in (object(), [None, object()], "path"):
-        with pytest.raises(ValueError, match=r"lora_request=.*: LoRA adapters are not supported: merge them"):
-            check_no_lora(adapter)
 
 
 @pytest.mark.parametrize(

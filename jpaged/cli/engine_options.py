@@ -115,6 +115,26 @@ class ServeOptions(RequestOptions):
     max_logprobs: Annotated[int, typer.Option(min=-1, help="Most log-probabilities of a place.")] = 20
     data_parallel_size: Annotated[int, typer.Option(min=1, help="Replicas of the model in this process.")] = 1
     seed: Annotated[int, typer.Option(min=0, help="Seed from which those of requests are drawn.")] = 0
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Serve low-rank adapters; --lora-modules does.")
+    ] = False
+    lora_modules: Annotated[
+        list[str] | None, typer.Option(help="name=folder of a PEFT adapter, served as a model; may be repeated.")
+    ] = None
+    max_loras: Annotated[int, typer.Option(min=1, help="Most different adapters of a step.")] = 1
+    max_lora_rank: Annotated[int, typer.Option(min=1, help="Largest rank of an adapter.")] = 16
+
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings()
+        modules = [module.partition("=") for module in settings.pop("lora_modules") or ()]
+        for name, _, path in modules:
+            if not (name and path):
+                raise ValueError(f"lora_modules={name!r} must be name=folder")
+        names = [name for name, _, _ in modules]
+        if len(set(names)) < len(names):
+            raise ValueError(f"lora_modules gives two folders one name: {', '.join(names)}")
+        settings["enable_lora"] = settings["enable_lora"] or bool(modules)
+        return settings | {"lora_modules": {name: path for name, _, path in modules}}
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

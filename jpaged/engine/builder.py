@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.distributed import Follower, Leader, join
+from jpaged.engine.adapters import adapter_registry, adapters_of
 from jpaged.engine.compiled_programs import open_programs, with_compiled_pool
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.default_sizes import sized
@@ -119,7 +120,9 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         max_model_len=max_model_len,
         dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh, config.block_size),
         draft_groups=drafting.groups,
+        adapters=adapters_of(config, loaded, part is not None),
     ).spec
+    adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
     runner = Runner(
@@ -135,6 +138,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         draft=drafting.program,
         images=no_images is None,
         together=_tokens_together(loaded.model),
+        adapters=adapters is not None,
         examples=_examples(loaded.model) if no_images is None else (),
         programs=open_programs(config, loaded, spec, max_model_len, collect),
         **shapes,
@@ -159,6 +163,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
         prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, SeesImages) else None,
+        adapters=adapters,
         no_output=None if loaded.pooling.generates else _no_output(config),
     )
     engine.stats_log.enabled = not config.disable_log_stats
@@ -229,6 +234,7 @@ def _scheduler(config: SizedConfig, spec: PoolSpec, max_model_len: int, speculat
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=config.preemption_mode,
         speculation=speculation,
+        max_loras=config.max_loras,
     )
 
 

@@ -181,6 +181,7 @@ class Engine:
                     replica.in_flight.append(in_flight)
             self.stats.num_steps += any(step.chunks for step in scheduled)
             self.stats.num_tokens += sum(step.num_tokens for step in scheduled)
+            self.stats.num_adapter_loads += sum(len(step.loads) for step in scheduled)
             self.stats.num_encoded_images += sum(len(step.encodes) for step in scheduled)
         for replica, newest in zip(self.replicas, dispatched, strict=True):
             while replica.in_flight and replica.in_flight[0] is not newest:

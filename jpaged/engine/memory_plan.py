@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from jpaged.config import SizedConfig
 from jpaged.execution import PoolSpec
-from jpaged.execution.caches.base import BlockFormat, group_specs
+from jpaged.execution.caches.adapters import AdapterCache
+from jpaged.execution.caches.base import BlockFormat, LayerCache, group_specs
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.device_memory import (
     DeviceMemory,
@@ -27,7 +28,8 @@ from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
 from jpaged.memory import GroupSpec, PoolLayout
 from jpaged.memory.policies import ImageFeatures
-from jpaged.model_api import CausalLM, LayerGroup, SeesImages
+from jpaged.model_api import AdapterGroup, CausalLM, LayerGroup, SeesImages
+from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -70,6 +72,7 @@ def plan_memory(
     max_model_len: int,
     dtype: Any,
     draft_groups: Sequence[LayerGroup] = (),
+    adapters: AdapterGroup | None = None,
     memory: DeviceMemory | None = None,
     kernel_impl: Impl | None = None,
     measure: Callable[[StepPrograms], tuple[ProgramSize, ...]] | None = None,
@@ -82,6 +85,7 @@ def plan_memory(
         max_model_len: most tokens of a sequence, see `resolve_max_model_len`.
         dtype: dtype of the KV.
         draft_groups: layer groups of a draft model, which lie in the same pool.
+        adapters: what keeps low-rank adapters there; its blocks get the shape of the smallest of the others.
         memory: a device's memory; by default what the mesh's first device has now.
         kernel_impl: version of the kernels, see `StepPrograms`.
         measure: finds what programs need; by default `compile_largest`.
@@ -104,6 +108,9 @@ def plan_memory(
         _useful_bytes(group_specs(caches), sequences, max_model_len, config.watermark)
         for sequences in (config.max_num_seqs, 1)
     )
+    if adapters is not None:
+        caches = (*caches, AdapterCache(_in_blocks_of(adapters, group_specs(caches), form), form))
+        useful, of_one = useful + adapters.adapters * _largest(caches[-1]), of_one + _largest(caches[-1])
 
     def size(temporary_bytes: int) -> int:
         return pool_bytes(
@@ -179,6 +186,19 @@ def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
     if limit is not None and asked > limit:
         raise ValueError(f"max_model_len={asked} is above the model's max_position_embeddings={limit}")
     return asked
+
+
+def _in_blocks_of(adapters: AdapterGroup, specs: Sequence[GroupSpec], form: BlockFormat) -> AdapterGroup:
+    """Return the group with blocks like the smallest of the model's, so that large pages stay as they are."""
+    smallest = min(specs, key=lambda spec: spec.layer_bytes * spec.view_layers)
+    rows = smallest.layer_bytes // (LANES * form.dtype.itemsize)
+    return replace(adapters, block_layers=smallest.view_layers, block_rows=rows)
+
+
+def _largest(cache: LayerCache) -> int:
+    """Return the bytes of an adapter of the largest rank that changes all that can be changed."""
+    assert isinstance(cache, AdapterCache)
+    return sum(cache.most_blocks) * cache.block_bytes
 
 
 def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int, watermark: float) -> int:

@@ -25,6 +25,7 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
         "spec_decode_num_drafts": stats.num_drafts,
         "spec_decode_num_draft_tokens": stats.num_draft_tokens,
         "spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
+        "adapter_loads": stats.num_adapter_loads,
         "encoded_images": stats.num_encoded_images,
         "num_preemptions": stats.num_preemptions,
         "compiled_shapes": stats.num_compiled,

@@ -11,6 +11,7 @@ from jpaged.engine.progress import GenerationProgress
 from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import Request, Status
+from jpaged.text.adapters import LoRA
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.output_processor import OutputProcessor, refused
 from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization
@@ -30,6 +31,7 @@ def answer(
     use_tqdm: bool,
     on_error: OnError,
     tokenization: Tokenization = DEFAULT,
+    loras: Sequence[LoRA | None] | None = None,
 ) -> list[RequestOutput]:
     """Run a batch to its end and return one output a prompt, see `LLM.generate`."""
     boolean("use_tqdm", use_tqdm)
@@ -42,9 +44,10 @@ def answer(
             raise ValueError(f"prompt {number}: {error}") from error
         return refused(batch[number], str(error))
 
-    for i, (prompt, param, rank) in enumerate(zip(batch, params, ranks, strict=True)):
+    loras = [None] * len(batch) if loras is None else loras
+    for i, (prompt, param, rank, lora) in enumerate(zip(batch, params, ranks, loras, strict=True)):
         try:
-            entries.append(inputs.process(prompt, param, rank, tokenization=tokenization))
+            entries.append(inputs.process(prompt, param, rank, tokenization=tokenization, lora=lora))
         except ValueError as error:
             entries.append(refuse(i, error))
     requests = [entry for entry in entries if isinstance(entry, Request)]
@@ -79,12 +82,13 @@ def stream(
     batch: Sequence[Prompt],
     params: Sequence[SamplingParams],
     ranks: Sequence[int | None],
+    loras: Sequence[LoRA | None],
 ) -> Generator[StreamDelta, None, None]:
     """Check a batch, then give what is new as it comes, see `LLM.stream`."""
     requests = []
-    for i, (prompt, param, rank) in enumerate(zip(batch, params, ranks, strict=True)):
+    for i, (prompt, param, rank, lora) in enumerate(zip(batch, params, ranks, loras, strict=True)):
         try:
-            requests.append(inputs.process(prompt, param, rank, streamed=True))
+            requests.append(inputs.process(prompt, param, rank, streamed=True, lora=lora))
         except ValueError as error:
             raise ValueError(f"prompt {i}: {error}") from error
         if param.prompt_logprobs is not None:

@@ -11,6 +11,7 @@ from jpaged.engine.engine import Engine
 from jpaged.engine.offline import run
 from jpaged.pooling_params import Pooling
 from jpaged.scheduling import Request
+from jpaged.text.adapters import LoRA
 from jpaged.text.input_processor import PREFILL_ONLY, InputProcessor
 from jpaged.text.prompt import Prompt, Tokenization, parse_prompt
 from jpaged.validation import boolean
@@ -30,6 +31,7 @@ def pool_prompts(
     poolings: Sequence[Pooling],
     use_tqdm: bool,
     tokenization: Tokenization,
+    loras: Sequence[LoRA | None],
 ) -> list[PooledPrompt]:
     """Run a batch and return a vector a prompt, of the hidden states after the final norm.
 
@@ -40,9 +42,10 @@ def pool_prompts(
     if len(engine.replicas) > 1:
         raise ValueError(f"embed(), classify() and score() need data_parallel_size=1, not {len(engine.replicas)}")
     requests = []
-    for i, (prompt, pooling) in enumerate(zip(batch, poolings, strict=True)):
+    for i, (prompt, pooling, lora) in enumerate(zip(batch, poolings, loras, strict=True)):
         try:
-            request = inputs.request(parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images), PREFILL_ONLY)
+            parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images)
+            request = inputs.request(parsed, PREFILL_ONLY, lora=lora)
         except ValueError as error:
             raise ValueError(f"prompt {i}: {error}") from error
         request.pooling = pooling

@@ -13,9 +13,9 @@ from jpaged.engine.sleep_handle import SleepHandle
 from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from jpaged.pooling_params import Pooling, PoolingParams
 from jpaged.sampling_params import SamplingParams
+from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import one_each, several
 from jpaged.text.prompt import Prompt, Tokenization
-from jpaged.vllm_requests import check_no_lora
 
 
 class PoolingHandle(SleepHandle):
@@ -26,7 +26,7 @@ class PoolingHandle(SleepHandle):
         prompts: Prompt | Sequence[Prompt],
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
@@ -40,7 +40,6 @@ class PoolingHandle(SleepHandle):
             ValueError: a prompt is empty, too long or could never fit the pool; `dimensions` is above the model's; the
                 model's folder asks for a pooling that is not known here; or there are replicas.
         """
-        check_no_lora(lora_request)
         batch = several(prompts)
         each = one_each(PoolingParams() if pooling_params is None else pooling_params, len(batch), PoolingParams)
         width = self._width
@@ -48,7 +47,7 @@ class PoolingHandle(SleepHandle):
             if params.dimensions is not None and params.dimensions > width:
                 raise ValueError(f"prompt {i}: dimensions={params.dimensions} is above the model's {width}")
         poolings = [params.pooling or self._default_pooling() for params in each]
-        found = self._pool(batch, poolings, use_tqdm, tokenization_kwargs)
+        found = self._pool(batch, poolings, use_tqdm, tokenization_kwargs, lora_request)
         return [
             _output(one, EmbeddingOutput(self._finished(one.vector, params).tolist()))
             for one, params in zip(found, each, strict=True)
@@ -58,7 +57,7 @@ class PoolingHandle(SleepHandle):
         self,
         prompts: Prompt | Sequence[Prompt],
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
@@ -70,12 +69,11 @@ class PoolingHandle(SleepHandle):
         Raises:
             ValueError: the model has no head for classes (``score.weight``); or as `embed`.
         """
-        check_no_lora(lora_request)
         head = self._pooling.classes
         if head is None:
             raise ValueError(f"{self.config.model} has no head for classes (score.weight): only embed() and generate()")
         batch = several(prompts)
-        found = self._pool(batch, ["last"] * len(batch), use_tqdm, tokenization_kwargs)
+        found = self._pool(batch, ["last"] * len(batch), use_tqdm, tokenization_kwargs, lora_request)
         return [_output(one, self._classes(head @ one.vector)) for one in found]
 
     def score(
@@ -84,7 +82,7 @@ class PoolingHandle(SleepHandle):
         data_2: Prompt | Sequence[Prompt] | None = None,
         /,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
@@ -100,13 +98,14 @@ class PoolingHandle(SleepHandle):
             ValueError: the numbers of prompts differ, the model has no vocabulary's head, or as `embed`.
         """
         if data_2 is None:
-            check_no_lora(lora_request)
-            return self._likelihoods(several(data_1), use_tqdm, tokenization_kwargs)
+            return self._likelihoods(several(data_1), use_tqdm, tokenization_kwargs, lora_request)
         first, second = list(several(data_1)), list(several(data_2))
         if len(first) == 1:
             first *= len(second)
         if len(first) != len(second):
             raise ValueError(f"data_1 has {len(first)} prompts, data_2 {len(second)}: as many, or one, are compared")
+        if isinstance(lora_request, Sequence) and not isinstance(lora_request, str):
+            raise ValueError("lora_request of two lists of prompts must be one adapter for all")
         params = PoolingParams(normalize=True)
         both = self.embed([*first, *second], use_tqdm, params, lora_request, tokenization_kwargs=tokenization_kwargs)
         return [
@@ -139,9 +138,10 @@ class PoolingHandle(SleepHandle):
         poolings: Sequence[Pooling],
         use_tqdm: bool,
         tokenization_kwargs: Mapping[str, Any] | None,
+        lora_request: LoRA | Sequence[LoRA | None] | None,
     ) -> list[PooledPrompt]:
-        tokenization = Tokenization.of(tokenization_kwargs)
-        return pool_prompts(self._engine, self.input_processor, batch, poolings, use_tqdm, tokenization)
+        tokenization, loras = Tokenization.of(tokenization_kwargs), one_lora_each(lora_request, len(batch))
+        return pool_prompts(self._engine, self.input_processor, batch, poolings, use_tqdm, tokenization, loras)
 
     def _finished(self, vector: np.ndarray, params: PoolingParams) -> np.ndarray:
         vector = vector[: params.dimensions]
@@ -157,12 +157,24 @@ class PoolingHandle(SleepHandle):
         return ClassificationOutput(probs.tolist(), logits.tolist())
 
     def _likelihoods(
-        self, batch: Sequence[Prompt], use_tqdm: bool, tokenization_kwargs: Mapping[str, Any] | None
+        self,
+        batch: Sequence[Prompt],
+        use_tqdm: bool,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        lora_request: LoRA | Sequence[LoRA | None] | None,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         params = [SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)] * len(batch)
         parts, tokenization = (self.input_processor, self.output_processor), Tokenization.of(tokenization_kwargs)
         outputs = offline.answer(
-            self._engine, *parts, batch, params, [None] * len(batch), use_tqdm, "raise", tokenization
+            self._engine,
+            *parts,
+            batch,
+            params,
+            [None] * len(batch),
+            use_tqdm,
+            "raise",
+            tokenization,
+            one_lora_each(lora_request, len(batch)),
         )
         found = []
         for output in outputs:

@@ -39,6 +39,7 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
         num_drafts=sum(speculation.num_drafts for speculation in speculations),
         num_draft_tokens=sum(speculation.num_drafted for speculation in speculations),
         num_accepted_tokens=sum(speculation.num_accepted for speculation in speculations),
+        num_adapter_loads=counters.num_adapter_loads,
         num_encoded_images=counters.num_encoded_images,
         step_times=counters.step_times,
         num_compiled=compilations.count,

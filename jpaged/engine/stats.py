@@ -51,6 +51,7 @@ class EngineStats:
         num_available_pages: large pages that hold nothing in use; the prefix cache may be in them.
         num_drafts: how often drafts of a sequence were verified.
         num_draft_tokens, num_accepted_tokens: drafts that were verified, and those that were kept.
+        num_adapter_loads: low-rank adapters that were written to the pool, again after an eviction included.
         num_encoded_images: images that went through the model's encoder, those encoded again included.
         step_times: times of the steps so far.
         num_compiled: shapes compiled.
@@ -76,6 +77,7 @@ class EngineStats:
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_adapter_loads: int
     num_encoded_images: int
     step_times: StepTimes
     num_compiled: int
@@ -113,6 +115,7 @@ class Counters:
 
     num_steps: int = 0
     num_tokens: int = 0
+    num_adapter_loads: int = 0
     num_encoded_images: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

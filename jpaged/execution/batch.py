@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
+from jpaged.execution.caches.adapters import AdapterBatch
 from jpaged.execution.caches.base import HostStep, ImageRows
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.scheduling.step import Chunk, ScheduledStep
@@ -82,8 +83,12 @@ class BatchBuilder:
         for padded, table in zip(tables, self._tables, strict=True):
             padded[:num_seqs] = table[slots]
         images = self._images(step, query_starts) if bucket.images else None
+        adapted = None
+        if bucket.adapters:
+            place = {chunk.seq.seq_id: i for i, chunk in enumerate(chunks)}
+            adapted = {place[use.seq_id]: use for use in step.adapted}
         host = HostStep(
-            chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images
+            chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images, adapted
         )
         return StepBatch(
             tokens=tokens,
@@ -140,3 +145,9 @@ def empty_batch(bucket: Bucket, spec: PoolSpec, *, max_num_seqs: int, max_model_
     """Return a batch of padding only: it reads and writes no block."""
     builder = BatchBuilder(spec, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return builder.build(ScheduledStep(), bucket)
+
+
+def without_adapters(batch: StepBatch) -> StepBatch:
+    """Return a step's arrays for a model that knows no adapters, as one that drafts."""
+    arrays = (AdapterBatch() if isinstance(own, AdapterBatch) else own for own in batch.caches)
+    return batch._replace(caches=tuple(arrays))

@@ -15,12 +15,14 @@ class Bucket:
         seqs: sequences.
         decode_only: every sequence has exactly one token; token i belongs to sequence i.
         images: some tokens may stand for images, or read them.
+        adapters: some sequences may run with low-rank adapters.
     """
 
     tokens: int
     seqs: int
     decode_only: bool
     images: bool = False
+    adapters: bool = False
 
 
 class Buckets:
@@ -35,6 +37,7 @@ class Buckets:
             too, as what is computed of padding would cost as much as the drafts save.
         images: whether tokens may stand for images, or read them: mixed steps with some have buckets of their own.
         decodes_with_images: whether decode steps too may have tokens that read images.
+        adapters: whether sequences may run with adapters: steps with some have buckets of their own.
         only: the bucket all steps run in, and the sampler for max_num_seqs rows only.
         together: the bucket of tokens of images that see each other, beside `only`.
     """
@@ -51,10 +54,12 @@ class Buckets:
         verifies: bool = False,
         images: bool = False,
         decodes_with_images: bool = False,
+        adapters: bool = False,
         only: Bucket | None = None,
         together: Bucket | None = None,
     ) -> None:
         self._images = images and only is None
+        self._adapters = adapters and only is None
         self._decodes_with_images = decodes_with_images and self._images
         if only is not None:
             self.decode, self.mixed = (only,), () if together is None else (together,)
@@ -76,20 +81,23 @@ class Buckets:
         shown = self.mixed if self._images else ()
         if self._decodes_with_images:
             shown = self.decode + shown
-        return self.decode + self.mixed + tuple(replace(bucket, images=True) for bucket in shown)
+        plain = self.decode + self.mixed + tuple(replace(bucket, images=True) for bucket in shown)
+        return plain + tuple(replace(bucket, adapters=True) for bucket in plain) if self._adapters else plain
 
     def smallest_sample(self, rows: int) -> int:
         """Return the fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
         return next(size for size in self.sample_rows if size >= rows)
 
-    def common(self, sizes: Iterable[tuple[int, int]], *, images: bool = False) -> Bucket:
+    def common(self, sizes: Iterable[tuple[int, int]], *, images: bool = False, adapters: bool = False) -> Bucket:
         """Return the smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
         sizes = list(sizes)
         each = [self.smallest(tokens=tokens, seqs=seqs) for tokens, seqs in sizes]
         if all(bucket.decode_only for bucket in each) and (self._decodes_with_images or not images):
-            return replace(max(each), images=images)
+            return replace(max(each), images=images, adapters=adapters)
         tokens = max(tokens for tokens, _ in sizes)
-        return replace(next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=images)
+        return replace(
+            next(bucket for bucket in self.mixed if bucket.tokens >= tokens), images=images, adapters=adapters
+        )
 
     def smallest(self, *, tokens: int, seqs: int) -> Bucket:
         """Return the smallest bucket for `tokens` tokens of `seqs` sequences.

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.encode import calls, image_group, make_encode, no_rows, numbers_together, sees_images_on
 from jpaged.execution.mesh import platform
@@ -89,7 +90,9 @@ class StepPrograms:
         return stack(self.mesh, [of_one] * num_replicas(self.mesh))
 
     def _step(self, bucket: Bucket, *, images: bool) -> jax.stages.Lowered:
-        spec, bucket = self.spec, replace(bucket, images=images)
+        spec = self.spec
+        adapts = any(isinstance(cache, AdapterCache) for cache in spec.caches)
+        bucket = replace(bucket, images=images, adapters=adapts)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         batch = self._of_all(batch)

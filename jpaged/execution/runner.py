@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch
+from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch, without_adapters
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
@@ -44,7 +44,8 @@ from jpaged.execution.sampling.sampling_batch import (
     top_size,
 )
 from jpaged.execution.worker import Worker
-from jpaged.scheduling.step import Encode, ScheduledStep
+from jpaged.memory.policies import Adapters
+from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
 T = TypeVar("T")
@@ -107,6 +108,7 @@ class Runner:
         draft: what makes drafts on the device; None = nothing does.
         images: whether steps may have tokens that stand for images, see `Buckets`.
         together: tokens of an image that see each other; None = they do not.
+        adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
         programs: where the model's programs are loaded from, or collected for; None = neither.
 
@@ -131,6 +133,7 @@ class Runner:
         draft: DraftProgram | None = None,
         images: bool = False,
         together: int | None = None,
+        adapters: bool = False,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
         programs: ProgramStore | None = None,
     ) -> None:
@@ -145,6 +148,7 @@ class Runner:
             verifies=verifies,
             images=images,
             decodes_with_images=images and sees_images_on(spec),
+            adapters=adapters,
             only=replace(BUCKET, images=images) if deterministic else None,
             together=image_bucket(together) if images and together else None,
         )
@@ -160,6 +164,7 @@ class Runner:
             programs=programs,
         )
         self._deterministic = deterministic
+        self._adapters = adapters
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self.num_replicas = num_replicas(mesh)
@@ -197,6 +202,8 @@ class Runner:
             self._copy_blocks(*steps)
         if any(step.encodes for step in steps):
             self._encode([step.encodes for step in steps])
+        for load in first.loads:  # replicas take no adapters
+            self._load(load)
         if not any(step.chunks for step in steps):
             return [None] * len(steps)
         if first.undrafted:  # replicas have no drafts
@@ -204,9 +211,11 @@ class Runner:
             steps = [first]
         if self._deterministic:
             bucket = padded_bucket(first.num_tokens, self.max_num_seqs, images=self._images)
+            bucket = replace(bucket, adapters=self._adapters)
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-            bucket = self.buckets.common(sizes, images=any(step.reads for step in steps))
+            reads = any(step.reads for step in steps)
+            bucket = self.buckets.common(sizes, images=reads, adapters=bool(first.adapted))
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
@@ -239,6 +248,15 @@ class Runner:
             return (1,)  # the bits of an image may not depend on others
         budget = self.max_num_batched_tokens
         return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
+
+    def _load(self, load: AdapterLoad) -> None:
+        blocks, held = load.stored.blocks, load.adapter.blocks
+        padding = self.spec.layout.groups[self._adapter_group].block_bytes - held.shape[2]
+        self.worker.load_blocks(self._adapter_group, blocks, np.pad(held, ((0, 0), (0, 0), (0, padding))))
+
+    @cached_property
+    def _adapter_group(self) -> int:
+        return next(g for g, plan in enumerate(self.spec.layout.groups) if isinstance(plan.spec.policy, Adapters))
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
@@ -320,6 +338,7 @@ class Runner:
             yield from self.worker.prepare_swaps()
         for bucket in self.buckets.all:
             kind = ("decode" if bucket.decode_only else "mixed") + (" with images" if bucket.images else "")
+            kind += " with adapters" if bucket.adapters else ""
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
         for arrays, count in self._examples:
@@ -338,7 +357,8 @@ class Runner:
 
     def _draft_shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
         for bucket in self._draft_buckets:
-            yield f"drafting step, {bucket.tokens} tokens", self.worker.prepare_draft(self._empty_batch(bucket), bucket)
+            batch = without_adapters(self._empty_batch(bucket))
+            yield f"drafting step, {bucket.tokens} tokens", self.worker.prepare_draft(batch, bucket)
         for rows in self.buckets.sample_rows:
             for top, kind in _SAMPLERS:
                 args = greedy_rows(rows, self._vocab_size)
@@ -346,13 +366,16 @@ class Runner:
 
     @property
     def _draft_buckets(self) -> tuple[Bucket, ...]:
-        return self.buckets.all if self.worker.drafter_follows else self.buckets.decode
+        followed = tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
+        return followed if self.worker.drafter_follows else self.buckets.decode
 
     @property
     def _num_encoders(self) -> int:
         return sum(len(self._numbers_together(no_rows(self.spec, count))) for _, count in self._examples)
 
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
+        if self._deterministic:  # one program serves all steps
+            bucket = replace(bucket, adapters=self._adapters)
         batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)
         return empty_launch(batch, self.spec.caches) if self._deterministic and bucket.decode_only else batch
 

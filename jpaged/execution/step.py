@@ -18,8 +18,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.batch import StepBatch
+from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.base import LayerCall, Pool
 from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.params import plain_dict
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
 from jpaged.model_api import TENSOR_AXIS, LayerRef
 from pallas_kernels.block_copy import block_copy
@@ -49,13 +51,15 @@ def make_step(
     def step(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], decode_only: bool
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
-        model = nnx.merge(graphdef, params)
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         if prefix:  # a draft model may not know the token that stands for an image
             tokens = jnp.minimum(tokens, model.vocab_size - 1)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
+        if not prefix:
+            params = with_adapters(spec, mesh, batch, pool, params)
+        model = nnx.merge(graphdef, params)
         with under_mesh(mesh):
             hidden, pool = model(tokens, batch.positions, pool, operate, batch.query_starts[-1])
         return pool, hidden[batch.sample_at], hidden
@@ -73,6 +77,23 @@ def make_step(
         static_argnames=("decode_only",),
         out_shardings=(pool_sharding(mesh), own_sharding(mesh), own_sharding(mesh)),
     )
+
+
+def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, pool: Pool, params: Any) -> Any:
+    """Return the weights with which the layers of a step compute: the model's, changed by its rows' adapters."""
+    for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
+        if isinstance(cache, AdapterCache) and arrays.table is not None:
+            call = LayerCall(
+                mesh=mesh,
+                query_starts=batch.query_starts,
+                kv_lens=batch.kv_lens,
+                arrays=arrays,
+                views=spec.views[its],
+                max_query_len=None,
+                impl=None,
+            )
+            params = cache.adapted(call, pool, plain_dict(params))
+    return params
 
 
 def layer_operations(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -13,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt8
 
-from jpaged.execution.batch import StepBatch
+from jpaged.execution.batch import StepBatch, without_adapters
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
@@ -234,6 +235,16 @@ class Worker:
         self.pool = self.model.encode(self.pool, dict(zip(names, arrays, strict=True)), rows)
 
     @device_call
+    def load_blocks(
+        self, group: int, blocks: Sequence[int], contents: UInt8[np.ndarray, "shards blocks bytes"]
+    ) -> None:
+        """Write what the host has of some blocks of a layer group, as low-rank adapters are."""
+        ids: list[Sequence[int]] = [[]] * len(self.spec.views)
+        none = [contents[:, :0]] * len(self.spec.views)
+        ids[group], none[group] = blocks, contents
+        self.pool = self.blocks.write(self.pool, [ids], [none])
+
+    @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled, self._hidden, self._rows = None, [], None
@@ -296,7 +307,8 @@ class Worker:
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
         self.pool, sampled, hidden = self.model.step(self.pool, batch, self._last_tokens, bucket)
         if self.drafter is not None and self.drafter_follows:
-            self.pool, _, _ = self.drafter.step(self.pool, batch, self._last_tokens, bucket)
+            plain, like = without_adapters(batch), replace(bucket, adapters=False)
+            self.pool, _, _ = self.drafter.step(self.pool, plain, self._last_tokens, like)
         self._hidden.append(hidden)
         return sampled
 

@@ -33,7 +33,7 @@ class _Entry:
 
 
 class SafetensorsWeights:
-    """Reads the `*.safetensors` of a folder as a `TensorReader`; see there for the methods' contract.
+    """Reads the `*.safetensors` of a folder, or one such file, as a `TensorReader`; see there for the contract.
 
     Tensors are read-only views of the memory-mapped files, so nothing is read before it is used and a
     tensor-parallel host reads only its own part. (The format is a JSON header and raw bytes. The `safetensors`
@@ -75,6 +75,8 @@ class SafetensorsWeights:
 
 
 def _shards(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
     index = folder / "model.safetensors.index.json"
     if index.exists():
         files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]

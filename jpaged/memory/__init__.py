@@ -4,10 +4,11 @@
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
 block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership,
-images, relief, admission, swap, state, admission_questions, manager, pins; then report and invariants; then
+images, adapters, relief, admission, swap, state, admission_questions, manager, pins; then report and invariants; then
 block_records, live_records, group_map, map_drawing, memory_map, group_tracker and map_tracker.
 """
 
+from jpaged.memory.adapters import HeldAdapter, StoredAdapter
 from jpaged.memory.admission import Fit
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_records import Block, BlockState
@@ -20,6 +21,7 @@ from jpaged.memory.manager import MemoryManager
 from jpaged.memory.memory_map import MapChanges, MemoryMap
 from jpaged.memory.pins import Pins
 from jpaged.memory.policies import (
+    Adapters,
     ChunkedLocalAttention,
     CrossAttention,
     FullAttention,
@@ -36,6 +38,7 @@ from jpaged.memory.spans import TokenSpan
 
 __all__ = [
     "NO_BLOCK",
+    "Adapters",
     "Block",
     "BlockCopy",
     "BlockCounts",
@@ -48,6 +51,7 @@ __all__ = [
     "GroupMap",
     "GroupReport",
     "GroupSpec",
+    "HeldAdapter",
     "HeldImage",
     "HostBlock",
     "ImageFeatures",
@@ -62,6 +66,7 @@ __all__ = [
     "Relief",
     "SlidingWindow",
     "StateCheckpoints",
+    "StoredAdapter",
     "StoredImage",
     "SwapCopy",
     "TokenBudget",

@@ -33,12 +33,14 @@ class Demand(NamedTuple):
         num_seqs: number of its sequences.
         shared_tokens: leading tokens that all of them share.
         groups: policy and block size (tokens) of each layer group, for this request.
+        beside: blocks of each group that it takes beside those of its sequences, as its adapter's; None = none.
     """
 
     num_tokens: int
     num_seqs: int
     shared_tokens: int
     groups: Sequence[tuple[Policy, int]]
+    beside: Sequence[int] | None = None
 
 
 class Admission:
@@ -86,8 +88,9 @@ class Admission:
         Blocks that are given up one by one leave large pages that a single block holds.
         """
         pages = 0
-        for group, (policy, size) in zip(self._layout.groups, demand.groups, strict=True):
+        for g, (group, (policy, size)) in enumerate(zip(self._layout.groups, demand.groups, strict=True)):
             peak, total, own = self._peak(policy, size, demand)
+            pages += 0 if demand.beside is None else -(-demand.beside[g] // group.blocks_per_page)
             grows = peak == total and demand.num_seqs == 1
             pages += -(-peak // group.blocks_per_page) if grows else peak + own
         return pages > self._layout.num_pages - pinned_pages
@@ -99,6 +102,8 @@ class Admission:
             peak, total, own = self._peak(policy, size, demand)
             cached = _count(policy, policy.full_blocks(cached_tokens, cached_tokens, size), size)
             missing.append(min(peak, total - cached) + own)
+        if demand.beside is not None:
+            missing = [own + beside for own, beside in zip(missing, demand.beside, strict=True)]
         return missing
 
     def outstanding(self, sequence: BlockTables, num_tokens: int, *, is_swapped: bool = False) -> list[int]:

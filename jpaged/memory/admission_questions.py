@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from jpaged.memory.adapters import HeldAdapter
 from jpaged.memory.admission import Admission, Demand, Fit
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.images import HeldImage
@@ -33,6 +34,7 @@ class AdmissionQuestions(MemoryState):
         shared_tokens: int | None = None,
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
+        adapter_blocks: int = 0,
         pinned_tokens: int = 0,
         seq_id: int | None = None,
         reserved: Sequence[int] | None = None,
@@ -48,6 +50,7 @@ class AdmissionQuestions(MemoryState):
             cached_tokens: tokens that `match_prefix` already attached or, without a `seq_id`, would at best.
             shared_tokens: tokens that all of them share; None = all `num_tokens`.
             encoder_tokens, prompt_tokens: see `add`; of images that stay, only those that have yet to take blocks.
+            adapter_blocks: blocks of the request's adapter that have yet to be taken.
             pinned_tokens: leading tokens that lie in pinned blocks, see `pinned_prefix`.
             seq_id: the request's first sequence, where its prefix was matched already; None = it was not.
             reserved: blocks of each group that others have yet to take, see `outstanding`.
@@ -59,7 +62,7 @@ class AdmissionQuestions(MemoryState):
             NEVER when it could not fit a pool with nothing but pinned blocks above the watermark; OK when it fits now;
             else LATER.
         """
-        demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens)
+        demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens, adapter_blocks)
         if seq_id is not None:
             known = zip(demand.groups, self._sequences[seq_id].request.groups, strict=True)
             groups = [asked if isinstance(asked[0], ImageFeatures) else its for asked, its in known]
@@ -82,10 +85,11 @@ class AdmissionQuestions(MemoryState):
         shared_tokens: int | None = None,
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
+        adapter_blocks: int = 0,
     ) -> bool:
         """Tell whether a request is sure to fit the pool alone only if its blocks are packed; arguments are those of
         `can_admit`."""
-        demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens)
+        demand = self._demand(num_tokens, num_seqs, shared_tokens, encoder_tokens, prompt_tokens, adapter_blocks)
         return self._admission.is_tight(demand, pinned_pages=self._pinned.num_pages)
 
     def pinned_prefix(
@@ -135,6 +139,18 @@ class AdmissionQuestions(MemoryState):
             blocks[self.images.group] = -(-features // self.images.block_size)
         return blocks
 
+    def adapter_needs(self, blocks: int) -> list[int] | None:
+        """Return how many blocks of each group an adapter of so many blocks takes; None = no block.
+
+        Raises:
+            ValueError: no layer group keeps adapters.
+        """
+        if not blocks:
+            return None
+        if self.adapters.group is None:
+            raise ValueError(f"adapter_blocks={blocks}: no layer group keeps adapters")
+        return [blocks if g == self.adapters.group else 0 for g in range(len(self._groups))]
+
     def relief(self) -> Relief:
         """Return a count of what freeing sequences would spare, none so far: `count_relief` adds them, `can_admit`
         takes it."""
@@ -144,18 +160,29 @@ class AdmissionQuestions(MemoryState):
         """Add what freeing one more sequence would spare to `relief`. O(its blocks)."""
         relief.add(self._sequences[seq_id])
 
+    def count_adapter_relief(self, relief: Relief, held: HeldAdapter) -> None:
+        """Add what giving up an adapter would spare to `relief`, where nobody else holds it. O(its blocks)."""
+        assert self.adapters.group is not None
+        relief.add_blocks(self.adapters.group, held.blocks)
+
     def count_image_relief(self, relief: Relief, held: HeldImage) -> None:
         """Add what giving up an image would spare to `relief`, where nobody else holds it. O(its blocks)."""
         if self.images.group is not None:
             relief.add_blocks(self.images.group, held.blocks[held.given :])
 
     def _demand(
-        self, num_tokens: int, num_seqs: int, shared_tokens: int | None, encoder_tokens: int, prompt_tokens: int | None
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        shared_tokens: int | None,
+        encoder_tokens: int,
+        prompt_tokens: int | None,
+        adapter_blocks: int,
     ) -> Demand:
         self._check_encoder(encoder_tokens)
         shared = num_tokens if shared_tokens is None else min(shared_tokens, num_tokens)
         groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in self._groups]
-        return Demand(num_tokens, num_seqs, shared, groups)
+        return Demand(num_tokens, num_seqs, shared, groups, self.adapter_needs(adapter_blocks))
 
     def _check_encoder(self, encoder_tokens: int) -> None:
         if encoder_tokens and all(policy.names_tokens for policy, _ in self._groups):

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pages import Time
-from jpaged.memory.policies import ImageFeatures
+from jpaged.memory.policies import ImageFeatures, Policy
 
 
 @dataclass(eq=False)
@@ -65,12 +66,15 @@ class ImageBlocks:
         group: number of the pool group that holds features; None = the model takes no images.
         block_size: features of a block.
         stays: whether requests hold an image as long as their tokens see it, see `ImageFeatures`.
+        policy: class of the policy by which the pool group lives.
     """
+
+    policy: ClassVar[type[Policy]] = ImageFeatures
 
     def __init__(
         self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
     ) -> None:
-        found = [g for g, group in enumerate(layout.groups) if isinstance(group.spec.policy, ImageFeatures)]
+        found = [g for g, group in enumerate(layout.groups) if isinstance(group.spec.policy, self.policy)]
         self.group: int | None = found[0] if found else None
         self.block_size = layout.groups[found[0]].spec.block_size if found else 1
         policy = layout.groups[found[0]].spec.policy if found else None

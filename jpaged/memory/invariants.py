@@ -12,8 +12,10 @@ from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
 
 
-def check(allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], images: ImageBlocks) -> None:
-    """Compare all state with the block tables and the images that are held. O(pool).
+def check(
+    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], wholes: Iterable[ImageBlocks]
+) -> None:
+    """Compare all state with the block tables and what is held beside them, images and adapters. O(pool).
 
     Raises:
         AssertionError: a count is wrong; the message names the group, page or block.
@@ -22,10 +24,12 @@ def check(allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockT
     for sequence in tables:
         for g, table in enumerate(sequence.tables):
             owners[g].update(block for block in table if block != NO_BLOCK)
-    if images.group is not None:
-        owners[images.group] = images.owners()
+    known: dict[int, PrefixCache | ImageBlocks] = dict.fromkeys(range(len(owners)), cache)
+    for whole in wholes:
+        if whole.group is not None:
+            owners[whole.group], known[whole.group] = whole.owners(), whole
     for g, counts in enumerate(owners):
-        _check_group(g, allocator, images if g == images.group else cache, counts)
+        _check_group(g, allocator, known[g], counts)
     _check_pages(allocator)
 
 

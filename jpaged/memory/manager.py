@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
 
+from jpaged.memory.adapters import AdapterBlocks
 from jpaged.memory.admission import Admission
 from jpaged.memory.admission_questions import AdmissionQuestions
 from jpaged.memory.allocator import BlockAllocator
@@ -83,7 +84,7 @@ class MemoryManager(AdmissionQuestions):
             [group.blocks_per_page for group in layout.groups],
             layout.num_pages,
             self._lost,
-            lambda: self.images.after_taking(),
+            self._after_taking,
         )
         self._admission = Admission(layout, self._allocator, self._watermark, self.max_step_tokens)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
@@ -95,6 +96,7 @@ class MemoryManager(AdmissionQuestions):
             self._allocator, self._cache, aligned=aligned, recent=recent, predicted=self._predicted
         )
         self.images = ImageBlocks(layout, self._allocator, self._ownership.next_tick, keeps=self.prefix_caching)
+        self.adapters = AdapterBlocks(layout, self._allocator, self._ownership.next_tick, keeps=True)
         self._sequences = Sequences()
         self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
         self.swap_space = SwapSpace(
@@ -111,8 +113,15 @@ class MemoryManager(AdmissionQuestions):
         """Note that a cached block lost its content."""
         if g == self.images.group:
             self.images.lost(block)
+        elif g == self.adapters.group:
+            self.adapters.lost(block)
         else:
             self._cache.forget(g, block)
+
+    def _after_taking(self) -> None:
+        """Give up what is left of images and adapters that were evicted in part."""
+        self.images.after_taking()
+        self.adapters.after_taking()
 
     # The life of a sequence.
 

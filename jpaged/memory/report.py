@@ -144,13 +144,14 @@ def build_report(
     lengths: Mapping[int, int],
     host: HostBlocks,
     pinned: Iterable[int],
-    images: ImageBlocks,
+    wholes: Iterable[ImageBlocks],
 ) -> MemoryReport:
-    """Collect the report; `lengths` overrides the committed length of a sequence. O(blocks in use)."""
-    groups = []
+    """Collect the report; `lengths` overrides the committed length of a sequence, `wholes` are images
+    and adapters. O(blocks in use)."""
+    groups, filled_of = [], {whole.group: whole.filled for whole in wholes if whole.group is not None}
     for g, group in enumerate(layout.groups):
         state = allocator.groups[g]
-        filled, entries = images.filled() if g == images.group else _filled_tokens(g, tables, lengths)
+        filled, entries = filled_of[g]() if g in filled_of else _filled_tokens(g, tables, lengths)
         real_bytes = group.spec.real_bytes
         groups.append(
             GroupReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jpaged.memory import invariants
+from jpaged.memory.adapters import AdapterBlocks
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
@@ -26,11 +27,13 @@ class MemoryState:
         layout: how the pool is cut.
         swap_space: where sequences are swapped out to, and how they come back.
         images: the features of images, which belong to no sequence.
+        adapters: low-rank adapters, which belong to no sequence either.
     """
 
     layout: PoolLayout
     swap_space: SwapSpace
     images: ImageBlocks
+    adapters: AdapterBlocks
     _allocator: BlockAllocator
     _cache: PrefixCache
     _sequences: Sequences
@@ -105,7 +108,7 @@ class MemoryState:
             lengths or {},
             self.swap_space.host,
             self._pinned.seq_ids,
-            self.images,
+            (self.images, self.adapters),
         )
 
     def map(self) -> MemoryMap:
@@ -123,5 +126,5 @@ class MemoryState:
         Raises:
             AssertionError: a count is wrong; the message names the group, page or block.
         """
-        invariants.check(self._allocator, self._cache, self._sequences.values(), self.images)
+        invariants.check(self._allocator, self._cache, self._sequences.values(), (self.images, self.adapters))
         self.swap_space.check()

@@ -28,6 +28,8 @@ from jpaged.model_api.contract import (
 )
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
 from jpaged.model_api.layer_groups import (
+    AdapterGroup,
+    AdapterSite,
     AttentionGroup,
     CrossAttentionGroup,
     ImageGroup,
@@ -41,6 +43,8 @@ from jpaged.model_api.weight_source import HostArray, WeightSource
 
 __all__ = [
     "TENSOR_AXIS",
+    "AdapterGroup",
+    "AdapterSite",
     "Attend",
     "AttendToImages",
     "AttendToLatents",

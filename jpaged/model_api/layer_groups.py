@@ -211,6 +211,70 @@ class StateGroup(LayerGroup):
 
 
 @dataclass(frozen=True)
+class AdapterSite:
+    """A matrix of the model, of one layer or of several alike, that low-rank adapters change.
+
+    Attributes:
+        name: for messages, e.g. ``"attention.qkv"``.
+        paths: where the matrices lie in the model's state: one path for a stack of layers, or one for each layer.
+        stacked: whether it is one path for a stack.
+        layers: number of layers.
+        inputs, outputs: the matrix' shape, over all tensor shards.
+        parts: tensors of a checkpoint that it is made of, side by side along its outputs.
+        part_of_column: which of them each column belongs to, one byte a column; padding belongs to any.
+        split: which side is spread over the tensor shards: "inputs", "outputs" or None.
+    """
+
+    name: str
+    paths: tuple[tuple[str | int, ...], ...]
+    stacked: bool
+    layers: int
+    inputs: int
+    outputs: int
+    parts: int
+    part_of_column: bytes
+    split: str | None
+
+    def local(self, shards: int) -> tuple[int, int]:
+        """Return the inputs and outputs that one of so many shards has."""
+        inputs = self.inputs // shards if self.split == "inputs" else self.inputs
+        return inputs, self.outputs // shards if self.split == "outputs" else self.outputs
+
+    def row_elements(self, shards: int) -> int:
+        """Return how many numbers one rank of an adapter takes on each shard, over all layers: for each layer a row of
+        A for every part, and a column of B."""
+        inputs, outputs = self.local(shards)
+        return self.layers * (self.parts * inputs + outputs)
+
+
+@dataclass(frozen=True)
+class AdapterGroup(LayerGroup):
+    """The matrices of low-rank adapters, which are loaded into the pool while requests run with them.
+
+    Attributes:
+        sites: the matrices that adapters may change, in the order in which an adapter's blocks have them.
+        rank: largest rank.
+        adapters: most different adapters of a step.
+        dtype: name of the dtype that they are kept in, whatever the pool's.
+        block_layers, block_rows: shape of a block, in layers of rows of 128 of the pool's elements: that of the model's
+            smallest block, so that large pages stay as they are.
+        in_turn: whether a row's adapter is computed by itself on every platform, so that no bit depends on the others.
+    """
+
+    sites: tuple[AdapterSite, ...]
+    rank: int
+    adapters: int
+    dtype: str
+    block_layers: int = 1
+    block_rows: int = 1
+    in_turn: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "low-rank adapters"
+
+
+@dataclass(frozen=True)
 class LayerRef:
     """Whose blocks a layer uses: a static group name and the layer's index in it (int, or traced in a scan)."""
 

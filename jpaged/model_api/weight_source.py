@@ -48,6 +48,8 @@ class WeightSource:
             `pallas_kernels.tiled.TiledMatrix`, if its format allows.
         narrow: whether the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
             `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then.
+        adaptable: whether products with the parameter take low-rank adapters: the engine may put a
+            `pallas_kernels.low_rank.AdaptedMatrix` in its place.
     """
 
     path: tuple[str, ...]
@@ -59,3 +61,4 @@ class WeightSource:
     unit: int = 0
     tiled: bool = False
     narrow: bool = False
+    adaptable: bool = False

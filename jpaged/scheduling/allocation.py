@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
+from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.encoding import Encoding, Reach
 from jpaged.scheduling.forks import plan_forks, tokens_to_fork
 from jpaged.scheduling.prompt_end import tokens_before_end
@@ -20,11 +21,13 @@ class Allocation:
     Attributes:
         free_slots: slots that no sequence has.
         encoding: plans what is done with images.
+        adapting: holds the adapters of running requests.
     """
 
-    def __init__(self, memory: MemoryManager, max_num_seqs: int, encoding: Encoding) -> None:
+    def __init__(self, memory: MemoryManager, max_num_seqs: int, encoding: Encoding, adapting: Adapting) -> None:
         self.memory = memory
         self.encoding = encoding
+        self.adapting = adapting
         self._max_num_seqs = max_num_seqs
         self._prompt_tail = memory.layout.prompt_tail
         self.free_slots = self._all_slots
@@ -36,6 +39,7 @@ class Allocation:
     def clear(self) -> None:
         """Take back everything that sequences have, and clear the memory."""
         self.memory.clear()
+        self.adapting.clear()
         self.free_slots = self._all_slots
 
     def attach(self, request: Request, seq: Sequence, most_cached: int | None) -> None:
@@ -55,7 +59,7 @@ class Allocation:
             self.memory.pack(seq.seq_id)
         most = 0 if request.computes_whole_prompt else most_cached
         seq.num_computed = self.memory.match_prefix(
-            seq.seq_id, seq.token_ids, salt=request.cache_salt, spans=request.spans, max_tokens=most
+            seq.seq_id, seq.token_ids, salt=request.prefix_salt, spans=request.spans, max_tokens=most
         )
 
     def detach(self, seq: Sequence) -> None:
@@ -76,6 +80,9 @@ class Allocation:
         """
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
+        if not self.adapting.hold(request):
+            self.detach(live[0])
+            return None
         plan_forks(live)
         for number, seq in enumerate(live):
             if seq.parent is not None and seq.parent.num_computed < seq.fork_at:
@@ -98,6 +105,7 @@ class Allocation:
                     made = self.allocate(seq, seq.num_computed + length)
             if made is None:
                 self.encoding.let_go(request)
+                self.adapting.let_go(request)
                 for placed in live[: number + 1]:
                     if placed.parent is None:
                         self.drop(placed)

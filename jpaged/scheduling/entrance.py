@@ -81,6 +81,10 @@ class Entrance(ABC):
             return False
         self.preemption.bring_back(request, plan)
         self.swapped.remove(request)
+        if not self.allocation.adapting.hold(request):  # it does not go out again by the way it came: that is in use
+            self.preemption.take_back(request, plan, [])
+            insort(self._queue(request), request, key=service_order)
+            return False
         insort(self.running, request, key=service_order)
         self._extend(request, plan, may_preempt=False)
         return True
@@ -101,7 +105,9 @@ class Entrance(ABC):
             return False
         planned = None if request.alone else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
-            # Scattered hits can pin more pages than the sequence needs: an empty batch must not wait for itself.
+            # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is there already: an
+            # empty batch must not wait for itself.
+            self.allocation.adapting.forget(request)
             planned = self._place(request, live, plan, is_enough, self.room.pinned_tokens(request))
         if planned is None:
             return False

@@ -47,6 +47,7 @@ class Preemption:
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
         request.pause()
         self.allocation.encoding.let_go(request)
+        self.allocation.adapting.let_go(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
         if swaps and not plan.swap_in:  # the host blocks that these leave are read after all that goes out is written
             moved = self.allocation.swap_out(live, unmade)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jpaged.memory import HeldImage, TokenSpan
+from jpaged.memory import HeldAdapter, HeldImage, TokenSpan
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
@@ -17,6 +19,9 @@ from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
 from jpaged.scheduling.prompt_image import PromptImage
 from jpaged.scheduling.top_tokens import TokenRanking
+
+if TYPE_CHECKING:
+    from jpaged.scheduling.adapter import Adapter
 
 
 class Status(Enum):
@@ -113,6 +118,9 @@ class Request:
             name them; of its largest image, for models that keep images' features.
         images: the images of its prompt, in order.
         held: the images that it holds in the pool, by their place among them.
+        adapter: the low-rank adapter that it runs with; None = the model as it is.
+        held_adapter: its hold on that adapter's blocks; None while it does not run.
+        saved_adapter: name and digest of its adapter, between being read from a saved state and finding it.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
         allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
@@ -149,6 +157,9 @@ class Request:
     kept_tokens: int = 0
     images: tuple[PromptImage, ...] = ()
     held: dict[int, HeldImage] = field(default_factory=dict)
+    adapter: Adapter | None = None
+    held_adapter: HeldAdapter | None = None
+    saved_adapter: tuple[str, str] | None = None
     pooling: Pooling | None = None
     pooled: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     packed: bool = False
@@ -169,6 +180,16 @@ class Request:
     def parts(self) -> list[Request]:
         """Return the request and those for its later outputs."""
         return [self, *self.later]
+
+    @property
+    def prefix_salt(self) -> Hashable:
+        """Return what keeps its KV apart in the prefix cache: its salt, and its adapter where it has one."""
+        return self.cache_salt if self.adapter is None else (self.cache_salt, *self.adapter.salt)
+
+    def shares_adapter(self, other: Request) -> bool:
+        """Tell whether both run with the same adapter."""
+        mine, its = self.adapter, other.adapter
+        return mine is not None and its is not None and mine.digest == its.digest
 
     @property
     def computes_whole_prompt(self) -> bool:

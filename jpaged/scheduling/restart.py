@@ -27,6 +27,7 @@ def begin_again(request: Request) -> None:
         if seq.finish_reason is None and request.beam is None:
             _look_again(request, seq)
     request.held.clear()
+    request.held_adapter = None
     request.status = Status.WAITING
 
 
@@ -56,4 +57,6 @@ def renewed(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]
-    return replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={})
+    request = replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={})
+    request.held_adapter = None
+    return request

@@ -28,10 +28,11 @@ class Room:
         """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
         at the beginning of its prompt are its own too."""
         length, images = request.max_total_tokens, request.encoder_tokens
-        if self._verdict(request, length, encoder_tokens=images) is not Fit.NEVER:
+        adapter = 0 if request.adapter is None else request.adapter.num_blocks
+        if self._verdict(request, length, encoder_tokens=images, adapter_blocks=adapter) is not Fit.NEVER:
             return True
         pinned = self.pinned_tokens(request)
-        fit = self._verdict(request, length, pinned_tokens=pinned, encoder_tokens=images)
+        fit = self._verdict(request, length, pinned_tokens=pinned, encoder_tokens=images, adapter_blocks=adapter)
         return pinned > 0 and fit is not Fit.NEVER
 
     def is_tight(self, request: Request) -> bool:
@@ -43,6 +44,7 @@ class Room:
             shared_tokens=shared,
             encoder_tokens=request.encoder_tokens,
             prompt_tokens=shared,
+            adapter_blocks=0 if request.adapter is None else request.adapter.num_blocks,
         )
 
     def pinned_tokens(self, request: Request) -> int:
@@ -51,7 +53,7 @@ class Room:
             return 0
         return self._memory.pinned_prefix(
             request.prompt_token_ids,
-            salt=request.cache_salt,
+            salt=request.prefix_salt,
             encoder_tokens=request.encoder_tokens,
             spans=request.spans,
         )
@@ -68,8 +70,12 @@ class Room:
         fits beside `others` and what these have yet to take."""
         reserved = self._outstanding(other for other in others if urgency(other) <= urgency(request))
         live = request.live
+        if not self._allocation.adapting.has_place(request, others):
+            return False
         if request.status is Status.SWAPPED:
             owners = [seq for seq in live if seq.parent is None]
+            adapter = self._memory.adapter_needs(self._allocation.adapting.outstanding(request))
+            reserved = _sum(reserved, adapter)
             return self._memory.swap_space.has_room(
                 [seq.seq_id for seq in owners],
                 keep_room=bool(others),
@@ -114,6 +120,8 @@ class Room:
             for held in victim.held.values():
                 if all(image.digest != held.image.digest for image in request.images):  # else it goes on being held
                     self._memory.count_image_relief(relief, held)
+            if victim.held_adapter is not None and not victim.shares_adapter(request):  # else it goes on being held
+                self._memory.count_adapter_relief(relief, victim.held_adapter)
             slots += len(victim.live)
             tokens += sum(missing_tokens(victim, seq) == 1 for seq in victim.live)
             victims.append(victim)
@@ -147,6 +155,7 @@ class Room:
         cached_tokens: int = 0,
         pinned_tokens: int = 0,
         encoder_tokens: int | None = None,
+        adapter_blocks: int | None = None,
         seq_id: int | None = None,
         reserved: list[int] | None = None,
         may_wait: bool | None = None,
@@ -158,16 +167,20 @@ class Room:
 
         Args:
             encoder_tokens: features of the largest image to take blocks for; None = see `Encoding.outstanding`.
+            adapter_blocks: blocks to take for its adapter; None = see `Adapting.outstanding`.
         """
         shared = len(request.prompt_token_ids)
         if encoder_tokens is None:
             encoder_tokens = self._allocation.encoding.outstanding(request)
+        if adapter_blocks is None:
+            adapter_blocks = self._allocation.adapting.outstanding(request)
         return self._memory.can_admit(
             num_tokens,
             len(request.live),
             cached_tokens=cached_tokens,
             shared_tokens=shared,
             encoder_tokens=encoder_tokens,
+            adapter_blocks=adapter_blocks,
             prompt_tokens=shared,
             pinned_tokens=max(pinned_tokens, cached_tokens),
             seq_id=seq_id,

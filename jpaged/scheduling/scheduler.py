@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy, MemoryManager
 from jpaged.outputs import FinishReason
+from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.drafting import Drafting, drafts_kept
@@ -46,6 +47,7 @@ class Scheduler(Entrance):
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
         speculation: makes drafts; None = no draft is verified.
+        max_loras: most different adapters of a step; a request whose adapter would be one more waits.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Scheduler(Entrance):
         long_prefill_token_threshold: int = 0,
         preemption_mode: PreemptionMode = "recompute",
         speculation: Speculation | None = None,
+        max_loras: int = 1,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -73,7 +76,7 @@ class Scheduler(Entrance):
         self.num_added = 0
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.encoding = Encoding(memory, max_num_batched_tokens - max_num_seqs + 1)
-        self.allocation = Allocation(memory, max_num_seqs, self.encoding)
+        self.allocation = Allocation(memory, max_num_seqs, self.encoding, Adapting(memory, max_loras))
         self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
         self._prompt_tail = memory.layout.prompt_tail
         self.preemption = Preemption(self.allocation, preemption_mode)
@@ -162,6 +165,7 @@ class Scheduler(Entrance):
             while (request := self._next_in_line()) is not None and self._enter(request, plan):
                 pass
         plan.encodes = self.encoding.take_encodes()
+        plan.loads = self.allocation.adapting.take_loads()
         return plan.step()
 
     def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
@@ -242,6 +246,7 @@ class Scheduler(Entrance):
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
         self.encoding.dispatched(step.encodes, step.reads)
+        self.allocation.adapting.dispatched(step.loads)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
@@ -336,5 +341,6 @@ class Scheduler(Entrance):
     def _forget(self, request: Request) -> None:
         self._queue(request).remove(request)
         self.encoding.let_go(request)
+        self.allocation.adapting.let_go(request)
         request.status = Status.FINISHED
         self._unfinished.pop(request.request_id, None)

@@ -37,7 +37,7 @@ class SharedPrefills:
         shared, computed = self._longest_shared(request, tokens, plan)
         if not shared:
             return False
-        cached = self._memory.cached_prefix(tokens, salt=request.cache_salt, spans=request.spans)
+        cached = self._memory.cached_prefix(tokens, salt=request.prefix_salt, spans=request.spans)
         cached = min(shared, cached)
         rest, missing = max(0, shared - computed), len(tokens) - cached
         alone = max(_steps(missing, self._max_chunk), 1 + _steps(missing + rest - plan.left, self._budget))
@@ -52,7 +52,7 @@ class SharedPrefills:
         for other, chunk in plan.prefills:
             theirs = chunk.seq.token_ids
             if (
-                other.cache_salt != request.cache_salt
+                other.prefix_salt != request.prefix_salt
                 or theirs[:step] != tokens[:step]
                 or service_order(other) > service_order(request)
             ):

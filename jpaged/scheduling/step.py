@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jpaged.memory import BlockCopy, HostBlock, StoredImage, SwapCopy
+    from jpaged.memory import BlockCopy, HeldAdapter, HostBlock, StoredAdapter, StoredImage, SwapCopy
+    from jpaged.scheduling.adapter import Adapter
     from jpaged.scheduling.prompt_image import PromptImage
     from jpaged.scheduling.request import Request, Sequence
 
@@ -83,6 +84,21 @@ class ImageRead(NamedTuple):
         return self.request.images[self.number]
 
 
+class AdapterLoad(NamedTuple):
+    """An adapter to be written to the blocks of `stored` before the step's chunks run."""
+
+    adapter: Adapter
+    stored: StoredAdapter
+
+
+class AdapterUse(NamedTuple):
+    """A sequence of the step that runs with an adapter, which lies in the blocks of `held`."""
+
+    seq_id: int
+    adapter: Adapter
+    held: HeldAdapter
+
+
 class PromptScore(NamedTuple):
     """A prompt token, by its position, whose log-probability a request asks for."""
 
@@ -104,6 +120,8 @@ class ScheduledStep:
         pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
         encodes: images that the device encodes before the chunks run.
         reads: the chunks' tokens that stand for images.
+        loads: adapters that are written to the pool before the chunks run.
+        adapted: the chunks' sequences that run with an adapter.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -117,6 +135,8 @@ class ScheduledStep:
     pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
     encodes: list[Encode] = field(default_factory=list)
     reads: list[ImageRead] = field(default_factory=list)
+    loads: list[AdapterLoad] = field(default_factory=list)
+    adapted: list[AdapterUse] = field(default_factory=list)
 
     @property
     def undrafted(self) -> list[Chunk]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jpaged.memory import BlockCopy, HostBlock, SwapCopy
 from jpaged.scheduling.request import Request, Sequence
-from jpaged.scheduling.step import Chunk, Encode, ImageRead, Sample, ScheduledStep
+from jpaged.scheduling.step import AdapterLoad, AdapterUse, Chunk, Encode, ImageRead, Sample, ScheduledStep
 
 
 class StepPlan:
@@ -23,6 +23,7 @@ class StepPlan:
         prefills: chunks of more than one token and whose they are, as planned so far.
         encodes: images to encode first.
         reads: tokens that stand for images, as planned so far.
+        loads: adapters to load first.
     """
 
     def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
@@ -37,6 +38,8 @@ class StepPlan:
         self.prefills: list[tuple[Request, Chunk]] = []
         self.encodes: list[Encode] = []
         self.reads: list[ImageRead] = []
+        self.loads: list[AdapterLoad] = []
+        self._adapted: list[AdapterUse] = []
         self._decodes: list[Chunk] = []
         self._verified: list[Chunk] = []
         self._samples: list[Sample] = []
@@ -64,6 +67,9 @@ class StepPlan:
                 self._scored.append((request, chunk))
             if request.pooling is not None and (request.pooling == "mean" or end == seq.num_prompt):
                 self._pooled.append((request, chunk))
+        if request.adapter is not None and chunks:
+            assert request.held_adapter is not None, "a running request holds its adapter"
+            self._adapted += (AdapterUse(c.seq.seq_id, request.adapter, request.held_adapter) for c in chunks)
         self._copies += copies
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
@@ -88,6 +94,8 @@ class StepPlan:
             pooled=self._pooled,
             encodes=self.encodes,
             reads=self.reads,
+            loads=self.loads,
+            adapted=self._adapted,
         )
 
 

@@ -47,13 +47,16 @@ class Caller:
     num_output_tokens: int = 0
     _asked: Counter[str] = field(default_factory=Counter)
 
-    def engine_name(self, prompt: Mapping[str, Any], params: SamplingParams | BeamSearchParams) -> str:
-        """Return the engine's name for a request. The same prompt and parameters under the same Idempotency-Key, asked
-        with the same key of the server, have the same one."""
+    def engine_name(
+        self, prompt: Mapping[str, Any], params: SamplingParams | BeamSearchParams, adapter: str | None = None
+    ) -> str:
+        """Return the engine's name for a request. The same prompt, parameters and adapter under the same
+        Idempotency-Key, asked with the same key of the server, have the same one."""
         if self.idempotency_key is None:
             return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
         whose = "" if self.key is None else self.key.name
-        asked = repr((whose, self.idempotency_key, sorted(prompt.items()), params))
+        named = () if adapter is None else (adapter,)
+        asked = repr((whose, self.idempotency_key, sorted(prompt.items()), params, *named))
         digest = hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
         self._asked[digest] += 1  # the same prompt may stand in one body twice
         return f"{AGAIN}{digest}-{self._asked[digest]}"

@@ -40,6 +40,9 @@ class Serving:
 
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> None:
         self.engine = engine
+        clash = sorted(set(settings.names) & set(engine.adapters))
+        if clash:
+            raise ValueError(f"lora_modules has {clash[0]!r}, a name of the model itself: give one of them another")
         self._traces = traces
         self.settings = settings
         self.metrics = ServerMetrics(engine, settings.model)
@@ -50,6 +53,15 @@ class Serving:
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
         self._closed = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what requests may give as the model: its names, and those of its low-rank adapters."""
+        return (*self.settings.names, *self.engine.adapters)
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Return the adapter that a request asks for by its `model`; None = the model as it is."""
+        return model if model is not None and model not in self.settings.names else None
 
     async def cut_off(self) -> None:
         """End what the engine runs for this server: each answer ends as it is, with finish_reason "abort". What has not
@@ -77,12 +89,15 @@ class Serving:
         params: SamplingParams | BeamSearchParams,
         caller: Caller,
         *,
+        model: str | None = None,
         priority: int | None = None,
         add_special_tokens: bool | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one prompt and count what it takes; closing the generator frees the request's memory."""
+        """Run one prompt, with the adapter that `model` names, and count what it takes; closing the generator frees the
+        request's memory."""
         prompt = {**prompt, "cache_salt": caller.salted(prompt.get("cache_salt"))}
-        name = caller.engine_name(prompt, params)
+        adapter = self.adapter_of(model)
+        name = caller.engine_name(prompt, params, adapter)
         if name in self._names:
             message = "the request with this Idempotency-Key is running: its answer goes to who asked first"
             raise ApiError(message, status=409, code="idempotency_conflict")
@@ -91,7 +106,7 @@ class Serving:
         try:
             async with (
                 self.queue.place(caller.key),
-                aclosing(self._outputs(name, prompt, params, priority, add_special_tokens)) as outputs,
+                aclosing(self._outputs(name, prompt, params, adapter, priority, add_special_tokens)) as outputs,
             ):
                 async for output in outputs:
                     self._count(output, params, caller, seen)
@@ -124,6 +139,7 @@ class Serving:
         name: str,
         prompt: Mapping[str, Any],
         params: SamplingParams | BeamSearchParams,
+        adapter: str | None,
         priority: int | None,
         add_special_tokens: bool | None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -132,14 +148,16 @@ class Serving:
             raise _shutting_down()
         restored = name in self.engine.restored_requests
         if isinstance(params, BeamSearchParams) and not restored:
-            yield await self.engine.beam_search(prompt, params, name, priority=priority)
+            yield await self.engine.beam_search(prompt, params, name, lora_request=adapter, priority=priority)
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if restored:
             outputs = self.engine.resume(name, None if isinstance(params, BeamSearchParams) else params.output_kind)
         else:
             assert isinstance(params, SamplingParams)
-            outputs = self.engine.generate(prompt, params, name, priority=priority, tokenization_kwargs=tokenization)
+            outputs = self.engine.generate(
+                prompt, params, name, lora_request=adapter, priority=priority, tokenization_kwargs=tokenization
+            )
         async with aclosing(outputs):
             async for output in outputs:
                 yield output

@@ -29,7 +29,7 @@ async def start_turn(
         raise refused(error, type(body).model_fields) from error
     turn.starts_behind(made["prompt"])
     prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
-    return serving.generate(prompt, _params(serving, body, turn), caller, priority=body.priority)
+    return serving.generate(prompt, _params(serving, body, turn), caller, model=body.model, priority=body.priority)
 
 
 def _params(serving: Serving, body: ChatRequest, turn: Turn) -> SamplingParams | BeamSearchParams:

@@ -15,6 +15,7 @@ import numpy as np
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
 from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.text.adapters import AdapterSource, LoRA, NoAdapters
 from jpaged.text.combined_rules import CombinedRules, Limits
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.grammar import Grammar, GrammarCompiler
@@ -40,6 +41,7 @@ class InputProcessor:
         data_parallel_size: replicas of the engine.
         seed: draws the seeds of requests that bring none.
         images: prepares images; None = none are taken.
+        adapters: finds low-rank adapters; None = there are none.
         no_output: why the model generates nothing; None = it does.
     """
 
@@ -57,7 +59,9 @@ class InputProcessor:
         images: ImageInputs | None = None,
         prompt_vocab_size: int | None = None,
         no_output: str | None = None,
+        adapters: AdapterSource | None = None,
     ) -> None:
+        self.adapters = adapters or NoAdapters()
         self.images = images or ImageInputs()
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -84,6 +88,7 @@ class InputProcessor:
         *,
         streamed: bool = False,
         tokenization: Tokenization = DEFAULT,
+        lora: LoRA | None = None,
     ) -> Request:
         """Make a request, checked in all that does not depend on what else runs.
 
@@ -91,6 +96,7 @@ class InputProcessor:
             priority: see `Request`.
             streamed: somebody reads its outputs while they are generated.
             tokenization: how its text becomes tokens.
+            lora: the low-rank adapter that it runs with.
 
         Raises:
             ValueError: the model generates nothing; the prompt has none of the forms of `parse_prompt`, is empty, holds
@@ -100,7 +106,7 @@ class InputProcessor:
         if self._no_output is not None:
             raise ValueError(self._no_output)
         parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images)
-        return self.request(parsed, params, priority, streamed=streamed)
+        return self.request(parsed, params, priority, streamed=streamed, lora=lora)
 
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
         """Parse a prompt whose salt may be given beside it.
@@ -124,8 +130,10 @@ class InputProcessor:
         priority: int | None = None,
         *,
         streamed: bool = False,
+        lora: LoRA | None = None,
     ) -> Request:
         """Make a request for a prompt that was parsed; see `process`."""
+        adapter = None if lora is None else self.adapters.find(lora)
         beam_params = None
         if isinstance(params, BeamSearchParams):
             beam_params, params = params, params.sampling_params()
@@ -163,6 +171,7 @@ class InputProcessor:
             allowed_mask=allowed_mask(params, self.vocab_size),
             encoder_tokens=max((image.features for image in prompt.images), default=0),
             images=prompt.images,
+            adapter=adapter,
             beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
         request.later = self._later(request, request_ids[1:], sequences[self.max_num_seqs :])
@@ -271,8 +280,11 @@ class InputProcessor:
         """Give the sequences of a request that was saved what looks at their tokens, and show it these.
 
         Raises:
-            ValueError: this model's tokenizer cannot be used for what the request asks.
+            ValueError: this model's tokenizer cannot be used for what the request asks, or its adapter is not here.
         """
+        for part in request.parts:
+            if part.saved_adapter is not None:
+                part.adapter, part.saved_adapter = self.adapters.restored(*part.saved_adapter), None
         self._attach(request, streamed=False)
         for seq in (seq for part in request.parts for seq in part.sequences):
             if seq.grammar is not None:

@@ -148,7 +148,10 @@ def test_a_bad_prompt_refuses_the_batch_before_anything_runs(llm, bad, message):
     ("call", "message"),
     [
         (lambda llm: llm.generate(TEXT, GREEDY, "yes"), "use_tqdm='yes' must be True or False"),
-        (lambda llm: llm.generate(TEXT, GREEDY, False, "adapter"), "lora_request='adapter': LoRA adapters are not"),
+        (
+            lambda llm: llm.generate(TEXT, GREEDY, False, "adapter"),
+            "prompt 0: lora_request='adapter' needs an engine with enable",
+        ),
         (lambda llm: llm.generate(TEXT, GREEDY, tokenization_kwargs={"padding": True}), r"not \['padding'\]"),
         (lambda llm: llm.chat([{"role": "user", "content": "a"}], continue_final_message=True), "give add_generation"),
         (lambda llm: llm.chat([{"role": "user", "content": "a"}], tools=[{}]), "chat template has no place for them"),

@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 
 from jpaged.memory import (
+    Adapters,
     FullAttention,
     GroupSpec,
     HostBlock,
@@ -155,6 +156,7 @@ class FakeDevice:
         self.last_tokens: list[int] = []
         self.host: dict[HostBlock, list[Hashable]] = {}
         self.seen: dict[tuple[int, int], Hashable] = {}
+        self.adapted: dict[int, Hashable] = {}
 
     def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
         """The step's sampled tokens, and the most likely ones where a request wants them."""
@@ -164,15 +166,25 @@ class FakeDevice:
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
         for encode in step.encodes:
             self._encode(encode)
+        for load in step.loads:
+            for number, block in enumerate(load.stored.blocks):
+                self._write(self._adapter_group, block, 0, (load.adapter.digest, number))
         if not step.chunks:
             return [], None
         self.seen = {(read.seq_id, at): self._feature(read, at) for read in step.reads for at in places(read)}
+        g = self._adapter_group if step.adapted else -1
+        self.adapted = {use.seq_id: tuple(self._read(g, b, 0) for b in use.held.blocks) for use in step.adapted}
         names = {chunk.seq.seq_id: self._compute(chunk) for chunk in step.chunks}
         sampled = [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
         self.last_tokens = [draw(self.model, name, s.seq.index) for name, s in zip(sampled, step.samples, strict=True)]
         rankings = [most_likely(name, step.num_top) for name in sampled] if step.num_top else []
         top = TopTokens(*(np.array(column) for column in zip(*rankings, strict=True))) if rankings else None
         return self.last_tokens, top
+
+    @property
+    def _adapter_group(self) -> int:
+        (g,) = (g for g, layout in enumerate(self.layout.groups) if isinstance(layout.spec.policy, Adapters))
+        return g
 
     def _encode(self, encode: Encode) -> None:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
@@ -219,9 +231,11 @@ class FakeDevice:
         for position, token in enumerate(tokens, start):
             if (shown := self.seen.get((seq.seq_id, position))) is not None:
                 token = (token, shown) if isinstance(shown, tuple) else shown
+            if seq.seq_id in self.adapted:
+                token = (token, self.adapted[seq.seq_id])
             read = []
             for g, layout in enumerate(self.layout.groups):
-                if is_images(layout.spec):
+                if has_no_table(layout.spec):
                     continue
                 if is_state(layout.spec):
                     read.append((states[g],) if position else ())
@@ -230,7 +244,7 @@ class FakeDevice:
                 read.append(tuple(self._at(g, tables[g], p) for p in range(first, position - dropped[g])))
             names.append(name := hash((token, tuple(read))))
             for g, layout in enumerate(self.layout.groups):
-                if is_images(layout.spec):
+                if has_no_table(layout.spec):
                     continue
                 if is_state(layout.spec):
                     states[g] = next_state(states[g], name)
@@ -303,7 +317,7 @@ class Loop:
         sampled = self.device.run(step)
         self.scheduler.dispatched(step)
         dispatched = (step, *sampled) if step.chunks else None
-        something = step.chunks or step.encodes or step.swap_out or step.swap_in or self.in_flight
+        something = step.chunks or step.encodes or step.loads or step.swap_out or step.swap_in or self.in_flight
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         self.in_flight = dispatched
@@ -341,6 +355,10 @@ class Loop:
 
 def is_images(spec: GroupSpec) -> bool:
     return isinstance(spec.policy, ImageFeatures)
+
+
+def has_no_table(spec: GroupSpec) -> bool:
+    return isinstance(spec.policy, ImageFeatures | Adapters)
 
 
 def places(read: ImageRead) -> range:

@@ -66,6 +66,8 @@ class ScriptedEngine:
         del self.tokens[seq_id]
         self.names.pop(seq_id, None)
 
+    adapters: tuple[str, ...] = ()
+
     async def memory_map(self, *, replica: int = 0) -> MemoryMap:
         self.replica = replica
         if self.stopped:
@@ -88,6 +90,7 @@ class ScriptedEngine:
             num_output_tokens=self.output_tokens,
             prefix_queries=self.prompt_tokens,
             prefix_hits=self.hits,
+            num_adapter_loads=0,
             num_encoded_images=0,
             num_recomputes=0,
             num_swaps=0,

@@ -113,6 +113,8 @@ class StateKeeper:
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
             differing = [name for name, here in about["pool"].items() if files.about["pool"][name] != here]
+            if self._config.enable_lora:  # which blocks hold an adapter is not saved
+                differing.append("adapters in the pool")
             requests = self._between_steps(lambda: self._take_up(files, differing))
         logger.info(
             "%d requests go on from %s after %.2f s%s",

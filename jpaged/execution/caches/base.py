@@ -9,7 +9,7 @@ know no other kind than this interface.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ from jpaged.execution.arrays import HostOrDevice
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Policy
 from jpaged.model_api import LayerGroup
-from jpaged.scheduling.step import Chunk, ImageRead
+from jpaged.scheduling.step import AdapterUse, Chunk, ImageRead
 from pallas_kernels.platform import Impl
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
@@ -78,6 +78,7 @@ class HostStep(NamedTuple):
         positions: the tokens' positions in their sequences.
         padded_tokens, padded_seqs: numbers of tokens and sequences that arrays are padded to.
         images: the tokens that stand for images; None where the step's shape has no place for any.
+        adapted: the chunks, by their place, that run with an adapter; None where the step's shape has no place for any.
     """
 
     chunks: Sequence[Chunk]
@@ -88,6 +89,7 @@ class HostStep(NamedTuple):
     padded_tokens: int
     padded_seqs: int
     images: Sequence[ImageRows] | None = None
+    adapted: Mapping[int, AdapterUse] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

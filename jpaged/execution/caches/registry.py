@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.attention import ChunkedAttentionCache, FullAttentionCache, SlidingWindowCache
 from jpaged.execution.caches.base import BlockFormat, LayerCache
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
@@ -22,6 +23,7 @@ KINDS: dict[str, type[LayerCache]] = {
     "latent attention": LatentCache,
     "image features": ImageCache,
     "cross attention": CrossAttentionCache,
+    "low-rank adapters": AdapterCache,
 }
 """The kinds of layers by `LayerGroup.kind`."""
 

@@ -2,12 +2,14 @@
 
 `base` has the rules, `attention` the layers that read the tokens before them, `state_checkpoints` recurrent layers,
 `verified_states` those of theirs that verify drafts, `images` what encoders make of images, be it embeddings or K and V
-of cross-attention, `encoder` cross-attention whose K and V belong to one request, `budget` layers that keep a fixed
-number of tokens, `prompt_budget` those that keep a fixed number of the prompt's. Layers that read another layer's KV
+of cross-attention, `adapters` low-rank adapters (`no_table` is what the two have in common), `encoder` cross-attention
+whose K and V belong to one request, `budget` layers that keep a fixed number of tokens, `prompt_budget` those that keep
+a fixed number of the prompt's. Layers that read another layer's KV
 (cross-layer sharing) own no block and need no policy: they are not counted in `GroupSpec.num_layers`. A draft model's
 layers are one more group of `FullAttention`.
 """
 
+from jpaged.memory.policies.adapters import Adapters
 from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttention, LocalAttention, SlidingWindow
 from jpaged.memory.policies.base import UNBOUNDED, Policy
 from jpaged.memory.policies.budget import TokenBudget
@@ -19,6 +21,7 @@ from jpaged.memory.policies.verified_states import VerifiedStates
 
 __all__ = [
     "UNBOUNDED",
+    "Adapters",
     "ChunkedLocalAttention",
     "CrossAttention",
     "FullAttention",

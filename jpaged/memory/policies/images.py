@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from jpaged.memory.policies.base import UNBOUNDED, Policy
+from jpaged.memory.policies.base import Policy
+from jpaged.memory.policies.no_table import NoTable
 
 
 @dataclass(frozen=True)
-class ImageFeatures(Policy):
+class ImageFeatures(NoTable):
     """What an encoder made of images: vectors that tokens take the place of once, or K and V that tokens behind the
     image read.
 
@@ -29,8 +28,6 @@ class ImageFeatures(Policy):
     most: int = 0
     stays: bool = False
 
-    names_tokens: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         if self.most < 0:
             raise ValueError(f"most={self.most} features must not be negative")
@@ -38,32 +35,5 @@ class ImageFeatures(Policy):
     def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
         return replace(self, most=encoder_tokens)
 
-    def num_blocks(self, length: int, block_size: int) -> int:
-        return 0
-
-    def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
-        return (range(0),)
-
-    def possible_prefix(self, is_hit: Sequence[bool], block_size: int) -> Sequence[int]:
-        return range(UNBOUNDED)
-
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
         return -(-self.most // block_size)
-
-    def alignment(self, block_size: int) -> int:
-        return 1
-
-    def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:
-        return UNBOUNDED
-
-    def written_blocks(self, start: int, stop: int, block_size: int) -> range:
-        return range(0)
-
-    def full_blocks(self, num_known: int, num_computed: int, block_size: int) -> int:
-        return 0
-
-    def longest_prefix(self, length: int, block_size: int) -> int:
-        return length
-
-    def filled_tokens(self, block: int, length: int, block_size: int) -> int:
-        return 0

@@ -31,7 +31,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Write the next message of a conversation."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.settings.names)
+    check_model(body.model, serving.names)
     answer = _Chat(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)

@@ -28,7 +28,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     """Go on with one or several prompts."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.settings.names)
+    check_model(body.model, serving.names)
     answer = _Completion(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
@@ -85,6 +85,7 @@ class _Completion:
                 {"prompt": prompt, **salt} if isinstance(prompt, str) else {"prompt_token_ids": prompt, **salt},
                 params,
                 self._caller,
+                model=body.model,
                 priority=body.priority,
                 **special,
             )

@@ -27,7 +27,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Write a response."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.settings.names)
+    check_model(body.model, serving.names)
     job = _store(request).begin(body, caller)
     if body.background and not body.stream:
         return whole(job.response)

@@ -40,16 +40,16 @@ async def version() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the model, once for each of its names."""
+    """List the model, once for each of its names, and its adapters."""
     serving = serving_of(request)
-    return {"object": "list", "data": [_model(serving, name) for name in serving.settings.names]}
+    return {"object": "list", "data": [_model(serving, name) for name in serving.names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> dict[str, Any]:
-    """Describe the model by one of its names."""
+    """Describe the model, by one of its names, or an adapter."""
     serving = serving_of(request)
-    if name not in serving.settings.names:
+    if name not in serving.names:
         raise ApiError(f"The model `{name[:200]}` does not exist", status=404, param="model", code="model_not_found")
     return _model(serving, name)
 
@@ -83,5 +83,6 @@ def _model(serving: Serving, name: str) -> dict[str, Any]:
         "created": serving.created,
         "owned_by": "jpaged",
         "root": serving.settings.model,
+        "parent": serving.settings.model if serving.adapter_of(name) else None,
         "max_model_len": serving.engine.max_model_len,
     }

@@ -20,7 +20,7 @@ router = APIRouter()
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the tokens of a text or a conversation."""
     serving = serving_of(request)
-    check_model(body.model, serving.settings.names)
+    check_model(body.model, serving.names)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("/tokenize takes either prompt or messages", param="prompt", code="invalid_value")
     chat_only = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
@@ -55,7 +55,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the text of tokens."""
     serving = serving_of(request)
-    check_model(body.model, serving.settings.names)
+    check_model(body.model, serving.names)
     size = serving.engine.vocab_size
     for token in body.tokens:
         if not 0 <= token < size:

@@ -1,0 +1,32 @@
+"""Which low-rank adapter a request runs with, under vLLM's name and fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jpaged.validation import integer
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """A low-rank adapter (LoRA; Hu et al., 2021) in a PEFT folder.
+
+    Attributes:
+        lora_name: its name; one name is one folder as long as the engine lives.
+        lora_int_id: a positive number, as vLLM wants one; nothing is found by it here.
+        lora_path: the folder; empty for an adapter that the engine knows by its name.
+
+    Raises:
+        ValueError: the name is empty, the number is not positive, or the path is no text.
+    """
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.lora_name, str) and self.lora_name):
+            raise ValueError(f"lora_name={self.lora_name!r} must be a non-empty string")
+        integer("lora_int_id", self.lora_int_id, low=1)
+        if not isinstance(self.lora_path, str):
+            raise ValueError(f"lora_path={self.lora_path!r} must be a string")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ PROJECT_PAGES = {
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w+-]*)[^\n]*\n", re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
+_BEFORE = re.compile(r"<!-- before:(?P<code>(?:(?!-->).)+?)-->\s*\Z", re.DOTALL)
 _LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<link>[^()\s]+)\)")
 
 
@@ -27,13 +29,15 @@ class CodeBlock:
         language: what stands behind the opening fence.
         code: the lines between the fences.
         line: number of the first of these lines, from 1 on.
-        not_run: why the block is not executed, from the comment before it; None = it is.
+        not_run: why the block is not executed, from the comment ``<!-- not run: ... -->`` before it; None = it is.
+        before: code that is to run first, from the comment ``<!-- before: ... -->`` before it.
     """
 
     language: str
     code: str
     line: int
     not_run: str | None
+    before: str = ""
 
 
 def code_blocks(markdown: str) -> Iterator[CodeBlock]:
@@ -48,12 +52,14 @@ def code_blocks(markdown: str) -> Iterator[CodeBlock]:
         if closing is None:
             line = markdown.count("\n", 0, opening.start()) + 1
             raise ValueError(f"the block that begins on line {line} is not closed")
-        reason = _NOT_RUN.search(markdown[: opening.start()])
+        text_before = markdown[: opening.start()]
+        reason, before = _NOT_RUN.search(text_before), _BEFORE.search(text_before)
         yield CodeBlock(
             opening["language"],
             markdown[opening.end() : closing.start()],
             markdown.count("\n", 0, opening.end()) + 1,
-            reason and reason["reason"],
+            reason["reason"] if reason else None,
+            textwrap.dedent(before["code"].lstrip(" ")).strip() + "\n" if before else "",
         )
         place = closing.end()
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
 from jpaged.cli.engine_options import EngineOptions, ModelOptions, with_engine_options
+from jpaged.cli.examples import examples
 from jpaged.cli.options import (
     Dtype,
     Frequency,
@@ -33,12 +34,13 @@ from jpaged.cli.serve import serve
 
 app = typer.Typer(
     no_args_is_help=True,
+    epilog=examples("jpaged"),
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(bench, name="bench")
-app.command()(plan)
-app.command()(serve)
-app.command("run-batch")(run_batch)
+app.command(epilog=examples("plan"))(plan)
+app.command(epilog=examples("serve"))(serve)
+app.command("run-batch", epilog=examples("run-batch"))(run_batch)
 
 
 def _print_version(asked: bool) -> None:
@@ -57,7 +59,7 @@ def main(
     """Serve large language models from JAX with paged KV memory."""
 
 
-@app.command()
+@app.command(epilog=examples("generate"))
 @with_engine_options
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
@@ -128,7 +130,7 @@ def generate(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=examples("chat"))
 @with_engine_options
 def chat(
     model: Model = "smollm2-135m",
@@ -161,7 +163,7 @@ def chat(
         messages += [question, {"role": "assistant", "content": answer}]
 
 
-@app.command()
+@app.command(epilog=examples("convert"))
 def convert(
     source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 PROJECT_PAGES = {
+    "README.md": "project/readme.md",
     "ARCHITECTURE.md": "project/architecture.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
@@ -67,7 +68,7 @@ def code_blocks(markdown: str) -> Iterator[CodeBlock]:
 def command_lines(markdown: str) -> Iterator[str]:
     """Yield the shell commands of a page: lines of indented blocks and of bash fences, continued lines joined."""
     fenced = [block.code for block in code_blocks(markdown) if block.language in ("bash", "console", "sh", "shell")]
-    indented = re.findall(r"^ {4}(?!    )(\S.*(?:\\\n.*)*)", without_code(markdown, inline=False), re.MULTILINE)
+    indented = re.findall(r"^ {4}(\S(?:[^\n]*\\\n)*[^\n]*)", without_code(markdown, inline=False), re.MULTILINE)
     for text in [*fenced, *("\n".join([line]) for line in indented)]:
         for line in text.replace("\\\n", " ").splitlines():
             if line.strip() and not line.lstrip().startswith("#"):

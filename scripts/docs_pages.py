@@ -9,6 +9,7 @@ DOCS_REPO_URL says where that is, and its text alone otherwise.
 
 from __future__ import annotations
 
+import ast
 import os
 import posixpath
 import re
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def _limits() -> str:
-    return "# Limits\n\n" + section((ROOT / "README.md").read_text(), "Limits, said plainly")
+    head = "# Limits\n\nWhat jpaged does not do, and what was never tried: the list of the README.\n\n"
+    return head + section((ROOT / "README.md").read_text(), "Limits, said plainly")
 
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -38,14 +40,33 @@ GENERATED: dict[str, Callable[[], str]] = {
 """Pages that are in no file of docs/, by where they are on the site."""
 
 _SOURCES = {page: source for source, page in PROJECT_PAGES.items()} | {"limits.md": "README.md"}
-_SECTIONS = {"README.md#limits-said-plainly": "limits.md", "README.md": "index.md"}
-"""Where the site has what a link to the README leads to."""
+_SECTIONS = {"README.md#limits-said-plainly": "limits.md", "README.md#command-line": "cli.md"}
+"""Sections of the README that have a page of their own on the site."""
+
+
+_QUOTED = re.compile(r"<!-- source: (?P<path>\S+) (?P<name>\w+) -->")
+
+
+def quoted(path: str, name: str) -> str:
+    """Return a class or function of a file as a block of code.
+
+    Raises:
+        ValueError: the file has none of that name.
+    """
+    text = (ROOT / path).read_text()
+    for node in ast.parse(text).body:
+        if getattr(node, "name", None) == name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            lines = text.splitlines()[first - 1 : node.end_lineno]
+            return "\n".join(["```python", *lines, "```"])
+    raise ValueError(f"{path} has no {name}")
 
 
 def site_page(name: str, markdown: str, repo_url: str = "") -> str:
     """Return a page as it is on the site: its tables filled in, and its links leading to where things are there."""
     source = _SOURCES.get(name) or f"docs/{name}"
-    return map_links(docs_vllm.fill(markdown), lambda link: _site_link(link, source, name, repo_url))
+    markdown = _QUOTED.sub(lambda found: quoted(found["path"], found["name"]), docs_vllm.fill(markdown))
+    return map_links(markdown, lambda link: _site_link(link, source, name, repo_url))
 
 
 def _site_link(link: str, source: str, page: str, repo_url: str) -> str | None:
@@ -57,7 +78,7 @@ def _site_link(link: str, source: str, page: str, repo_url: str) -> str | None:
     if f"{target}#{anchor}" in _SECTIONS:
         on_site, anchor = _SECTIONS[f"{target}#{anchor}"], ""
     else:
-        on_site = PROJECT_PAGES.get(target) or _SECTIONS.get(target, "")
+        on_site = PROJECT_PAGES.get(target, "")
         if target.startswith("docs/"):
             on_site = target.removeprefix("docs/")
     if on_site:

@@ -2,7 +2,8 @@
 
 Blocks of a page run in order and in one namespace, as a reader would run them. ``smollm2-135m`` and other names of models
 stand for a tiny random Llama with the demo model's tokenizer; at night for the demo model itself. What a block needs that
-the page does not show stands in a comment before it: ``<!-- before: llm = LLM(...) -->``.
+the page does not show stands in a comment before it: ``<!-- before: llm = LLM(...) -->``. A block that begins with the
+name of a file, ``# family.py``, is that file.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from docs_markdown import CodeBlock, code_blocks  # noqa: E402
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
+FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 PYTHON = {
-    page: [block for block in code_blocks((ROOT / page).read_text()) if block.language == "python"] for page in PAGES
+    page: [one for one in code_blocks((ROOT / page).read_text()) if one.language == "python" or FILE.match(one.code)]
+    for page in PAGES
 }
 RUN = [page for page in PAGES if any(block.not_run is None for block in PYTHON[page])]
 MODELS = ("smollm2-135m", "Qwen/Qwen3-Embedding-0.6B")
@@ -64,6 +67,9 @@ def models(tmp_path_factory) -> Path:
 
 def run_block(page: str, block: CodeBlock, names: dict) -> None:
     """Run a block; lines of a traceback are those of the page. ``await`` may stand outside a function."""
+    if file := FILE.match(block.code):
+        Path(file[1]).write_text(block.code)
+        return
     tree = ast.parse("\n" * (block.line - 1) + block.code, page)
     code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
@@ -77,7 +83,7 @@ def run_page(page: str) -> None:
     try:
         for block in PYTHON[page]:
             if block.not_run is None:
-                run_block(page, CodeBlock("python", block.before, block.line - block.before.count("\n"), None), names)
+                run_block(page, CodeBlock("python", block.before, block.line, None), names)
                 run_block(page, block, names)
     finally:
         for value in names.values():
@@ -89,8 +95,9 @@ def run_page(page: str) -> None:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder, with one photograph in a folder."""
+    """An empty folder, whose modules can be imported."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 

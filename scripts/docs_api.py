@@ -15,6 +15,7 @@ ENGINE = ("LLM", "AsyncLLM", "EngineStats", "EngineBusy", "EngineStopped", "Proc
 MEMORY = ("MemoryReport", "MemoryMap")
 """Public names that have a page of their own; `requests` has the others."""
 
+
 def _entry(path: str, **options: Any) -> str:
     lines = [f"::: {path}"]
     if options:
@@ -70,7 +71,8 @@ def requests() -> str:
 
 def memory() -> str:
     """Return the page of what can be seen of the pool."""
-    entries = [*_public(MEMORY), _entry("jpaged.memory.block_records.Block"), _entry("jpaged.memory.report.GroupReport")]
+    parts = [_entry(f"jpaged.memory.{name}") for name in ("block_records.Block", "report.GroupReport")]
+    entries = [*_public(MEMORY), *parts]
     return _page("Memory", "What `memory_report()` and `memory_map()` return.", entries)
 
 
@@ -106,6 +108,5 @@ def planning() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    f"api/{make.__name__}.md": make
-    for make in (index, engine, requests, memory, config, model_api, kernels, planning)
+    f"api/{make.__name__}.md": make for make in (index, engine, requests, memory, config, model_api, kernels, planning)
 }

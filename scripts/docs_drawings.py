@@ -1,6 +1,6 @@
 """Draws docs/drawings/ by running the real memory manager on small cases: nothing in them is drawn by hand.
 
-    python scripts/docs_drawings.py docs/drawings
+python scripts/docs_drawings.py docs/drawings
 """
 
 from __future__ import annotations

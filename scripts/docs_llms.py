@@ -1,6 +1,6 @@
 """Writes llms.txt (llmstxt.org), the site's pages with a sentence each, and llms-full.txt, their whole text.
 
-    python scripts/docs_llms.py build/docs site
+python scripts/docs_llms.py build/docs site
 """
 
 from __future__ import annotations

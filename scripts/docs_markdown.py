@@ -150,5 +150,5 @@ def title_and_summary(markdown: str) -> tuple[str, str]:
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", rest)]
     first = next((part for part in paragraphs if re.match(r"[A-Za-z`*\[]", part)), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
-    sentence = re.match(r".+?[.:](?= |$)", plain)
+    sentence = re.match(r".+?[.](?= |$)", plain)
     return (title[1] if title else "", sentence[0] if sentence else plain)

@@ -2,8 +2,8 @@
 
     python scripts/docs_pages.py build/docs
 
-Any generator can build that folder; nothing here is MkDocs's. Pages of docs/ are read on GitHub too, where links such as
-``../jpaged/llm.py`` lead to files of the repository. Here such a link becomes one to the repository, where
+Any generator can build that folder; nothing here is MkDocs's. Pages of docs/ are read on GitHub too, where links such
+as ``../jpaged/llm.py`` lead to files of the repository. Here such a link becomes one to the repository, where
 DOCS_REPO_URL says where that is, and its text alone otherwise.
 """
 

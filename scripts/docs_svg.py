@@ -83,7 +83,7 @@ def moment(
 
 
 def _positions(start: int, stop: int) -> str:
-    return str(start) if stop - start == 1 else f"{start}–{stop - 1}"
+    return str(start) if stop - start == 1 else f"{start}-{stop - 1}"
 
 
 def name_of(seq_id: int) -> str:
@@ -155,7 +155,7 @@ def _table(table: Table, y: int, several: bool) -> list[str]:
     for i, (block, positions) in enumerate(zip(table.entries, table.positions, strict=True)):
         x = LEFT + i * BOX
         if block == NO_BLOCK:
-            parts += _box(x, y, BOX, "gone", "–", "released")
+            parts += _box(x, y, BOX, "gone", "-", "released")
         else:
             parts += _box(x, y, BOX, "empty", f"block {block}", positions)
     return parts

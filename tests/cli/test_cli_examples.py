@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from jpaged.cli.main import app
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
-from commands import parse_jpaged, root_command, walk  # noqa: E402
+from commands import parse_jpaged, root_command, walk
 
 COMMANDS = dict(walk("jpaged", root_command()))
 

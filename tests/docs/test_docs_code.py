@@ -1,9 +1,9 @@
 """The Python of README.md and docs/ runs as it stands, page by page, or says before it why it does not.
 
-Blocks of a page run in order and in one namespace, as a reader would run them. ``smollm2-135m`` and other names of models
-stand for a tiny random Llama with the demo model's tokenizer; at night for the demo model itself. What a block needs that
-the page does not show stands in a comment before it: ``<!-- before: llm = LLM(...) -->``. A block that begins with the
-name of a file, ``# family.py``, is that file.
+Blocks of a page run in order and in one namespace, as a reader would run them. ``smollm2-135m`` and other names of
+models stand for a tiny random Llama with the demo model's tokenizer; at night for the demo model itself. What a block
+needs that the page does not show stands in a comment before it: ``<!-- before: llm = LLM(...) -->``. A block that
+begins with the name of a file, ``# family.py``, is that file.
 """
 
 from __future__ import annotations

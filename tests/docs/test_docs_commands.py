@@ -6,14 +6,13 @@ import re
 import shlex
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from commands import ROOT, flags, parse_jpaged, script_of
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from docs_markdown import command_lines  # noqa: E402
+from docs_markdown import command_lines
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md"))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines((ROOT / page).read_text())]
@@ -40,7 +39,8 @@ def test_a_script_exists_and_knows_the_options_that_it_is_given(page, line):
     inner = flags(shlex.join(words[words.index(script.relative_to(ROOT).as_posix()) + 1 :]))
     if "typer" in text or "argparse" in text:
         for flag in inner:
-            assert flag in text or flag.removeprefix("--").replace("-", "_") in text, f"{page}: {script.name} has no {flag}"
+            parameter = flag.removeprefix("--").replace("-", "_")
+            assert flag in text or parameter in text, f"{page}: {script.name} has no {flag}"
     elif "$@" not in text:
         assert inner == [], page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -53,7 +52,8 @@ def test_nothing_of_a_drawing_lies_outside_it(name):
         assert float(box.get("x", 0)) + float(box.get("width")) <= width
         assert float(box.get("y", 0)) + float(box.get("height")) <= height
     for text in root.iter("{http://www.w3.org/2000/svg}text"):
-        assert float(text.get("x")) + 7.5 * len(text.text) * (text.get("class").split()[-1] in ("name", "caption")) <= width
+        begins = text.get("class").split()[-1] in ("name", "caption")  # the others stand around their middle
+        assert float(text.get("x")) + 7.5 * len(text.text) / (1 if begins else 2) <= width
 
 
 @pytest.mark.parametrize("colours", [docs_svg.LIGHT, docs_svg.DARK], ids=["light", "dark"])
@@ -62,8 +62,7 @@ def test_writing_can_be_read_and_states_told_apart_without_colour(colours):
     for ground, inks in grounds.items():
         for ink in inks:
             assert contrast(colours[ground], colours[ink]) >= 4.5, (ground, ink)
-    for one, other in itertools.combinations([colours["used"], colours["shared"]], 2):
-        assert contrast(one, other) >= 3
+    assert contrast(colours["used"], colours["shared"]) >= 3
     assert contrast(colours["soft"], colours["ground"]) >= 3, "an outline tells an empty block from the ground"
 
 

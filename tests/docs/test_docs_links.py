@@ -45,7 +45,7 @@ def test_links_of_a_page_lead_somewhere(page):
 
 
 def test_a_broken_link_and_a_heading_that_is_gone_are_found():
-    page = "[here](concepts.md#blocks-and-block-tables) [gone](nonesuch.md) [heading](concepts.md#nonesuch) `[no](x.md)`"
+    page = "[here](concepts.md#large-pages) [gone](nonesuch.md) [heading](concepts.md#nonesuch) `[no](x.md)`"
     assert broken("docs/index.md", page) == ["nonesuch.md", "concepts.md#nonesuch"]
 
 

@@ -1,4 +1,4 @@
-"""The site's pages: each has its place, what follows from the code is whole, and links lead to where things are there."""
+"""Each of the site's pages has its place, what follows from the code is whole, and links lead to what is there."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_public_name_is_in_the_reference():
 def test_every_setting_of_vllm_is_in_the_page_that_compares():
     page = docs_vllm.fill((ROOT / "docs" / "from_vllm.md").read_text())
     assert "<!-- table" not in page
-    for name in [*vllm_names._INSTEAD, *vllm_names._ALWAYS, *vllm_names._ALIASES, *map(lambda f: f.name, _settings())]:
+    for name in [*vllm_names._INSTEAD, *vllm_names._ALWAYS, *vllm_names._ALIASES, *_settings()]:
         assert f"| `{name}` |" in page, name
     for name, text in vllm_names._INSTEAD.items():
         with pytest.raises(ValueError, match=re.escape(text)):
@@ -64,7 +64,7 @@ def test_every_setting_of_vllm_is_in_the_page_that_compares():
 
 
 def _settings():
-    return [field for field in dataclasses.fields(EngineConfig) if field.name != "model"]
+    return [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
 
 
 def test_the_command_line_page_has_every_command_with_its_options_and_examples():

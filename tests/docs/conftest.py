@@ -1,6 +1,7 @@
-"""Lets tests of this folder import what they share."""
+"""Lets tests of this folder import what they share, and the scripts that make the pages."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parents[1] / "scripts")]  # behind what is installed: scripts/ray is not Ray

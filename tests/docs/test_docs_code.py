@@ -13,21 +13,17 @@ import asyncio
 import gc
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT
+from docs_markdown import CodeBlock, code_blocks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from jpaged.loading import demo_model
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from docs_markdown import CodeBlock, code_blocks  # noqa: E402
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"# (\w+\.(?:py|toml))\n")

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 import tomllib
 
 import pytest
 from commands import ROOT, flags, parse_jpaged, script_of
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
 from docs_markdown import command_lines
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md"))]

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
+import docs_drawings
+import docs_svg
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import docs_drawings  # noqa: E402
-import docs_svg  # noqa: E402
+from commands import ROOT
 
 DRAWN = {name: draw() for name, draw in docs_drawings.DRAWINGS.items()}
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-import sys
-from pathlib import Path
 
+import docs_pages
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import docs_pages  # noqa: E402
-from docs_markdown import anchors, links, map_links, slug  # noqa: E402
+from commands import ROOT
+from docs_markdown import anchors, links, map_links, slug
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()

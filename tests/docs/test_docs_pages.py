@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
+import docs_api
+import docs_cli
+import docs_llms
+import docs_pages
+import docs_vllm
 import pytest
+from commands import ROOT
+from docs_markdown import code_blocks, section, title_and_summary
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import docs_api  # noqa: E402
-import docs_cli  # noqa: E402
-import docs_llms  # noqa: E402
-import docs_pages  # noqa: E402
-import docs_vllm  # noqa: E402
-from docs_markdown import code_blocks, section, title_and_summary  # noqa: E402
-
-import jpaged  # noqa: E402
-from jpaged import vllm_names  # noqa: E402
-from jpaged.config import EngineConfig  # noqa: E402
-from jpaged.vllm_names import engine_settings, missing_attribute  # noqa: E402
+import jpaged
+from jpaged import vllm_names
+from jpaged.config import EngineConfig
+from jpaged.vllm_names import engine_settings, missing_attribute
 
 NAV = [page for _, page in docs_llms.nav(docs_llms.settings()["nav"])]
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
+from commands import parse_jpaged, root_command, walk
 from typer.testing import CliRunner
 
 from jpaged.cli.main import app
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
-from commands import parse_jpaged, root_command, walk
 
 COMMANDS = dict(walk("jpaged", root_command()))
 

@@ -20,6 +20,10 @@ build | serve)
     "$venv" scripts/docs_pages.py build/docs
     NO_MKDOCS_2_WARNING=1 "$venv" -m mkdocs build --strict --clean --quiet
     "$venv" scripts/docs_llms.py build/docs site
+    if grep -rlE '<(script|img)[^>]+src="https?:|rel="(stylesheet|preconnect)"[^>]*href="https?:' site --include='*.html'; then
+        echo "these pages fetch from other hosts" >&2
+        exit 1
+    fi
     echo "built site/index.html"
     [ "${1:-build}" = build ] || exec "$venv" -m http.server --bind 127.0.0.1 --directory site 8000
     ;;

@@ -34,7 +34,7 @@ def _page(title: str, text: str, entries: list[str]) -> str:
 def homes() -> Mapping[str, str]:
     """Return the module that each public name of `jpaged` is defined in."""
     names = [name for name in jpaged.__all__ if name != "__version__"]
-    return {name: getattr(jpaged, name).__module__ for name in names}
+    return {name: getattr(getattr(jpaged, name), "__module__", "jpaged") for name in names}  # a module has no home
 
 
 def _public(names: tuple[str, ...], **options: Any) -> list[str]:

@@ -227,8 +227,9 @@ class LLM(PoolingHandle):
                 "image" with a PIL image under that name.
             sampling_params, use_tqdm, lora_request, tokenization_kwargs, on_error: as `generate`; a conversation
                 counts as a prompt, to which the tokenizer adds nothing unless told to.
-            chat_template, chat_template_content_format, add_generation_prompt, continue_final_message, tools,
-                chat_template_kwargs: see `jpaged.text.chat_template.ChatOptions`.
+            chat_template, chat_template_content_format, add_generation_prompt, continue_final_message: see
+                `jpaged.text.chat_template.ChatOptions`.
+            tools, chat_template_kwargs: see there too.
 
         Raises:
             ValueError: there is no chat template, messages or tools do not fit it, both add_generation_prompt and

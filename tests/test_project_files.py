@@ -56,3 +56,28 @@ def test_contributors_are_sent_to_tests_that_exist():
     places = re.findall(r"\b(?:tests|scripts|jpaged)/[\w/]+(?:\.\w+)?", text)
     assert len(places) > 10
     assert [place for place in places if not (ROOT / place).exists()] == []
+
+
+def test_hooks_before_a_commit_are_pinned_and_come_from_pypi():
+    found = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in found["repos"] for hook in repo["hooks"]]
+    assert {repo["repo"] for repo in found["repos"]} == {"local"}
+    assert {"ruff", "ruff-format", "trailing-whitespace"} <= {hook["id"] for hook in hooks}
+    for hook in hooks:
+        assert all(re.fullmatch(r"[\w-]+==[\d.]+", needed) for needed in hook["additional_dependencies"]), hook["id"]
+
+
+def test_tasks_run_what_is_there():
+    lines = re.findall(r"^    (?!@)(.+)$", (ROOT / "justfile").read_text(), re.MULTILINE)
+    assert len(lines) > 8
+    for line in lines:
+        scripts = re.findall(r"\bbash (\S+)", line)
+        assert scripts or line.startswith(".venv/bin/"), line
+        assert all((ROOT / script).is_file() for script in scripts), line
+        assert all((ROOT / folder).is_dir() for folder in re.findall(r"\btests/\w+", line)), line
+
+
+def test_the_site_is_built_on_a_public_host_and_its_tools_are_in_an_extra():
+    steps = workflow("tests.yml")["jobs"]["docs"]["steps"]
+    assert any(step.get("run") == "bash scripts/docs.sh" for step in steps)
+    assert any(one.startswith("mkdocs-material") for one in PROJECT["optional-dependencies"]["docs"])

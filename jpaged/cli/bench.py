@@ -13,11 +13,12 @@ import typer
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.bench_serving_sim import serving_sim
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
+from jpaged.cli.examples import examples
 from jpaged.cli.options import Dtype, MaxModelLen, Model, Temperature, bad_parameters, build_llm, read_speculative
 
-app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
-app.command()(serve)
-app.command("serving-sim")(serving_sim)
+app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"))
+app.command(epilog=examples("bench serve"))(serve)
+app.command("serving-sim", epilog=examples("bench serving-sim"))(serving_sim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class ThroughputOptions(EngineOptions):
     dtype: Dtype = "float32"
 
 
-@app.command()
+@app.command(epilog=examples("bench throughput"))
 @with_engine_options
 def throughput(
     model: Model = "smollm2-135m",
@@ -48,7 +49,7 @@ def throughput(
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
 
 
-@app.command()
+@app.command(epilog=examples("bench sharing"))
 def sharing(
     model: Model = "smollm2-135m",
     examples: Annotated[
@@ -76,7 +77,7 @@ def sharing(
         (docs / "sharing.md").write_text(sharing_report.page(text, model), encoding="utf-8")
 
 
-@app.command()
+@app.command(epilog=examples("bench speculative"))
 def speculative(
     model: Model = "smollm2-135m",
     ways: Annotated[
@@ -174,7 +175,7 @@ def _command(name: str, given: Sequence[tuple[str, Any, Any]]) -> str:
     return f"jpaged bench {name}{options} --docs docs"
 
 
-@app.command()
+@app.command(epilog=examples("bench memory"))
 def memory(
     workloads: Annotated[
         Path | None,
@@ -224,7 +225,7 @@ def memory(
         (docs / "memory.md").write_text(page, encoding="utf-8")
 
 
-@app.command()
+@app.command(epilog=examples("bench memory-real"))
 def memory_real(
     num_requests: Annotated[int, typer.Option(min=2, help="Requests to each model, all sent at once.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and lengths.")] = 0,

@@ -12,6 +12,7 @@ from jpaged import __version__
 from jpaged.cli.bench import app as bench
 from jpaged.cli.compile import compile_model
 from jpaged.cli.engine_options import EngineOptions, ModelOptions, with_engine_options
+from jpaged.cli.examples import examples
 from jpaged.cli.options import (
     Dtype,
     Frequency,
@@ -34,13 +35,14 @@ from jpaged.cli.serve import serve
 
 app = typer.Typer(
     no_args_is_help=True,
+    epilog=examples("jpaged"),
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(bench, name="bench")
-app.command("compile")(compile_model)
-app.command()(plan)
-app.command()(serve)
-app.command("run-batch")(run_batch)
+app.command("compile", epilog=examples("compile"))(compile_model)
+app.command(epilog=examples("plan"))(plan)
+app.command(epilog=examples("serve"))(serve)
+app.command("run-batch", epilog=examples("run-batch"))(run_batch)
 
 
 def _print_version(asked: bool) -> None:
@@ -59,7 +61,7 @@ def main(
     """Serve large language models from JAX with paged KV memory."""
 
 
-@app.command()
+@app.command(epilog=examples("generate"))
 @with_engine_options
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
@@ -130,7 +132,7 @@ def generate(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=examples("chat"))
 @with_engine_options
 def chat(
     model: Model = "smollm2-135m",
@@ -163,7 +165,7 @@ def chat(
         messages += [question, {"role": "assistant", "content": answer}]
 
 
-@app.command()
+@app.command(epilog=examples("convert"))
 def convert(
     source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],

@@ -1,0 +1,55 @@
+"""Has examples of every command, which its help ends with; a test parses each of them."""
+
+from __future__ import annotations
+
+_EXAMPLES: dict[str, tuple[str, ...]] = {
+    "jpaged": (
+        'jpaged generate "The capital of France is"',
+        "jpaged serve smollm2-135m --max-model-len 1024",
+        "jpaged plan --model llama-3.3-70b --device v6e-8",
+    ),
+    "generate": (
+        'jpaged generate "Once upon a time" --max-tokens 40 --stream',
+        'jpaged generate "Name a river." --n 3 --temperature 0.8 --seed 1 --memory',
+        "jpaged generate --file prompts.txt --model Qwen/Qwen3-0.6B --quantization int8",
+    ),
+    "chat": (
+        "jpaged chat",
+        'jpaged chat --model Qwen/Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7',
+    ),
+    "convert": (
+        "jpaged convert smollm2-135m ./smollm2-orbax",
+        "jpaged convert Qwen/Qwen3-0.6B ./qwen3-int8 --quantization int8",
+    ),
+    "plan": (
+        "jpaged plan --list",
+        "jpaged plan --model llama-3.3-70b --device v6e-8 --context 8192 --concurrency 64",
+    ),
+    "serve": (
+        "jpaged serve smollm2-135m --max-model-len 1024",
+        "jpaged serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key secret --tool-parser hermes",
+        "jpaged serve smollm2-135m --state-dir state --save-every 30",
+    ),
+    "run-batch": ("jpaged run-batch in.jsonl out.jsonl --model smollm2-135m",),
+    "bench": ("jpaged bench throughput", "jpaged bench serve --rate 1 --rate 4"),
+    "bench throughput": ("jpaged bench throughput --num-prompts 64 --max-num-seqs 64",),
+    "bench sharing": ("jpaged bench sharing", "jpaged bench sharing --num-prompts 8 --docs docs"),
+    "bench speculative": ("jpaged bench speculative --speculative ngram --speculative layers:8@4 --rounds 1",),
+    "bench memory": ("jpaged bench memory",),
+    "bench memory-real": ("jpaged bench memory-real",),
+    "bench serve": (
+        "jpaged bench serve --url http://127.0.0.1:8000 --rate 1 --rate 2 --num-requests 50 --out figures.json",
+        "jpaged bench serve --prompts questions.jsonl --endpoint chat --limit-ttft 500 --limit-token 50",
+    ),
+    "bench serving-sim": ("jpaged bench serving-sim",),
+}
+
+
+def examples(command: str) -> str:
+    """Return the end of a command's help; paragraphs, because single line breaks are not kept there.
+
+    Args:
+        command: its name behind ``jpaged``, or ``jpaged`` itself.
+    """
+    lines = _EXAMPLES[command]
+    return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])

@@ -1,0 +1,154 @@
+"""Reads Markdown: code blocks, links, anchors and sections, as GitHub and MkDocs agree on them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+PROJECT_PAGES = {
+    "README.md": "project/readme.md",
+    "ARCHITECTURE.md": "project/architecture.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+}
+"""Files of the repository that are pages of the site too, and where."""
+
+_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w+-]*)[^\n]*\n", re.MULTILINE)
+_NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
+_BEFORE = re.compile(r"<!-- before:(?P<code>(?:(?!-->).)+?)-->\s*\Z", re.DOTALL)
+_LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<link>[^()\s]+)\)")
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    """A fenced block of a page.
+
+    Attributes:
+        language: what stands behind the opening fence.
+        code: the lines between the fences.
+        line: number of the first of these lines, from 1 on.
+        not_run: why the block is not executed, from the comment ``<!-- not run: ... -->`` before it; None = it is.
+        before: code that is to run first, from the comment ``<!-- before: ... -->`` before it.
+    """
+
+    language: str
+    code: str
+    line: int
+    not_run: str | None
+    before: str = ""
+
+
+def code_blocks(markdown: str) -> Iterator[CodeBlock]:
+    """Yield the fenced blocks of a page, in order.
+
+    Raises:
+        ValueError: a block is not closed.
+    """
+    place = 0
+    while (opening := _FENCE.search(markdown, place)) is not None:
+        closing = re.compile(rf"^ *{opening['fence']} *$", re.MULTILINE).search(markdown, opening.end())
+        if closing is None:
+            line = markdown.count("\n", 0, opening.start()) + 1
+            raise ValueError(f"the block that begins on line {line} is not closed")
+        text_before = markdown[: opening.start()]
+        reason, before = _NOT_RUN.search(text_before), _BEFORE.search(text_before)
+        yield CodeBlock(
+            opening["language"],
+            markdown[opening.end() : closing.start()],
+            markdown.count("\n", 0, opening.end()) + 1,
+            reason["reason"] if reason else None,
+            textwrap.dedent(before["code"].lstrip(" ")).strip() + "\n" if before else "",
+        )
+        place = closing.end()
+
+
+def command_lines(markdown: str) -> Iterator[str]:
+    """Yield the shell commands of a page: lines of indented blocks and of bash fences, continued lines joined."""
+    fenced = [block.code for block in code_blocks(markdown) if block.language in ("bash", "console", "sh", "shell")]
+    indented = re.findall(r"^ {4}(\S(?:[^\n]*\\\n)*[^\n]*)", without_code(markdown, inline=False), re.MULTILINE)
+    for text in [*fenced, *("\n".join([line]) for line in indented)]:
+        for line in text.replace("\\\n", " ").splitlines():
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield line.strip().removeprefix("$ ")
+
+
+def without_code(markdown: str, *, inline: bool = True) -> str:
+    """Return a page with its fenced blocks, and by default code within lines, replaced by spaces."""
+    lines = markdown.splitlines(keepends=True)
+    for block in code_blocks(markdown):
+        for number in range(block.line - 1, block.line - 1 + block.code.count("\n")):
+            lines[number] = "\n"
+    text = "".join(lines)
+    return re.sub(r"`[^`\n]+`", lambda found: " " * len(found[0]), text) if inline else text
+
+
+def links(markdown: str) -> list[str]:
+    """Return the addresses of a page's links and images, code left aside."""
+    return [found["link"] for found in _LINK.finditer(_hidden_code(markdown))]
+
+
+def map_links(markdown: str, change: Callable[[str], str | None]) -> str:
+    """Return a page whose links have other addresses; None leaves a link's text alone."""
+    pieces, place = [], 0
+    for found in _LINK.finditer(_hidden_code(markdown)):
+        address = change(found["link"])
+        text = markdown[found.start("text") : found.end("text")]
+        pieces += [markdown[place : found.start()], text if address is None else f"{found['image']}[{text}]({address})"]
+        place = found.end()
+    return "".join([*pieces, markdown[place:]])
+
+
+def _hidden_code(markdown: str) -> str:
+    """Return a page of the same length whose code holds nothing that looks like a link."""
+
+    def hide(text: str) -> str:
+        return re.sub(r"[^\n]", "x", text)
+
+    pieces, place = [], 0
+    for block in re.finditer(r"^( *)(`{3,}|~{3,})[^\n]*\n.*?^ *\2 *$", markdown, re.MULTILINE | re.DOTALL):
+        pieces += [markdown[place : block.start()], hide(block[0])]
+        place = block.end()
+    text = "".join([*pieces, markdown[place:]])
+    return re.sub(r"(`+)[^`\n]+?\1", lambda found: hide(found[0]), text)
+
+
+def anchors(markdown: str) -> set[str]:
+    """Return the anchors of a page's headings."""
+    found = re.findall(r"^#{1,6} +(.+?)(?: +#+)?$", without_code(markdown, inline=False), re.MULTILINE)
+    return {slug(heading) for heading in found}
+
+
+def slug(heading: str) -> str:
+    """Return a heading's anchor.
+
+    >>> slug("`Limits`, said plainly")
+    'limits-said-plainly'
+    """
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def section(markdown: str, heading: str) -> str:
+    """Return what stands under a heading of the second level.
+
+    Raises:
+        ValueError: there is no such heading.
+    """
+    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", markdown, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no heading {heading!r}")
+    return found[1].strip() + "\n"
+
+
+def title_and_summary(markdown: str) -> tuple[str, str]:
+    """Return a page's title and the first sentence behind it."""
+    title = re.search(r"^# (.+)$", markdown, re.MULTILINE)
+    rest = markdown[title.end() :] if title else markdown
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", rest)]
+    first = next((part for part in paragraphs if re.match(r"[A-Za-z`*\[]", part)), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
+    sentence = re.match(r".+?[.](?= |$)", plain)
+    return (title[1] if title else "", sentence[0] if sentence else plain)

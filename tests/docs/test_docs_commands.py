@@ -1,0 +1,62 @@
+"""The shell commands of README.md, CONTRIBUTING.md and docs/ name commands, scripts and options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+
+import pytest
+from commands import ROOT, flags, parse_jpaged, script_of
+from docs_markdown import command_lines
+
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md"))]
+COMMANDS = [(page, line) for page in PAGES for line in command_lines((ROOT / page).read_text())]
+JPAGED = [(page, line) for page, line in COMMANDS if re.match(r"(\S+=\S+ )*(\S*/)?jpaged ", line)]
+SCRIPTS = [(page, line) for page, line in COMMANDS if script_of(line) is not None]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_commands_are_found():
+    assert len(JPAGED) > 20 and len(SCRIPTS) > 10
+
+
+@pytest.mark.parametrize(("page", "line"), JPAGED, ids=lambda value: value[:60])
+def test_jpaged_takes_the_line(page, line):
+    parse_jpaged(line[re.search(r"(^| |/)jpaged ", line).end() - len("jpaged ") :])
+
+
+@pytest.mark.parametrize(("page", "line"), SCRIPTS, ids=lambda value: value[:60])
+def test_a_script_exists_and_knows_the_options_that_it_is_given(page, line):
+    script = script_of(line)
+    assert script.is_file(), page
+    text = script.read_text()
+    words = shlex.split(line, comments=True)
+    inner = flags(shlex.join(words[words.index(script.relative_to(ROOT).as_posix()) + 1 :]))
+    if "typer" in text or "argparse" in text:
+        for flag in inner:
+            parameter = flag.removeprefix("--").replace("-", "_")
+            assert flag in text or parameter in text, f"{page}: {script.name} has no {flag}"
+    elif "$@" not in text:
+        assert inner == [], page
+
+
+def test_extras_that_are_installed_exist():
+    named = {
+        extra
+        for page, line in COMMANDS
+        for group in re.findall(r'pip install .*?"[^"\[]*\[([\w,]+)\]', line)
+        for extra in group.split(",")
+    }
+    assert {"cpu", "serve", "tpu"} <= named <= set(EXTRAS)
+
+
+def test_tests_that_are_run_exist():
+    for page, line in COMMANDS:
+        for name in re.findall(r"pytest.* (tests/[\w/.]+)", line):
+            assert (ROOT / name).exists(), f"{page}: {line}"
+
+
+def test_continued_lines_and_comments_are_read_as_a_shell_does():
+    page = "Text:\n\n    jpaged serve m \\\n      --port 1   # why\n    # nothing\n\n```bash\n$ bash x.sh\n```\n"
+    assert list(command_lines(page)) == ["bash x.sh", "jpaged serve m        --port 1   # why"]

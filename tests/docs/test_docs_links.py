@@ -1,0 +1,64 @@
+"""Every link of the project's Markdown leads somewhere: to a file that is there, and to a heading that it has."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+import docs_pages
+import pytest
+from commands import ROOT
+from docs_markdown import anchors, links, map_links, slug
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in (ROOT, ROOT / "docs", ROOT / ".github", ROOT / "jpaged", ROOT / "deploy", ROOT / "scripts")
+    for path in (folder.glob("*.md") if folder == ROOT else folder.rglob("*.md"))
+)
+
+
+def broken(page: str, markdown: str) -> list[str]:
+    """The links of a page that lead nowhere in this repository or, for pages that the site makes, on the site."""
+    found = []
+    for link in links(markdown):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+        made = target.removeprefix("docs/") in docs_pages.GENERATED
+        there = made or (ROOT / target).exists()
+        if there and anchor and not made and target.endswith(".md"):
+            there = anchor in anchors((ROOT / target).read_text())
+        if not there:
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page):
+    assert broken(page, (ROOT / page).read_text()) == []
+
+
+def test_a_broken_link_and_a_heading_that_is_gone_are_found():
+    page = "[here](concepts.md#large-pages) [gone](nonesuch.md) [heading](concepts.md#nonesuch) `[no](x.md)`"
+    assert broken("docs/index.md", page) == ["nonesuch.md", "concepts.md#nonesuch"]
+
+
+def test_files_that_pages_name_in_passing_exist():
+    """``docs/tpu.md`` in a sentence is no link, but a reader follows it all the same."""
+    gone = []
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for name in re.findall(r"(?<![\w/.])(?:docs|tests|scripts)/[\w/.-]+\.(?:md|py|sh|yaml)\b", text):
+            if not (ROOT / name).exists():
+                gone.append(f"{page}: {name}")
+    assert gone == []
+
+
+def test_code_is_never_taken_for_a_link():
+    page = "```python\nx = [a](b)\n```\n[text](page.md) and `[a](b)` and ![x](y.png)\n"
+    assert links(page) == ["page.md", "y.png"]
+    assert map_links(page, lambda link: None if link == "page.md" else f"up/{link}").endswith(
+        "text and `[a](b)` and ![x](up/y.png)\n"
+    )
+    assert slug("## Layers, said `plainly`".lstrip("# ")) == "layers-said-plainly"

@@ -39,7 +39,7 @@ def test_encoding_an_image_copies_no_pool(programs):
 
 
 def test_layers_that_read_images_add_no_collective_of_another_kind(programs):
-    """Two all-reduces a layer and one for the embedding; what tokens take of images is gathered once, before the layers."""
+    """Two all-reduces a layer and one for the embedding; images' features are gathered once, before the layers."""
     assert set(programs["decode"]["collectives"]) <= {"all-reduce"}
     others = [kind for kind in programs["prompts"]["collectives"] if kind != "all-reduce"]
     takes = programs["family"] == "gemma3" and programs["devices"] > 1

@@ -19,7 +19,8 @@ TARGETS = {
 @pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())
 def programs(request):
     lines = run_program(request.param[0], "images_program.py", *request.param).splitlines()
-    return {"devices": int(request.param[1])} | {line["name"]: line for line in map(json.loads, lines)}
+    shape = {"devices": int(request.param[1]), "family": request.param[3]}
+    return shape | {line["name"]: line for line in map(json.loads, lines)}
 
 
 @pytest.mark.parametrize("name", ["decode", "prompts"])
@@ -30,13 +31,16 @@ def test_a_step_copies_no_pool(programs, name):
 
 
 def test_encoding_an_image_copies_no_pool(programs):
-    """Its keys and values are written in place; what else it needs are its own 6,432 tokens' vectors and scores."""
-    sizes = programs["encoder"]
+    """What it makes is written in place; what else it needs are its own tokens' vectors and scores, 6,432 for each of
+    four images of Llama 3.2 Vision and 4,096 for each of two of Gemma 3."""
+    sizes, images = programs["encoder"], {"mllama": 4, "gemma3": 2}[programs["family"]]
     assert sizes["alias"] >= sizes["pool"]
-    assert sizes["temp"] < 0.5 * sizes["pool"]
+    assert sizes["temp"] < 0.5 * images * sizes["pool"]
 
 
 def test_layers_that_read_images_add_no_collective_of_another_kind(programs):
-    """Two all-reduces a layer, the three of full attention and the one that reads images, and one for the embedding."""
-    for name in ("decode", "prompts"):
-        assert set(programs[name]["collectives"]) <= {"all-reduce"}
+    """Two all-reduces a layer and one for the embedding; images' features are gathered once, before the layers."""
+    assert set(programs["decode"]["collectives"]) <= {"all-reduce"}
+    others = [kind for kind in programs["prompts"]["collectives"] if kind != "all-reduce"]
+    takes = programs["family"] == "gemma3" and programs["devices"] > 1
+    assert others == (["all-gather"] if takes else [])

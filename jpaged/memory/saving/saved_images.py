@@ -25,7 +25,10 @@ def images_data(images: ImageBlocks) -> dict[str, Any]:
 
 def load_images(images: ImageBlocks, data: Mapping[str, Any]) -> None:
     """Tell fresh books of images what was saved, those who hold some included: blocks are counted by them."""
-    stored = [StoredImage(*one[:3], is_encoded=one[3], is_torn=one[4]) for one in data["stored"]]
+    stored = [
+        StoredImage(digest, features, list(blocks), is_encoded=is_encoded, is_torn=is_torn)
+        for digest, features, blocks, is_encoded, is_torn in data["stored"]
+    ]
     holds = [HeldImage(stored[number], given) for number, given in data["held"]]
     images.restore(stored, holds)
 

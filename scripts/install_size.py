@@ -1,7 +1,8 @@
-"""Measures what ``pip install jpaged`` puts on a disk: an empty environment, then the wheel, then its folders by size.
+"""Measures what ``pip install jpaged`` puts on a disk: the files of each package in an environment that has it alone.
 
     python -m build && python scripts/install_size.py dist/jpaged-*.whl
-    python scripts/install_size.py dist/jpaged-*.whl --extras cpu,serve --most 700
+    python scripts/install_size.py dist/jpaged-*.whl --extras cpu,serve --most 1000
+    python scripts/install_size.py --environment FOLDER/bin/python     # one that is there already
 
 Sizes are those of files, in MB of 10^6 bytes, without the bytecode that an import may add. With --most the script fails
 above so many.
@@ -36,10 +37,12 @@ def install(wheel: Path, extras: str, folder: Path) -> Path:
 
 
 def sizes(python: Path) -> dict[str, int]:
-    """Return the bytes of each distribution of an environment, pip left out, since it comes with every one."""
+    """Return the bytes of each distribution of an environment, but for pip and setuptools, which come with every one."""
     asked = subprocess.run([python, "-I", "-c", ASK], check=True, capture_output=True, text=True)
     files: dict[str, list[str]] = json.loads(asked.stdout)
-    return {name: sum(_bytes(Path(file)) for file in of) for name, of in files.items() if name != "pip"}
+    return {
+        name: sum(_bytes(Path(file)) for file in of) for name, of in files.items() if name not in ("pip", "setuptools")
+    }
 
 
 def _bytes(file: Path) -> int:
@@ -56,12 +59,17 @@ def table(found: Mapping[str, int], largest: int = 10) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("wheel", type=Path, nargs="?", help="is installed into an empty environment")
+    what.add_argument("--environment", type=Path, help="the Python of an environment to measure instead")
     parser.add_argument("--extras", default="", help="extras to install, with commas between them")
     parser.add_argument("--most", type=float, default=float("inf"), help="MB above which the script fails")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        found = sizes(install(options.wheel, options.extras, Path(folder)))
+    if options.environment:
+        found = sizes(options.environment)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            found = sizes(install(options.wheel, options.extras, Path(folder)))
     print(table(found))
     total = sum(found.values()) / 1e6
     if total > options.most:

@@ -24,7 +24,7 @@ os.umask(0o022)
 class ReproducibleSdist(sdist):
     """Writes the archive with sorted names, one date, no owner and the rights that git knows."""
 
-    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):  # noqa: A002
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
         """Return the path of the archive; refuses every format but ``gztar``, the one that PyPI takes."""
         if format != "gztar":
             raise ValueError(f"format={format!r} is not reproducible here: only 'gztar' is")

@@ -42,7 +42,8 @@ class Deprecation:
     def warn(self, stacklevel: int = 1) -> None:
         """Warn at the caller's line, or `stacklevel` - 1 frames above it."""
         warnings.warn(
-            f"{self.name} is deprecated since jpaged {self.since} and will be removed in {self.removed}: use {self.use}",
+            f"{self.name} is deprecated since jpaged {self.since} and will be removed in {self.removed}: use "
+            f"{self.use}",
             DeprecationWarning,
             stacklevel=stacklevel + 1,
         )

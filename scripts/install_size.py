@@ -37,7 +37,7 @@ def install(wheel: Path, extras: str, folder: Path) -> Path:
 
 
 def sizes(python: Path) -> dict[str, int]:
-    """Return the bytes of each distribution of an environment, but for pip and setuptools, which come with every one."""
+    """Return the bytes of each distribution of an environment, but for what comes with every one."""
     asked = subprocess.run([python, "-I", "-c", ASK], check=True, capture_output=True, text=True)
     files: dict[str, list[str]] = json.loads(asked.stdout)
     return {

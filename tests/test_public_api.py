@@ -32,7 +32,7 @@ def test_no_public_name_or_signature_changed_unannounced(script):
         difflib.unified_diff(kept.splitlines(), found.splitlines(), "announced", "found", lineterm="", n=0)
     )
     assert not changes, (
-        f"{changes}\n\nThe public API is another. If that is meant: python scripts/public_api.py --write, add a line to "
+        f"{changes}\n\nThe public API is another. If that is meant: python scripts/public_api.py --write, a line in "
         "CHANGELOG.md, and deprecate what goes away first (jpaged/deprecation.py)."
     )
 

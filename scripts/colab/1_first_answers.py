@@ -55,6 +55,7 @@ from jpaged import LLM, SamplingParams
 
 # %% tags=["parameters"]
 MAX_TOKENS = 48
+STORY_TOKENS = 200
 MAX_MODEL_LEN = 512
 MAX_NUM_SEQS = 8
 
@@ -153,7 +154,7 @@ for prompt in shared:
 
 # %% tags=["interrupt"]
 try:
-    for delta in llm.stream("A very long story:", SamplingParams(max_tokens=MAX_TOKENS, seed=1, ignore_eos=True)):
+    for delta in llm.stream("A very long story:", SamplingParams(max_tokens=STORY_TOKENS, seed=1, ignore_eos=True)):
         print(delta.text, end="", flush=True)
 except KeyboardInterrupt:
     print("\n(stopped)")

@@ -184,7 +184,7 @@ else:
 with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
     metrics = page.read().decode().splitlines()
 print(
-    *[line for line in metrics if line.startswith(("vllm:prompt_tokens_total", "vllm:generation_tokens_total"))],
+    *[line for line in metrics if line.startswith(("jpaged:prompt_tokens", "jpaged:generation_tokens"))],
     sep="\n",
 )
 

@@ -21,6 +21,7 @@ SMALL = {
     "2_sharing": {"MAX_TOKENS": 20, "BEAM_TOKENS": 8},
     "3_jenga": {"OUTPUT_TOKENS": 24, "REQUESTS": 6},
     "4_serving": {"MAX_TOKENS": 8, "VISITORS": 4},
+    "5_grpo": {"STEPS": 2, "PROMPTS": 2, "SAMPLES": 2},
 }
 """Parameters for a commit's tests; the story is long, so that it can be interrupted."""
 
@@ -144,7 +145,14 @@ def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def kernel(name: str) -> object:
+    """Mark the notebook that compiles a derivative as nightly, and skip it where there is nothing to differentiate by."""
+    lacking = name == "5_grpo" and importlib.util.find_spec("jpaged.training") is None
+    skip = pytest.mark.skipif(lacking, reason="jpaged.training is not there")
+    return pytest.param(name, marks=[skip, pytest.mark.nightly] if name == "5_grpo" else [skip])
+
+
+@pytest.mark.parametrize("name", map(kernel, NAMES))
 def test_a_notebook_runs_and_draws(name, tmp_path):
     done = execute(read(name), SMALL[name], tmp_path)
     assert pictures(done) >= 1
@@ -153,7 +161,7 @@ def test_a_notebook_runs_and_draws(name, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", map(kernel, NAMES))
 def test_a_notebook_runs_as_it_is(name, tmp_path):
     done = execute(read(name), {"STORY_TOKENS": 400} if name == "1_first_answers" else {}, tmp_path)
     assert pictures(done) >= 1

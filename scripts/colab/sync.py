@@ -31,7 +31,7 @@ def notebook(script: Path) -> str:
     made.metadata.pop("jupytext", None)
     for number, cell in enumerate(made.cells):
         cell["id"] = f"{script.stem}-{number}"
-    return nbformat.writes(made, version=4) + "\n"
+    return nbformat.writes(made) + "\n"
 
 
 def place_at(repository: str) -> None:

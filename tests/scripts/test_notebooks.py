@@ -146,7 +146,7 @@ def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the
 
 
 def kernel(name: str) -> object:
-    """Mark the notebook that compiles a derivative as nightly, and skip it where there is nothing to differentiate by."""
+    """Mark the notebook that compiles a derivative as nightly; skip it where nothing differentiates."""
     lacking = name == "5_grpo" and importlib.util.find_spec("jpaged.training") is None
     skip = pytest.mark.skipif(lacking, reason="jpaged.training is not there")
     return pytest.param(name, marks=[skip, pytest.mark.nightly] if name == "5_grpo" else [skip])

@@ -31,7 +31,16 @@ def install(wheel: Path, extras: str, folder: Path) -> Path:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     target = f"jpaged[{extras}] @ {wheel.resolve().as_uri()}" if extras else str(wheel)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", target]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-compile",
+        target,
+    ]
     subprocess.run(pip, check=True)
     return python
 

@@ -152,7 +152,7 @@ def kernel(name: str) -> object:
     return pytest.param(name, marks=[skip, pytest.mark.nightly] if name == "5_grpo" else [skip])
 
 
-@pytest.mark.parametrize("name", map(kernel, NAMES))
+@pytest.mark.parametrize("name", [kernel(name) for name in NAMES])
 def test_a_notebook_runs_and_draws(name, tmp_path):
     done = execute(read(name), SMALL[name], tmp_path)
     assert pictures(done) >= 1
@@ -161,7 +161,7 @@ def test_a_notebook_runs_and_draws(name, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", map(kernel, NAMES))
+@pytest.mark.parametrize("name", [kernel(name) for name in NAMES])
 def test_a_notebook_runs_as_it_is(name, tmp_path):
     done = execute(read(name), {"STORY_TOKENS": 400} if name == "1_first_answers" else {}, tmp_path)
     assert pictures(done) >= 1

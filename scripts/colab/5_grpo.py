@@ -165,8 +165,7 @@ for step in range(STEPS):
 # %% [markdown]
 # ## Did it?
 #
-# A few minutes on two cores show a tendency rather than a mathematician. `scripts/rl/grpo_arithmetic.py` in the
-# repository trains for longer.
+# A dozen steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3))

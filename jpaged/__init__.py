@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
     from jpaged.speculative import DraftModel, Layers, NGram
 
-__version__ = "0.1.0"  # the only place: the build reads it from here
+__version__ = "0.2.0"  # the only place: the build reads it from here
 
 _HOMES = {
     "LLM": "jpaged.llm",

@@ -26,6 +26,7 @@ echo "installing the wheel into an empty environment"
 "$venv" -m venv "$work/empty"
 "$work/empty/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$work"/dist/*.whl
 unset PYTHONPATH
+"$venv" scripts/install_size.py --environment "$work/empty/bin/python" --most 800
 cd "$work/elsewhere"
 where=$("$work/empty/bin/python" -c 'import jpaged; print(jpaged.__file__)')
 case $where in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,10 +29,10 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
-def build(source: Path, target: Path, kind: str) -> tuple[Path, str]:
+def build(source: Path, target: Path, kind: str, umask: int = 0o022) -> tuple[Path, str]:
     """Build ``sdist`` or ``wheel`` without the network; return the file and what was printed."""
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(target), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, umask=umask)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (file,) = target.iterdir()
     return file, done.stdout + done.stderr
@@ -52,14 +53,22 @@ def source(tmp_path_factory):
     return copy_tree(tmp_path_factory.mktemp("source"))
 
 
-@pytest.fixture(scope="module")
-def sdist(source, tmp_path_factory):
-    """The unpacked sdist."""
-    file, _ = build(source, tmp_path_factory.mktemp("sdist"), "sdist")
-    folder = tmp_path_factory.mktemp("unpacked")
+def unpack(file: Path, folder: Path) -> Path:
+    """Unpack an sdist; return its top folder."""
     with tarfile.open(file) as archive:
         archive.extractall(folder, filter="data")
     return folder / f"jpaged-{jpaged.__version__}"
+
+
+@pytest.fixture(scope="module")
+def sdist_file(source, tmp_path_factory):
+    return build(source, tmp_path_factory.mktemp("sdist"), "sdist")[0]
+
+
+@pytest.fixture(scope="module")
+def sdist(sdist_file, tmp_path_factory):
+    """The unpacked sdist."""
+    return unpack(sdist_file, tmp_path_factory.mktemp("unpacked"))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,22 @@ def test_a_build_warns_of_nothing(wheel):
 
 def test_the_version_is_that_of_the_package(wheel):
     assert wheel[0].name == f"jpaged-{jpaged.__version__}-py3-none-any.whl"
+
+
+def test_another_checkout_builds_the_same_bytes(sdist_file, wheel, tmp_path, monkeypatch):
+    """Its files are of another time, its folders were written in another order, and their owner shares with nobody."""
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    tree = tmp_path / "another"
+    tree.mkdir()
+    copy_tree(tree)
+    for number, path in enumerate(sorted(path for path in tree.rglob("*") if path.is_file())):
+        path.chmod(0o600)
+        os.utime(path, (1e9 + number, 1e9 + number))
+    again, _ = build(tree, tmp_path / "sdist", "sdist", umask=0o077)
+    assert again.read_bytes() == sdist_file.read_bytes()
+    (tmp_path / "unpacked").mkdir()
+    built, _ = build(unpack(again, tmp_path / "unpacked"), tmp_path / "wheel", "wheel", umask=0o077)
+    assert built.read_bytes() == wheel[0].read_bytes()
 
 
 def test_dir_names_what_users_import_before_anything_is_loaded():

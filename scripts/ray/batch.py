@@ -10,7 +10,7 @@ answers are Parquet files in a folder: the columns there were, and text, token_i
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,9 @@ def main(
         settings = dict(json.loads(engine))
     except (ValueError, TypeError) as error:
         raise typer.BadParameter(f"--engine {engine} is not a JSON object") from error
-    resources = {"num_cpus": num_cpus, "num_gpus": num_gpus} | ({"resources": {"TPU": num_tpus}} if num_tpus else {})
+    resources: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus} | (
+        {"resources": {"TPU": num_tpus}} if num_tpus else {}
+    )
     ray.init(address=address, include_dashboard=None if address else False)
     try:
         read = ray.data.read_json if prompts.endswith((".jsonl", ".json")) else ray.data.read_parquet

@@ -15,7 +15,7 @@ import json
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -60,7 +60,7 @@ def main(
             warmup=warmup,
             min_replicas=min_replicas,
             max_replicas=max_replicas or min_replicas,
-            routing=routing,
+            routing=cast(Literal["prefix", "load"], routing),  # checked there
             resources=resources | ({"resources": {"TPU": num_tpus}} if num_tpus else {}),
         )
     except (ValueError, TypeError) as error:

@@ -1,0 +1,167 @@
+"""The notebooks of scripts/colab: in step with their scripts, and each runs from its first cell to its last.
+
+They run on small parameters, in kernels of their own, with the demo model; the nightly tests run them as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "colab"
+SMALL = {
+    "1_first_answers": {"MAX_TOKENS": 12, "MAX_NUM_SEQS": 4, "STORY_TOKENS": 400},
+    "2_sharing": {"MAX_TOKENS": 20, "BEAM_TOKENS": 8},
+    "3_jenga": {"OUTPUT_TOKENS": 24, "REQUESTS": 6},
+    "4_serving": {"MAX_TOKENS": 8, "VISITORS": 4},
+    "5_grpo": {"STEPS": 2, "PROMPTS": 2, "SAMPLES": 2},
+}
+"""Parameters for a commit's tests; the story is long, so that it can be interrupted."""
+
+SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
+NAMES = [script.stem for script in SCRIPTS]
+
+
+@pytest.fixture(scope="module")
+def sync():
+    spec = importlib.util.spec_from_file_location("sync_notebooks", FOLDER / "sync.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def tagged(cell: nbformat.NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
+
+
+def execute(notebook: nbformat.NotebookNode, small: dict[str, int], folder: Path) -> nbformat.NotebookNode:
+    """Run all cells with `small` instead of the parameters of those names.
+
+    The cell tagged ``interrupt`` is interrupted once it has said something. A cell that raises fails the test.
+    """
+    (place,) = [number for number, cell in enumerate(notebook.cells) if tagged(cell, "parameters")]
+    given = set(re.findall(r"^([A-Z_]+) = ", notebook.cells[place].source, re.MULTILINE))
+    assert set(small) <= given, f"{set(small) - given} are no parameters"
+    lines = "\n".join(f"{name} = {value}" for name, value in small.items())
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(lines))
+    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
+
+    async def run() -> None:
+        async with client.async_setup_kernel():
+            for number, cell in enumerate(notebook.cells):
+                running = asyncio.ensure_future(client.async_execute_cell(cell, number))
+                if tagged(cell, "interrupt"):
+                    while not running.done() and not cell.outputs:
+                        await asyncio.sleep(0.01)
+                    assert not running.done(), "the cell ended before it could be interrupted"
+                    await client.km.interrupt_kernel()
+                await running
+
+    asyncio.run(run())
+    return notebook
+
+
+def pictures(notebook: nbformat.NotebookNode) -> int:
+    """Count the outputs that are images or drawings of the pool."""
+    shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    return sum("image/png" in data or "<svg" in str(data.get("text/html", "")) for data in shown)
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs if output.output_type == "stream")
+
+
+def test_every_notebook_is_its_script(sync):
+    assert [path.stem for path in sorted(FOLDER.glob("*.ipynb"))] == NAMES
+    for script in sync.scripts():
+        text = script.with_suffix(".ipynb").read_text(encoding="utf-8")
+        assert text == sync.notebook(script), f"{script.name} is another: run python scripts/colab/sync.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_of_its_script_cell_by_cell(name):
+    """The libraries' own reading of both, which does not depend on how we write them."""
+    cells = [(cell.cell_type, cell.source) for cell in jupytext.read(FOLDER / f"{name}.py").cells]
+    assert [(cell.cell_type, cell.source) for cell in read(name).cells] == cells
+    assert not any(cell.get("outputs") for cell in read(name).cells)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_begins_with_its_badge_and_with_the_same_installation(name):
+    first, install = (cell.source for cell in read(name).cells[:2])
+    assert f"/github/OWNER/jpaged/blob/main/scripts/colab/{name}.ipynb" in first
+    assert install == read(NAMES[0]).cells[1].source
+    assert 'REPOSITORY = "https://github.com/OWNER/jpaged"' in install and "JPAGED_WHEEL" in install
+
+
+def test_a_place_is_put_into_badges_and_first_cells_and_back(sync, tmp_path, monkeypatch):
+    for script in SCRIPTS:
+        (tmp_path / script.name).write_text(script.read_text())
+    monkeypatch.setattr(sync, "FOLDER", tmp_path)
+    sync.main(["--repository", "some-one/paged"])
+    for script in sync.scripts():
+        text = script.read_text()
+        assert text.count("some-one/paged") == 2 and "OWNER" not in text
+        assert "some-one/paged" in script.with_suffix(".ipynb").read_text()
+    sync.place_at("OWNER/jpaged")
+    assert [script.read_text() for script in sync.scripts()] == [script.read_text() for script in SCRIPTS]
+    with pytest.raises(ValueError, match="is not OWNER/NAME"):
+        sync.place_at("https://example.com/x")
+
+
+def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the_repository(monkeypatch, tmp_path):
+    source = read(NAMES[0]).cells[1].source
+    calls = []
+    monkeypatch.setattr("subprocess.run", lambda command, **given: calls.append(command))
+    exec(source, {})
+    assert calls == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.delenv("JPAGED_WHEEL", raising=False)
+    exec(source, {})
+    wheel = tmp_path / "jpaged-0-py3-none-any.whl"
+    monkeypatch.setenv("JPAGED_WHEEL", str(wheel))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    exec(source, {})
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+    exec(source, {})
+    assert [command[-1] for command in calls] == [
+        "jpaged[cpu,notebooks] @ git+https://github.com/OWNER/jpaged",
+        f"jpaged[cuda12,notebooks] @ {wheel.as_uri()}",
+        f"jpaged[tpu,notebooks] @ {wheel.as_uri()}",
+    ]
+
+
+def kernel(name: str) -> object:
+    """Mark the notebook that compiles a derivative as nightly; skip it where nothing differentiates."""
+    lacking = name == "5_grpo" and importlib.util.find_spec("jpaged.training") is None
+    skip = pytest.mark.skipif(lacking, reason="jpaged.training is not there")
+    return pytest.param(name, marks=[skip, pytest.mark.nightly] if name == "5_grpo" else [skip])
+
+
+@pytest.mark.parametrize("name", [kernel(name) for name in NAMES])
+def test_a_notebook_runs_and_draws(name, tmp_path):
+    done = execute(read(name), SMALL[name], tmp_path)
+    assert pictures(done) >= 1
+    if name == "1_first_answers":
+        assert "(stopped)" in printed(done) and "Paris" in printed(done).rpartition("(stopped)")[2]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [kernel(name) for name in NAMES])
+def test_a_notebook_runs_as_it_is(name, tmp_path):
+    done = execute(read(name), {"STORY_TOKENS": 400} if name == "1_first_answers" else {}, tmp_path)
+    assert pictures(done) >= 1

@@ -47,7 +47,9 @@ class ModelHandle(EngineHandle):
         runner = built.engine.runner
         self._devices = runner.spec, runner.mesh
         self._max_model_len = built.engine.max_model_len
-        self.held_weights = HeldWeights(runner.worker.model.described, built.model, built.dtype, config.quantization)
+        self.held_weights = HeldWeights(
+            runner.worker.model.described, built.model, built.dtype, built.config.quantization
+        )
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:

@@ -102,8 +102,9 @@ def _one_by_one(
     batch: StepBatch, rows: range, seq: Int[np.ndarray, " tokens"], caches: Sequence[LayerCache], num_tokens: int
 ) -> StepBatch:
     """Return the arrays of some tokens, each a sequence of its own."""
-    here: slice | np.ndarray = slice(rows.start, rows.start + ROWS)
-    if here.stop > len(batch.tokens) or rows.stop < min(here.stop, num_tokens):
+    stop = rows.start + ROWS
+    here: slice | np.ndarray = slice(rows.start, stop)
+    if stop > len(batch.tokens) or rows.stop < min(stop, num_tokens):
         # What is behind is another launch's, or nothing: a row of padding stands for it.
         here = np.append(rows, np.full(ROWS - len(rows), num_tokens))
     live = np.arange(ROWS) < len(rows)
@@ -139,7 +140,9 @@ def _whole_images(batch: StepBatch, caches: Sequence[LayerCache]) -> list[range]
     found = (cache.last_seen(arrays) for cache, arrays in zip(caches, batch.caches, strict=True))
     last = next((one for one in found if one is not None), None)
     images: list[range] = []
-    for row in () if last is None else np.flatnonzero(last > batch.positions).tolist():
+    if last is None:
+        return images
+    for row in np.flatnonzero(last > batch.positions).tolist():
         if not images or row >= images[-1].stop:
             images.append(range(row, row + int(last[row] - batch.positions[row]) + 1))
     return images

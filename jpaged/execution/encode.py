@@ -84,7 +84,7 @@ def calls(each: Sequence[Sequence[Prepared]], numbers: Sequence[int]) -> Iterato
     blank = {name: np.zeros_like(array) for name, array in arrays.items()}, np.full_like(rows, np.iinfo(np.int32).max)
     while done < most:
         number = next(number for number in numbers if number <= most - done)
-        call = []
+        call: list[Prepared] = []
         for images in each:
             mine = [*images[done : done + number]]
             mine += [blank] * (number - len(mine))

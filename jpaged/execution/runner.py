@@ -345,9 +345,9 @@ class Runner:
             its_rows = no_rows(self.spec, count)
             for number in self._numbers_together(its_rows):
                 (call,) = calls([[(arrays, its_rows)] * number], (number,))
-                stacked, rows = self._of_all(call[0])
+                stacked, at = self._of_all(call[0])
                 name = f"image encoder, {number} x {count} features"
-                yield name, self.worker.prepare_encode(stacked, rows)
+                yield name, self.worker.prepare_encode(stacked, at)
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))

@@ -53,13 +53,13 @@ def make_step(
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
         rows = batch.source_rows
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
-        if prefix:  # a draft model may not know the token that stands for an image
-            tokens = jnp.minimum(tokens, model.vocab_size - 1)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
         if not prefix:
             params = with_adapters(spec, mesh, batch, pool, params)
         model = nnx.merge(graphdef, params)
+        if prefix:  # a draft model may not know the token that stands for an image
+            tokens = jnp.minimum(tokens, model.vocab_size - 1)
         with under_mesh(mesh):
             hidden, pool = model(tokens, batch.positions, pool, operate, batch.query_starts[-1])
         return pool, hidden[batch.sample_at], hidden

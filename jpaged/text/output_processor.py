@@ -70,7 +70,7 @@ class OutputBuilder:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._prompt_logprobs_told = False
         self._times: RequestMetrics | None = None
-        self._times_of: list[tuple[object, ...]] = []
+        self._times_of: Sequence[tuple[object, ...]] = []
 
     def add(self, progress: Progress) -> None:
         """Take in what is new."""

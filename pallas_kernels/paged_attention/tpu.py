@@ -67,9 +67,17 @@ def paged_attention(
     block_size, pages = tokens_of(view), block_tables.shape[1]
     reach = Reach(sliding_window, chunk_size)
     if plan is None:
-        batch = (block_tables, query_starts, kv_lens, view)
-        limits = {"reach": reach, "max_query_len": max_query_len, "last_keys": last_keys}
-        plan = make_plan(*batch, tokens=tokens, q_per_kv=group, **limits)
+        plan = make_plan(
+            block_tables,
+            query_starts,
+            kv_lens,
+            view,
+            tokens=tokens,
+            q_per_kv=group,
+            reach=reach,
+            max_query_len=max_query_len,
+            last_keys=last_keys,
+        )
     elif last_keys is not None and plan.last_keys is None and max_query_len != 1:
         raise ValueError("last_keys are given, but the plan was made without: give them to plan_attention too")
     units, gathers = len(plan.units.entry), plan.gathers

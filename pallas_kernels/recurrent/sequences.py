@@ -16,8 +16,15 @@ from jaxtyping import Array, Bool, Shaped
 from pallas_kernels.recurrent import causal_conv, gated_delta, recurrence, selective_scan, ssd
 from pallas_kernels.recurrent.layout import UNIT, StatePlace
 
+
+def _conv(
+    place: StatePlace, x: Array, weight: Array, bias: Array | None, *, activation: recurrence.Activation = None
+) -> recurrence.Recurrence:
+    return recurrence.conv(place, x, weight, bias, activation)
+
+
 _DESCRIBED: Mapping[Callable[..., Any], Callable[..., recurrence.Recurrence]] = {
-    causal_conv: lambda place, *operands, activation=None: recurrence.conv(place, *operands, activation),
+    causal_conv: _conv,
     selective_scan: recurrence.scan,
     ssd: recurrence.ssd,
     gated_delta: recurrence.delta,

@@ -104,7 +104,7 @@ class AdapterCache(LayerCache):
         rows[: len(step.seq_of_token)] = slot_of_seq[step.seq_of_token]
         return AdapterBatch(table, rows, present)
 
-    def one_by_one(self, arrays: Any, rows: slice, seqs: Int[np.ndarray, " rows"]) -> Any:
+    def one_by_one(self, arrays: Any, rows: slice | np.ndarray, seqs: Int[np.ndarray, " rows"]) -> Any:
         return arrays if arrays.slot is None else arrays._replace(slot=arrays.slot[rows])
 
     def operate(self, call: LayerCall, pool: Pool, index: Any, *operands: Any, **options: Any) -> tuple[Pool, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from jpaged.config import SizedConfig
-from jpaged.engine.metrics import metrics_of
-from jpaged.engine.new_weights import Running, replacement
+from jpaged.engine.async_handle import AsyncHandle
 from jpaged.engine.process import refuse_pickling
-from jpaged.engine.replica import chosen_replica
-from jpaged.engine.saved_state.handle import make_keeper, name_of
-from jpaged.engine.saved_state.periodic import PeriodicSaver
-from jpaged.engine.sleep import Released, level_of, parts_of, release, restore, wake_parts
-from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread
 from jpaged.engine.ticket import Ticket
 from jpaged.llm import LLM
-from jpaged.memory import MemoryMap, MemoryReport
-from jpaged.metrics import Metric
-from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
+from jpaged.outputs import RequestOutput
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import one_each, priorities
 from jpaged.text.chat_template import ChatArguments, Messages
-from jpaged.text.input_processor import PREFILL_ONLY
 from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
 from jpaged.text.token_reader import TokenReader
-from jpaged.validation import integer, number
+from jpaged.validation import integer
 
 if TYPE_CHECKING:
     from jpaged.training import TrainableModel
@@ -40,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncHandle):
     """An `LLM` whose engine runs in a thread of its own, for any number of asyncio clients.
 
     >>> async with AsyncLLM("smollm2-135m") as engine:                       # doctest: +SKIP
@@ -80,9 +71,8 @@ class AsyncLLM:
         self.output_processor = llm.output_processor
         self.input_processor.prepare()  # rather than while clients wait
         self._engine = llm.lend_engine()
-        self._thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
-        self._state = make_keeper(llm, self._engine, self._thread.between_steps)
-        self._saver: PeriodicSaver | None = None
+        thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
+        super().__init__(llm, self._engine, thread)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
@@ -164,57 +154,6 @@ class AsyncLLM:
         finally:
             self._thread.release(ticket)
 
-    # ------------------------------------------------------------------ the engine's state
-
-    async def save_state(self, folder: str | Path) -> SavedState:
-        """Write the engine's state as it is between two steps, as `LLM.save_state` does. The engine pauses while the
-        state is copied, and goes on while it is written."""
-        return await asyncio.to_thread(self._state.save, folder)
-
-    def save_every(self, folder: str | Path, seconds: float) -> None:
-        """Save the state again and again, so many seconds after the last time and where something has happened since,
-        until `shutdown`. `last_save` and a line in the log "jpaged.engine" tell how long the engine paused.
-
-        Raises:
-            ValueError: `seconds` is not positive.
-            RuntimeError: it is being done already.
-        """
-        seconds = number("seconds", seconds, low=0.0, open_low=True)
-        if self._saver is not None:
-            raise RuntimeError("save_every() was called before: the state is being saved every so many seconds already")
-        self._thread.check()
-        self._saver = PeriodicSaver(partial(self._state.save, folder), self._moment, seconds)
-
-    async def stop_saving(self) -> None:
-        """End what `save_every` began, once the save that is being written is there; no error where nothing began."""
-        if self._saver is not None:
-            await asyncio.to_thread(self._saver.stop)
-
-    @property
-    def last_save(self) -> SavedState | None:
-        """Return what the last of `save_every`'s saves took; None before the first."""
-        return None if self._saver is None else self._saver.last
-
-    def _moment(self) -> tuple[int, tuple[int, ...]]:
-        return self._engine.stats.num_steps, tuple(self._engine.awaited)
-
-    async def load_state(self, folder: str | Path) -> list[str]:
-        """Go on from a saved state, as `LLM.load_state` does, and return the names of the requests that came with it.
-
-        They run at once, whether a client takes them up by `resume` or not; what they generate is kept until one does,
-        or until `abort`.
-
-        Args and raises: see `LLM.load_state`.
-        """
-        names = [name_of(request) for request in await asyncio.to_thread(self._state.load, folder)]
-        await asyncio.wrap_future(self._thread.call(self._thread.know_restored))
-        return names
-
-    @property
-    def restored_requests(self) -> list[str]:
-        """Return the names of the restored requests that no client has taken up, in order of arrival."""
-        return list(self._thread.restored)
-
     async def resume(
         self, request_id: str, output_kind: RequestOutputKind | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -253,122 +192,9 @@ class AsyncLLM:
         """
         await asyncio.wrap_future(self._thread.abort(request_id))
 
-    async def update_params(
-        self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
-    ) -> None:
-        """Replace the weights between two steps, as `LLM.update_params` does; clients go on as `running` says.
-
-        What takes long is done beside the engine's thread, which pauses to swap the weights only.
-
-        Args and raises: see `LLM.update_params`.
-        """
-        make = partial(replacement, self._llm.held_weights, self._engine, new, cast=cast, copy=copy, running=running)
-        put = await asyncio.to_thread(make)
-        await asyncio.to_thread(self._thread.between_steps, put)
-
-    async def release_memory(self, weights: Released = False) -> None:
-        """Give the pool's memory back, and the weights' if asked, as `LLM.release_memory` does. Clients wait: their
-        requests go on once it is restored, and new ones are queued.
-
-        Args and raises: see `LLM.release_memory`.
-        """
-        await asyncio.to_thread(self._thread.between_steps, partial(release, self._engine, weights))
-
-    async def restore_memory(self, params: Any = None) -> None:
-        """Do what `LLM.restore_memory` does."""
-        wake = await asyncio.to_thread(restore, self._llm.held_weights, self._engine, params)
-        await asyncio.to_thread(self._thread.between_steps, wake)
-
-    async def sleep(self, level: int = 1) -> None:
-        """Do what `LLM.sleep` does, with clients treated as by `release_memory`."""
-        await self.release_memory(level_of(level))
-
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Do what `LLM.wake_up` does."""
-        wake = wake_parts(self._llm.held_weights, self._engine, parts_of(tags))
-        await asyncio.to_thread(self._thread.between_steps, wake)
-
-    async def is_sleeping(self) -> bool:
-        """Tell whether memory is given back."""
-        return self._engine.is_asleep
-
     def trainable(self) -> TrainableModel:
         """Give what `LLM.trainable` gives."""
         return self._llm.trainable()
-
-    async def memory_report(self) -> MemoryReport:
-        """Who holds the pool's blocks, between two steps."""
-        return await asyncio.wrap_future(self._thread.call(self._engine.memory.report))
-
-    async def memory_map(self, *, replica: int = 0) -> MemoryMap:
-        """Return what lies in every large page and block of the pool, between two steps; requests have their names.
-
-        Args and raises: see `LLM.memory_map`.
-        """
-        found = await self._ask(lambda: chosen_replica(self._engine.replicas, replica).memory.map())
-        return found.named(self._thread.request_names())
-
-    async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
-        """Do what `LLM.pin_prefix` does, best before clients come: while requests run it is refused.
-
-        Args and raises: see `LLM.pin_prefix`.
-        """
-        inputs = self.input_processor
-        prefix = await asyncio.to_thread(inputs.prefix, prompt, cache_salt)
-        requests = [inputs.request(prefix, PREFILL_ONLY) for _ in self._engine.replicas]
-        seq_id = inputs.new_seq_id()
-        return PinnedPrefix(seq_id, await self._ask(lambda: self._engine.pin_prefix(seq_id, requests)))
-
-    async def unpin(self, pinned: PinnedPrefix) -> None:
-        """Do what `LLM.unpin` does."""
-        if not isinstance(pinned, PinnedPrefix):
-            raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
-        await self._ask(lambda: self._engine.unpin(pinned.seq_id))
-
-    async def _ask(self, function: Callable[[], T]) -> T:
-        """Run a function in the engine's thread, between steps; what it raises concerns its caller alone."""
-
-        def attempt() -> tuple[T | None, Exception | None]:
-            try:
-                return function(), None
-            except Exception as error:
-                return None, error
-
-        result, error = await asyncio.wrap_future(self._thread.call(attempt))
-        if error is not None:
-            raise error
-        return cast(T, result)
-
-    def stats(self) -> EngineStats:
-        """Give what `LLM.stats` gives; never waits for the engine."""
-        return self._engine.snapshot()
-
-    def get_metrics(self) -> list[Metric]:
-        """Give what `LLM.get_metrics` gives."""
-        return metrics_of(self.stats())
-
-    async def check_health(self, timeout: float | None = None) -> None:
-        """Do nothing while the engine's thread runs and, with a timeout, comes between two steps within it.
-
-        Args:
-            timeout: seconds to wait for the end of the step that runs; None = none is awaited.
-
-        Raises:
-            EngineStopped: `shutdown` was called, or the engine failed; its cause is the exception that ended it.
-            TimeoutError: the step that runs has not ended in time.
-        """
-        self._thread.check()
-        if timeout is not None:
-            limit = number("timeout", timeout, low=0.0, open_low=True)
-            await asyncio.wait_for(asyncio.wrap_future(self._thread.call(lambda: None)), limit)
-
-    async def ended(self) -> None:
-        """Wait until the engine's thread has ended, as `shutdown` makes it.
-
-        Raises:
-            EngineStopped: it ended because the engine failed; its cause is the exception that ended it.
-        """
-        await asyncio.shield(asyncio.wrap_future(self._thread.ended))
 
     @property
     def config(self) -> SizedConfig:

@@ -16,7 +16,16 @@ from jpaged.speculative import DraftModel
 
 _NO_MATTER = frozenset(
     (
-        *("model", "tokenizer", "revision", "download_dir", "generation_config", "compiled_programs", "seed"),
+        *(
+            "model",
+            "tokenizer",
+            "revision",
+            "download_dir",
+            "generation_config",
+            "compiled_programs",
+            "seed",
+            "lora_modules",
+        ),
         *("kv_cache_memory_bytes", "memory_utilization", "swap_space_bytes", "swap_space", "watermark"),
         *("preemption_mode", "scheduling_policy", "long_prefill_token_threshold", "enable_prefix_caching"),
         *("prefix_eviction", "max_logprobs", "enforce_eager", "disable_log_stats", "images"),

@@ -69,7 +69,8 @@ class Case:
         self.seq_of_token = np.repeat(np.arange(len(chunks)), self.lengths)
         first = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
         self.positions = np.arange(tokens) - first[self.seq_of_token] + self.starts[self.seq_of_token]
-        self.padded = (tokens + padding, len(chunks) + padding)
+        # A draft takes a row of the batch, as a sequence does.
+        self.padded = (tokens + padding, len(chunks) + sum(self.drafts) + padding)
 
     def batch(self) -> StateBatch:
         chunks = [SimpleNamespace(drafts=(7,) * drafts) for drafts in self.drafts]

@@ -86,7 +86,7 @@ def low_rank_in_turn(
             its_down, its_up = (jax.lax.dynamic_index_in_dim(part, adapter, keepdims=False) for part in (down, up))
             return jnp.where((slot == adapter)[:, None], _dot(_dot(x, its_down), its_up), out)
 
-        return jax.lax.cond(present[adapter], add, lambda out: out, out)
+        return jax.lax.cond(jnp.asarray(present)[adapter], add, lambda out: out, out)
 
     return jax.lax.fori_loop(0, len(down), one, jnp.zeros((len(x), up.shape[-1]), x.dtype))
 

@@ -21,10 +21,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged convert smollm2-135m ./smollm2-orbax",
         "jpaged convert Qwen/Qwen3-0.6B ./qwen3-int8 --quantization int8",
     ),
-    "compile": (
-        "jpaged compile smollm2-135m --out ./programs",
-        "jpaged serve smollm2-135m --compiled-programs ./programs",
-    ),
+    "compile": ("jpaged compile smollm2-135m --out ./programs --max-num-seqs 32",),
     "plan": (
         "jpaged plan --list",
         "jpaged plan --model llama-3.3-70b --device v6e-8 --context 8192 --concurrency 64",
@@ -33,6 +30,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged serve smollm2-135m --max-model-len 1024",
         "jpaged serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key secret --tool-parser hermes",
         "jpaged serve smollm2-135m --state-dir state --save-every 30",
+        "jpaged serve smollm2-135m --compiled-programs ./programs --max-num-seqs 32",
     ),
     "run-batch": ("jpaged run-batch in.jsonl out.jsonl --model smollm2-135m",),
     "bench": ("jpaged bench throughput", "jpaged bench serve --rate 1 --rate 4"),

@@ -35,7 +35,7 @@ class Tensors:
 def load(tensors, config=None, *, dtype=jnp.float32, stacked=False):
     mesh = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
     reader = Tensors(tensors)
-    build = build_context(mesh, dtype, stacked=stacked)
+    build = build_context(mesh, dtype, stacked=stacked, kernel_impl="xla")  # a CPU's own computes in float32 always
     model, graphdef, params = load_params(Toy, config or toy_config(), reader, build, mesh=mesh)
     return model, nnx.merge(graphdef, params), reader
 

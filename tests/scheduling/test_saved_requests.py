@@ -161,10 +161,11 @@ def test_when_a_request_was_preempted_is_kept_as_ages():
 def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is():
     """Whoever adds a field says here which; one that is saved needs another `FORMAT`."""
     apart = {"params", "stop_ids", "eos_ids", "bad_words", "allowed_mask", "prompt_logprobs", "beam", "status"}
-    apart |= {"pause_times", "images"}
+    apart |= {"pause_times", "images", "adapter"}
     of_images = {"held"}  # images are cached in a saved memory, and held again by whoever needs them
+    of_adapters = {"held_adapter", "saved_adapter"}  # loaded again; what a state named until its adapter is found
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
-    others = {*of_images, *within_a_turn, "sequences", "later"}
+    others = {*of_images, *of_adapters, *within_a_turn, "sequences", "later"}
     assert {f.name for f in fields(Request)} == {*REQUEST_FIELDS, *TIMES, *apart, *others}
     derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search"}
     apart = {"token_ids", "candidates", "logprobs", "parent"}

@@ -47,7 +47,7 @@ def test_a_name_an_argument_a_default_and_a_setting_that_change_are_found(script
 
     LLM.__module__ = "jpaged.llm"
     before = set(script.public_api().splitlines())
-    assert "LLM.close(self) -> 'None'" in before and "setting block_size: int = 16" in before
+    assert "LLM.close(self) -> 'None'" in before and "setting block_size: int | None = None" in before
     monkeypatch.setattr(jpaged, "LLM", LLM)
     after = set(script.public_api().splitlines())
     assert {"LLM.close(self, now: 'bool' = True) -> 'None'", "LLM.added(self) -> 'None'"} <= after - before

@@ -42,15 +42,18 @@ if importlib.util.find_spec("jpaged") is None:
 
 # %%
 import tempfile
+from dataclasses import replace
 from pathlib import Path as Folder
 
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML, display
+from transformers import Gemma3TextConfig
 
 from jpaged import LLM, MemoryReport, SamplingParams
 from jpaged.benchmarks.memory_real import run
+from jpaged.benchmarks.memory_real_models import MODELS
 from jpaged.benchmarks.random_model import WINDOW, gemma3_config, save_random_gemma3
 
 # %% tags=["parameters"]
@@ -140,7 +143,8 @@ display(HTML(fullest.to_html()))
 # batch, the number of sequences that run at once while others wait, is what a server's throughput follows.
 
 # %%
-runs = run(REQUESTS, POOL_MIB, seed=0, say=lambda line: None, fields=fields)
+small = replace(MODELS[0], config=lambda: Gemma3TextConfig(**fields), pool_kib=POOL_MIB << 10)
+runs = run(REQUESTS, seed=0, say=lambda line: None, models=[small])
 figure, panels = plt.subplots(1, 2, figsize=(8, 3))
 for axes, values, title in (
     (panels[0], [one.batch for one in runs], "sequences at once"),

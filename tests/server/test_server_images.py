@@ -10,7 +10,7 @@ import pytest
 from live_server import LiveServer, make_llm
 from vision_checkpoints import make_gemma3, picture
 
-from jpaged import AsyncLLM, SamplingParams, StateRefused
+from jpaged import AsyncLLM, SamplingParams
 from jpaged.server.kept_state import KeptState
 from jpaged.server.settings import ServerSettings
 
@@ -70,19 +70,19 @@ def test_a_response_sees_the_image_of_its_input(server_of):
     assert got["output"][0]["content"][0]["text"] == want["choices"][0]["message"]["content"]
 
 
-def test_a_server_of_a_model_with_eyes_that_is_to_keep_its_state_does_not_start(llm, tmp_path):
+def test_a_server_of_a_model_with_eyes_keeps_its_state(llm, tmp_path):
     engine = AsyncLLM.from_llm(llm)
     kept = KeptState(engine, tmp_path, 30.0)
 
     async def start():
         try:
             await kept.take_up()
+            await kept.save_last()
+            return await engine.load_state(tmp_path)
         finally:
             await engine.shutdown()
 
-    with pytest.raises(StateRefused, match=r"state_dir=.*takes images"):
-        asyncio.run(start())
-    assert not list(tmp_path.iterdir())
+    assert asyncio.run(start()) == []
 
 
 def test_images_that_cannot_be_read_or_lie_elsewhere_are_refused_and_nothing_is_lost(server_of):

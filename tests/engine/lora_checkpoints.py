@@ -53,7 +53,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "layers_to_transform": [0, 2],
     },
 }
-"""Of different ranks, factors, modules and layers; none above 6."""
+"""Adapters that differ in rank, factor, modules and layers; no rank is above 6."""
 
 
 def save_model(name: str, folder: Path) -> str:

@@ -4,7 +4,9 @@
 
 FOLDER is a Hugging Face folder, which is what "exact" is judged by: answers whose every token is PyTorch's greedy
 choice in float32. Where torch is not installed here that column is empty. `scripts/peers_env.sh` makes DIR, and engines
-that are not given do not run. Each engine is a process in its environment; rounds alternate between all of them.
+that are not given do not run. Each engine is a process in its environment; rounds alternate between all of them, and
+all but the one whose turn it is are stopped (SIGSTOP), as some spin while they wait. Engines of all forms are held at
+once: give one form at a time where memory is short.
 Prompts are questions and answers of GSM8K; outputs have fixed lengths.
 
 A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
@@ -16,10 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,15 +72,35 @@ class Engine:
         if self.failed:
             return
         assert self.process.stdin is not None
+        self.signal(signal.SIGCONT)
         try:
             print(order, file=self.process.stdin, flush=True)
         except BrokenPipeError:
             self.failed = True
             return
         said = self.read()
+        self.signal(signal.SIGSTOP)
         if "seconds" in said:
             self.seconds.setdefault(order, []).append(said["seconds"])
             self.tokens = said["tokens"] if order == "batch" else self.tokens
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the engine and to all processes that it started, whatever groups they have made (Linux)."""
+        for process in _with_descendants(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+
+def _with_descendants(process: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [process]
+    for each in found:
+        found += children.get(each, [])
+    return found
 
 
 def main() -> None:
@@ -98,17 +123,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"
         file.write_text(json.dumps(work))
-        engines = _started(args, environments, file)
-        for engine in engines:
-            engine.run("warm")
-        orders = ["single", "batch", *(["long prompts", "long"] if args.long else [])]
-        for _ in range(args.rounds):
-            for order in orders:
-                for engine in engines:
-                    engine.run(order)
-        for engine in engines:
-            engine.process.kill()
-            engine.process.wait()
+        engines: list[Engine] = []
+        try:
+            _start(engines, args, environments, file)
+            for engine in engines:
+                engine.run("warm")
+                engine.run("warm single")
+            orders = ["single", "batch", *(["long prompts", "long"] if args.long else [])]
+            for _ in range(args.rounds):
+                for order in orders:
+                    for engine in engines:
+                        engine.run(order)
+        finally:
+            for engine in engines:
+                engine.signal(signal.SIGKILL)
+                engine.process.wait()
     exact = _exact(args.model, work["batch"], engines)
     rows = [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
     _print(rows)
@@ -127,15 +156,15 @@ def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, An
     outputs = [SINGLE, *(output for _, output in lengths)]
     single, *batch = [{"prompt": p, "output": o} for p, o in zip(prompts, outputs, strict=False)]
     work = {"single": [single], "batch": batch, "warm": [request | {"output": 8} for request in batch]}
+    work["warm single"] = [single | {"output": 8}]
     if long:
         work["long"] = [{"prompt": p, "output": LONG_OUTPUT} for p in prompts[-LONG_PROMPTS:]]
         work["long prompts"] = [request | {"output": 1} for request in work["long"]]
     return work
 
 
-def _started(args: argparse.Namespace, environments: dict[str, str], work: Path) -> list[Engine]:
-    """Start every engine that is here, one after another, and return those that became ready."""
-    engines = []
+def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[str, str], work: Path) -> None:
+    """Start every engine that is here, one after another, and add those that became ready to `engines`."""
     for form in args.forms:
         model = args.gguf if form == "gguf" else args.model
         wanted = [("jpaged", sys.executable, model)]
@@ -148,14 +177,18 @@ def _started(args: argparse.Namespace, environments: dict[str, str], work: Path)
             print(f"starting {name} {form}", file=sys.stderr, flush=True)
             command = [python, str(ENGINE), name, form, str(source), str(work)]
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
             engine = Engine(name, form, process)
             if engine.read().get("ready"):
+                engine.signal(signal.SIGSTOP)
                 engines.append(engine)
             else:
                 print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
-    return engines
 
 
 def _exact(model: Path, batch: list[dict[str, Any]], engines: list[Engine]) -> dict[int, int]:
@@ -215,10 +248,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{row[c]:.2f}" if isinstance(row[c], float) else "" if row[c] is None else str(row[c]) for c in columns
         ]
         print("| " + " | ".join(cells) + " |" + (" it ended early" if row["failed"] else ""))
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

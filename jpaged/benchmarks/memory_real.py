@@ -41,7 +41,7 @@ class RealRun:
 
     Attributes:
         model: name of the model.
-        batch: mean running sequences a step, while requests waited.
+        batch: mean running sequences of all steps.
         cpu_seconds: time of all cores together, which other programs on the machine hardly change.
         tokens: outputs of the requests, in their order.
     """
@@ -153,8 +153,7 @@ def _serve(built: Built, model: RealModel, system: str, number: int, seed: int) 
     start, start_cpu = time.perf_counter(), time.process_time()
     while engine.has_work:
         engine.step()
-        if scheduler.waiting:
-            batches.append(len(scheduler.running))
+        batches.append(len(scheduler.running))
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     tokens = [request.sequences[0].token_ids[len(request.prompt_token_ids) :] for request in requests]
     mean = sum(batches) / max(1, len(batches))
@@ -200,7 +199,7 @@ seconds of the clock hardly; batches, preemptions and steps do not depend on the
 Models of random weights in float32, shaped like published ones but small, serve the same {len(runs[0].tokens)} requests
 twice, in pools of equal size: once in pages of one size (largest page), once with jpaged's layer groups. Both run on
 the real engine and compute the same; outputs differ where rounding, which depends on the batch, turns a tie. The batch
-is averaged over the steps in which requests wait; compiling is not counted.
+is averaged over all steps, the last requests' too; compiling is not counted.
 
 {kinds}
 

@@ -140,6 +140,7 @@ class ServeOptions(RequestOptions):
     data_parallel_size: Annotated[int, typer.Option(min=1, help="Replicas of the model in this process.")] = 1
     seed: Annotated[int, typer.Option(min=0, help="Seed from which those of requests are drawn.")] = 0
 
+
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each field of its parameter `engine`, whose annotation is one of the above.
 

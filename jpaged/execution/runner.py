@@ -110,9 +110,7 @@ class Runner:
             draft=draft,
             programs=programs,
         )
-        self._images = EncoderCalls(
-            self.worker, tuple(examples), budget=max_num_batched_tokens, alone=deterministic
-        )
+        self._images = EncoderCalls(self.worker, tuple(examples), budget=max_num_batched_tokens, alone=deterministic)
         self._deterministic = deterministic
         self._adapters = adapters
         self._vocab_size = vocab_size

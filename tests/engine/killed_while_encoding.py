@@ -1,6 +1,6 @@
 """Runs prompts with images, saves the state after every step, and is killed while its encoder has the second image.
 
-    python killed_while_encoding.py MODEL STATE PLACEHOLDER
+python killed_while_encoding.py MODEL STATE PLACEHOLDER
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
 import numpy as np
 
 from jpaged.execution.encode import Prepared, calls, feature_rows, image_group, no_rows, numbers_together

@@ -73,9 +73,8 @@ def test_the_features_that_are_not_yet_consumed_are_kept_and_no_image_is_encoded
 
 @pytest.mark.parametrize("pages", [24, pytest.param(16, marks=pytest.mark.nightly)])
 def test_a_smaller_pool_gives_up_an_image_that_is_half_consumed_and_computes_it_again(llava, midway, pages):
-    folder, before = midway
-    model, expected, page = llava
-    llm = LLM.restore_state(folder, kv_cache_memory_bytes=pages * page)
+    _, expected, page = llava
+    llm = LLM.restore_state(midway[0], kv_cache_memory_bytes=pages * page)
     llm._engine.memory.check_invariants()
     assert answers(llm.resume(use_tqdm=False)) == expected
     check_empty(llm)

@@ -206,7 +206,7 @@ def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:
     keys = {
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": local.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "attention.key_length": whole.head_dim,
         "attention.value_length": whole.head_dim,

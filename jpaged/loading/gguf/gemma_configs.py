@@ -68,8 +68,8 @@ def gemma4(file: GGUFFile) -> PretrainedConfig:
     if global_kv != local_kv:
         global_heads["num_key_value_heads"] = global_kv
     fields |= {"intermediate_size": width, "head_dim": head_dim, "num_key_value_heads": local_kv}
-    if own_inputs:
-        fields["vocab_size_per_layer_input"] = file.tensors["per_layer_token_embd.weight"].shape[0]
+    if own_inputs and (table := file.tensors.get("per_layer_token_embd.weight")) is not None:
+        fields["vocab_size_per_layer_input"] = table.shape[0]  # the loader tells where there is none
     return transformers().Gemma4TextConfig(
         **fields,
         **_gemma4_experts(file),

@@ -13,7 +13,7 @@ from jpaged.benchmarks.memory_traces import (
     public_name,
     read_trace,
 )
-from jpaged.benchmarks.serving_sim.workload import Workload, alpaca, find, sharegpt
+from jpaged.benchmarks.serving_sim.workload import Workload, alpaca, count_tokens, find, sharegpt
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,6 @@ def read_workloads(
     names.append(f"{public_name(long) if long else 'drawn long prompts'} (models whose layers differ)")
     names.append(f"{public_name(conversations) if conversations else 'drawn conversations'} (prefix caching)")
     return MemoryWorkloads(chats, far, talks, names)
-
-
-def count_tokens() -> Callable[[str], int]:
-    """Return what counts a text's tokens, by the demo model's tokenizer."""
-    from jpaged.loading.tokenizer import find_tokenizer
-
-    tokenizer = find_tokenizer("smollm2-135m")
-    return lambda text: len(tokenizer.encode(text))
 
 
 def _demands(workload: Workload, most: int) -> list[Demand]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +42,7 @@ def serving_sim(
     from jpaged.benchmarks.serving_sim.paged_experiments import Context
     from jpaged.benchmarks.serving_sim.run import EXPERIMENTS, run
     from jpaged.benchmarks.serving_sim.run import workloads as read_workloads
+    from jpaged.benchmarks.serving_sim.workload import count_tokens
 
     if docs is not None and find_spec("matplotlib") is None:
         raise typer.BadParameter(f'--docs {docs} needs matplotlib: pip install "jpaged[bench]"')
@@ -50,7 +50,7 @@ def serving_sim(
         if name not in EXPERIMENTS:
             raise typer.BadParameter(f"--only {name} is none of {', '.join(EXPERIMENTS)}")
     with bad_parameters():
-        known = read_workloads(workloads, _count_tokens)
+        known = read_workloads(workloads, count_tokens)
         names = only or [name for name, (needed, _) in EXPERIMENTS.items() if needed in known]
         context = Context(known, seconds, seed, typer.echo, most_requests)
         found = run(names, context, results)
@@ -80,11 +80,3 @@ def serving_sim(
         if "memory" in found:
             plots.memory(found["memory"], docs)
         (docs / "serving-sim.md").write_text(text, encoding="utf-8")
-
-
-def _count_tokens() -> Callable[[str], int]:
-    """Return what counts a text's tokens, by the demo model's tokenizer."""
-    from jpaged.loading.tokenizer import find_tokenizer
-
-    tokenizer = find_tokenizer("smollm2-135m")
-    return lambda text: len(tokenizer.encode(text))

@@ -9,8 +9,9 @@ to do, ahead of the host by a step.
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, make_pool, plan_pool
 from jpaged.execution.compile_cache import enable_compilation_cache
+from jpaged.execution.in_flight import InFlight
 from jpaged.execution.mesh import make_mesh, platform
-from jpaged.execution.runner import InFlight, Runner
+from jpaged.execution.runner import Runner
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.step import make_step
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -14,26 +14,18 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import BatchBuilder, StepBatch, empty_batch, without_adapters
+from jpaged.execution.batch import BatchBuilder, StepBatch, copy_pairs, empty_batch, without_adapters
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.encode import (
-    Prepared,
-    calls,
-    feature_rows,
-    image_group,
-    no_rows,
-    numbers_together,
-    sees_images_on,
-)
-from jpaged.execution.mesh import platform
+from jpaged.execution.encode import sees_images_on
+from jpaged.execution.encoder_calls import EncoderCalls
+from jpaged.execution.in_flight import Draw, InFlight
 from jpaged.execution.pooling import PooledStates, owners_of_rows
 from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
-from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import (
     RANKED,
@@ -45,55 +37,11 @@ from jpaged.execution.sampling.sampling_batch import (
 )
 from jpaged.execution.worker import Worker
 from jpaged.memory.policies import Adapters
-from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
-from jpaged.scheduling.top_tokens import TopTokens
+from jpaged.scheduling.step import AdapterLoad, ScheduledStep
 
 T = TypeVar("T")
 _SAMPLERS = ((0, "greedy"), (RANKED, "full"))
 """Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
-
-
-class Draw:
-    """Holds what the sampler gives all replicas, on its way from the device.
-
-    Args:
-        fetch: see `Worker`.
-        ranked: whether somebody asked for the most likely tokens.
-    """
-
-    def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
-        self._wanted = tuple(output) if ranked else (output.tokens, output.logprobs)
-        self._fetch = fetch
-
-    @cached_property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays on the host, the first two fields of `StepOutput` or all; blocks until the device is
-        done."""
-        return self._fetch(self._wanted)
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """Is a dispatched step whose results may not exist yet.
-
-    Attributes:
-        replica: whose step it is; None where there is one.
-        scores: scores of prompt tokens, where a request asked for them.
-        pooled: sums of hidden states, where a request asked for a vector of its prompt.
-    """
-
-    step: ScheduledStep
-    draw: Draw
-    replica: int | None = None
-    scores: PromptScores | None = None
-    pooled: PooledStates | None = None
-
-    def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
-        """Return the sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled
-        sample; blocks until the device is done."""
-        arrays = self.draw.arrays if self.replica is None else [x[self.replica] for x in self.draw.arrays]
-        tokens, logprobs, *top = (x[: len(self.step.samples)] for x in arrays)
-        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if self.step.num_top else None
 
 
 class Runner:
@@ -137,7 +85,6 @@ class Runner:
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
         programs: ProgramStore | None = None,
     ) -> None:
-        self._examples = tuple(examples)
         self.spec = spec
         self.mesh = mesh
         self.max_num_seqs = max_num_seqs
@@ -152,7 +99,7 @@ class Runner:
             only=replace(BUCKET, images=images) if deterministic else None,
             together=image_bucket(together) if images and together else None,
         )
-        self._images = images
+        self._sees_images = images
         self.worker = Worker(
             graphdef,
             params,
@@ -163,6 +110,7 @@ class Runner:
             draft=draft,
             programs=programs,
         )
+        self._images = EncoderCalls(self.worker, tuple(examples), budget=max_num_batched_tokens, alone=deterministic)
         self._deterministic = deterministic
         self._adapters = adapters
         self._vocab_size = vocab_size
@@ -201,7 +149,7 @@ class Runner:
         if any(step.copies for step in steps):
             self._copy_blocks(*steps)
         if any(step.encodes for step in steps):
-            self._encode([step.encodes for step in steps])
+            self._images.encode([step.encodes for step in steps])
         for load in first.loads:  # replicas take no adapters
             self._load(load)
         if not any(step.chunks for step in steps):
@@ -210,7 +158,7 @@ class Runner:
             first = self._drafter.fill(first)
             steps = [first]
         if self._deterministic:
-            bucket = padded_bucket(first.num_tokens, self.max_num_seqs, images=self._images)
+            bucket = padded_bucket(first.num_tokens, self.max_num_seqs, images=self._sees_images)
             bucket = replace(bucket, adapters=self._adapters)
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
@@ -224,30 +172,6 @@ class Runner:
         if len(steps) == 1:
             return [InFlight(first, draw, scores=scores, pooled=pooled)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
-
-    def _encode(self, each: Sequence[Sequence[Encode]]) -> None:
-        """Encode the images of each replica, those of one shape together."""
-        by_shape: dict[Hashable, list[list[Prepared]]] = {}
-        for replica, encodes in enumerate(each):
-            for encode in encodes:
-                first = 0
-                for image in encode.image.each:
-                    rows = feature_rows(self.spec, encode.stored, first, image.features)
-                    shape = len(rows), *sorted((name, array.shape) for name, array in image.arrays.items())
-                    by_shape.setdefault(shape, [[] for _ in each])[replica].append((image.arrays, rows))
-                    first += image.features
-        for images in by_shape.values():
-            example, its_rows = next(mine for mine in images if mine)[0]
-            names = tuple(sorted(example))
-            for call in calls(images, self._numbers_together(its_rows)):
-                arrays, rows = stack(self.mesh, call)
-                self.worker.encode(names, tuple(arrays[name] for name in names), rows)
-
-    def _numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
-        if self._deterministic:
-            return (1,)  # the bits of an image may not depend on others
-        budget = self.max_num_batched_tokens
-        return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
 
     def _load(self, load: AdapterLoad) -> None:
         blocks, held = load.stored.blocks, load.adapter.blocks
@@ -295,20 +219,8 @@ class Runner:
         groups = range(len(self.spec.views))
         most = max(sum(copy.group == group for copy in step.copies) for step in steps for group in groups)
         size = next((s for s in self.copy_sizes if s >= most), 1 << (most - 1).bit_length())
-        src, dst = stack(self.mesh, [self._copy_pairs(step, size) for step in steps])
+        src, dst = stack(self.mesh, [copy_pairs(step.copies, self.spec, size) for step in steps])
         self.worker.copy_blocks(src, dst)
-
-    def _copy_pairs(self, step: ScheduledStep, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source and destination blocks, ``[groups, size]`` each."""
-        per_group = [[copy for copy in step.copies if copy.group == group] for group in range(len(self.spec.views))]
-        pairs = np.full((2, len(per_group), size), -1, np.int32)
-        for group, copies in enumerate(per_group):
-            for i, copy in enumerate(copies):
-                limit = self.spec.views[group][0]
-                if not (0 <= copy.src < limit and 0 <= copy.dst < limit):
-                    raise RuntimeError(f"block copy {copy} is outside [0, {limit})")
-                pairs[:, group, i] = copy.src, copy.dst
-        return pairs[0], pairs[1]
 
     # ------------------------------------------------------------------ warm-up
 
@@ -341,13 +253,7 @@ class Runner:
             kind += " with adapters" if bucket.adapters else ""
             batch = self._of_all(self._empty_batch(bucket))
             yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
-        for arrays, count in self._examples:
-            its_rows = no_rows(self.spec, count)
-            for number in self._numbers_together(its_rows):
-                (call,) = calls([[(arrays, its_rows)] * number], (number,))
-                stacked, at = self._of_all(call[0])
-                name = f"image encoder, {number} x {count} features"
-                yield name, self.worker.prepare_encode(stacked, at)
+        yield from self._images.shapes()
         for rows in self.buckets.sample_rows:
             for top, kind in self._samplers:
                 args = self._of_all(greedy_rows(rows, self._vocab_size))
@@ -369,10 +275,6 @@ class Runner:
         followed = tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
         return followed if self.worker.drafter_follows else self.buckets.decode
 
-    @property
-    def _num_encoders(self) -> int:
-        return sum(len(self._numbers_together(no_rows(self.spec, count))) for _, count in self._examples)
-
     def _empty_batch(self, bucket: Bucket) -> StepBatch:
         if self._deterministic:  # one program serves all steps
             bucket = replace(bucket, adapters=self._adapters)
@@ -390,7 +292,7 @@ class Runner:
     def num_warmup(self) -> int:
         """Return how many shapes `warmup` compiles."""
         swaps = self.worker.host.num_shapes if self._can_swap else 0
-        rows, drafting = len(self.buckets.sample_rows), self._num_encoders
+        rows, drafting = len(self.buckets.sample_rows), self._images.num_shapes
         if self.worker.drafter is not None:
             drafting += len(self._draft_buckets) + len(_SAMPLERS) * rows
         return len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * rows + drafting

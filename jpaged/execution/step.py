@@ -83,16 +83,7 @@ def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, pool: Pool, para
     """Return the weights with which the layers of a step compute: the model's, changed by its rows' adapters."""
     for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
         if isinstance(cache, AdapterCache) and arrays.table is not None:
-            call = LayerCall(
-                mesh=mesh,
-                query_starts=batch.query_starts,
-                kv_lens=batch.kv_lens,
-                arrays=arrays,
-                views=spec.views[its],
-                max_query_len=None,
-                impl=None,
-            )
-            params = cache.adapted(call, pool, plain_dict(params))
+            params = cache.adapted(_call(mesh, batch, arrays, spec.views[its]), pool, plain_dict(params))
     return params
 
 
@@ -107,15 +98,7 @@ def layer_operations(
     """
     kinds = {}
     for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
-        call = LayerCall(
-            mesh=mesh,
-            query_starts=batch.query_starts,
-            kv_lens=batch.kv_lens,
-            arrays=arrays,
-            views=spec.views[its],
-            max_query_len=max_query_len,
-            impl=impl,
-        )
+        call = _call(mesh, batch, arrays, spec.views[its], max_query_len, impl)
         kinds[cache.group.name] = (cache, replace(call, plan=cache.plan(call, len(batch.tokens))))
 
     def operate(pool: Pool, layer: LayerRef, *operands: Any, **options: Any) -> tuple[Pool, Any]:
@@ -123,6 +106,26 @@ def layer_operations(
         return cache.operate(call, pool, layer.index, *operands, **options)
 
     return operate
+
+
+def _call(
+    mesh: Mesh,
+    batch: StepBatch,
+    arrays: Any,
+    views: tuple[tuple[int, ...], ...],
+    max_query_len: int | None = None,
+    impl: Impl | None = None,
+) -> LayerCall:
+    """Return what the layers of a group whose arrays of the step and views of the pool are these are told."""
+    return LayerCall(
+        mesh=mesh,
+        query_starts=batch.query_starts,
+        kv_lens=batch.kv_lens,
+        arrays=arrays,
+        views=views,
+        max_query_len=max_query_len,
+        impl=impl,
+    )
 
 
 def make_block_copy(spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None) -> jax.stages.Wrapped:

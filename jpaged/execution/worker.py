@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.deterministic import launches
+from jpaged.execution.device_calls import DEVICE_CALLS, device_call, tell_nobody
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import is_local, platform, replicate
@@ -38,26 +38,7 @@ from jpaged.memory.copies import HostBlock, SwapCopy
 from pallas_kernels.zero_pages import frees_memory
 
 BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
-P = ParamSpec("P")
-R = TypeVar("R")
 Tokens: TypeAlias = Int[jax.Array, " max_seqs"]
-
-
-DEVICE_CALLS: set[str] = set()
-"""Names of the methods that `device_call` marks."""
-
-
-def device_call(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concatenate[Worker, P], R]:
-    """Mark a method that a worker is told step by step, by position: `Worker.announce` hears of each call first."""
-
-    @wraps(method)
-    def call(self: Worker, *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs
-        self.announce(method.__name__, args)
-        return method(self, *args, **kwargs)
-
-    DEVICE_CALLS.add(method.__name__)
-    return call
 
 
 class Worker:
@@ -96,7 +77,7 @@ class Worker:
     ) -> None:
         self.spec = spec
         self.mesh = mesh
-        self.announce: Callable[[str, tuple[Any, ...]], None] = _tell_nobody
+        self.announce: Callable[[str, tuple[Any, ...]], None] = tell_nobody
         self.fetch: Callable[[Any], Any] = jax.device_get
         self.compilations = Compilations()
         self.programs = programs
@@ -371,7 +352,3 @@ class Worker:
         self._zero.forget()
         for programs in filter(None, (self.model, self.drafter)):
             programs.close()
-
-
-def _tell_nobody(name: str, args: tuple[Any, ...]) -> None:
-    """Do nothing: one process holds the whole mesh."""

@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
         serving: Serving = app.state.serving
         self.failed = False
         settings = serving.settings
-        self.kept = KeptState(serving.engine, settings.state_dir, settings.save_every)
+        self.kept = KeptState(serving.engine, settings.state_dir, settings.save_every, settings.health_timeout)
         self._serving = serving
         self._responses: ResponseStore = app.state.responses
         self._on_ready = on_ready
@@ -89,6 +89,8 @@ class Server(uvicorn.Server):
         if not await self._ended_within(self._drain_seconds):
             logger.warning("%d requests are cut off", self._serving.num_active)
             await self.kept.save_last()
+            if self.kept.stalled:
+                _leave_after(_LAST_WORDS)
             with contextlib.suppress(EngineStopped, TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS):  # a step may never end
                     await self._serving.cut_off()
@@ -190,7 +192,8 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         finally:
             if not server.failed:
                 await server.kept.save_last()
-            last = _leave_after(settings.health_timeout + _LAST_WORDS)  # the step that runs may never end
+            patience = 0.0 if server.kept.stalled else settings.health_timeout
+            last = _leave_after(patience + _LAST_WORDS)  # the step that runs may never end
             await engine.shutdown()
             last.cancel()
             if traces is not None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
-from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.adapters import AdapterSource, LoRA, NoAdapters
-from jpaged.text.combined_rules import CombinedRules, Limits
-from jpaged.text.detokenizer import Detokenizer
-from jpaged.text.grammar import Grammar, GrammarCompiler
 from jpaged.text.images import ImageInputs
 from jpaged.text.prompt import DEFAULT, Conversation, ParsedPrompt, Prompt, Tokenization, check_salt, parse_prompt
+from jpaged.text.request_ids import RequestIds
 from jpaged.text.token_constraints import allowed_mask, bad_word_tokens, check_token_ids, check_tokens_left
+from jpaged.text.token_hooks import TokenHooks
 
 PREFILL_ONLY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 """Parameters of a request that is run for the KV of its prompt."""
@@ -72,11 +65,8 @@ class InputProcessor:
         self.eos_ids = frozenset(eos_token_ids)
         self._max_logprobs = max_logprobs
         self._data_parallel_size = data_parallel_size
-        self._grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_ids)
-        self._seeds = np.random.default_rng(seed)
-        self._lock = threading.Lock()  # of the seeds and the two counts
-        self._num_requests = 0  # ids given so far
-        self._num_sequences = 0
+        self._hooks = TokenHooks(tokenizer, vocab_size, self.eos_ids)
+        self._ids = RequestIds(seed)
 
     # ------------------------------------------------------------------ requests
 
@@ -151,7 +141,7 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         eos = frozenset() if params.ignore_eos else self.eos_ids
         stop_ids = eos | frozenset(params.stop_token_ids)
-        seed, request_ids, seq_ids = self._draw(params)
+        seed, request_ids, seq_ids = self._ids.draw(params, -(-params.n // self.max_num_seqs))
         bad_words = bad_word_tokens(params, self.tokenizer)
         check_tokens_left(params, self.vocab_size, stop_ids, bad_words)
         sequences = [Sequence(seq_id, i, list(token_ids), count) for i, seq_id in enumerate(seq_ids)]
@@ -175,7 +165,7 @@ class InputProcessor:
             beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
         request.later = self._later(request, request_ids[1:], sequences[self.max_num_seqs :])
-        self._attach(request, streamed)
+        self._hooks.attach(request, streamed=streamed)
         return request
 
     def _later(self, request: Request, request_ids: list[int], sequences: list[Sequence]) -> list[Request]:
@@ -190,25 +180,11 @@ class InputProcessor:
 
     def prepare(self) -> None:
         """Do now what the first request with structured_outputs would do, and hold the interpreter for a second."""
-        with contextlib.suppress(ValueError):  # such a request will be told
-            self._grammars.prepare()
+        self._hooks.prepare()
 
     def new_seq_id(self) -> int:
         """Return a sequence id that nothing else has."""
-        with self._lock:
-            return self._next_seq_id()
-
-    def _draw(self, params: SamplingParams) -> tuple[int, list[int], list[int]]:
-        """Return a request's seed, an id for each of its turns, and the ids of its sequences."""
-        turns = -(-params.n // self.max_num_seqs)
-        with self._lock:
-            seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-            first, self._num_requests = self._num_requests, self._num_requests + turns
-            return seed, list(range(first, first + turns)), [self._next_seq_id() for _ in range(params.n)]
-
-    def _next_seq_id(self) -> int:
-        self._num_sequences += 1
-        return self._num_sequences - 1
+        return self._ids.new_seq_id()
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """Copy the parameters, which the caller may go on changing, with numbers for what -1 stands for."""
@@ -227,54 +203,15 @@ class InputProcessor:
             most = max(1, self.max_model_len - (params.max_tokens or 1))
         return token_ids[-most:]
 
-    def _attach(self, request: Request, streamed: bool) -> None:
-        """Give the request's sequences what looks at their tokens."""
-        params = request.params
-        sequences = [seq for part in request.parts for seq in part.sequences]
-        if params.structured_outputs is not None:
-            rules = self._rules(request, params.structured_outputs)
-            for seq in sequences:
-                seq.grammar = rules if seq.index == 0 else rules.copy()
-        if self.tokenizer is None or not params.detokenize or not (streamed or params.stop_strings):
-            return
-        if not hasattr(self.tokenizer, "backend_tokenizer"):
-            raise ValueError(
-                f"stop strings and streams need a tokenizer with a tokenizer.json, not {type(self.tokenizer).__name__}"
-            )
-        if params.stop_strings:
-            for seq in sequences:
-                seq.stop_search = Detokenizer(self.tokenizer, params, request.prompt_token_ids)
-
-    def _rules(self, request: Request, structure: StructuredOutputsParams) -> Grammar | CombinedRules:
-        """Make the rules of the request's shape, less what its other parameters forbid."""
-        grammar, params = self._grammars.compile(structure), request.params
-        if not (params.min_tokens or params.ignore_eos or request.bad_words or request.allowed_mask is not None):
-            return grammar
-        limits = Limits(
-            self.vocab_size,
-            allowed=request.allowed_mask,
-            bad_words=request.bad_words,
-            never=self.eos_ids if params.ignore_eos else (),
-            late=request.stop_ids,
-            min_tokens=params.min_tokens,
-            endings=self.eos_ids,
-        )
-        return CombinedRules(grammar, limits)
-
     # ------------------------------------------------------------------ what a saved state has of it
 
     def data(self) -> dict[str, Any]:
         """Return which ids were given and how far the seeds are drawn, as plain data."""
-        with self._lock:
-            state = self._seeds.bit_generator.state
-            return {"requests": self._num_requests, "sequences": self._num_sequences, "seeds": json.dumps(state)}
+        return self._ids.data()
 
     def load(self, data: Mapping[str, Any]) -> None:
         """Go on where another processor was: no id is given again, and seeds are drawn from there on."""
-        with self._lock:
-            self._num_requests = max(self._num_requests, data["requests"])
-            self._num_sequences = max(self._num_sequences, data["sequences"])
-            self._seeds.bit_generator.state = json.loads(data["seeds"])
+        self._ids.load(data)
 
     def look_again(self, request: Request) -> None:
         """Give the sequences of a request that was saved what looks at their tokens, and show it these.
@@ -285,16 +222,7 @@ class InputProcessor:
         for part in request.parts:
             if part.saved_adapter is not None:
                 part.adapter, part.saved_adapter = self.adapters.restored(*part.saved_adapter), None
-        self._attach(request, streamed=False)
-        for seq in (seq for part in request.parts for seq in part.sequences):
-            if seq.grammar is not None:
-                seq.grammar.restart(seq.output_token_ids)
-            if seq.stop_search is not None:
-                hidden = seq.num_output > 0 and request.hides_last(seq, seq.finish_reason)
-                found = seq.stop_search.push(seq.token_ids[seq.num_prompt : len(seq.token_ids) - hidden])
-                # Whoever aborts a sequence leaves its text as it is; every other end settles it.
-                if found is None and seq.finished and (seq.finish_reason, seq.stop_reason) != ("abort", None):
-                    seq.stop_search.finish()
+        self._hooks.attach_again(request)
 
     # ------------------------------------------------------------------ checks
 

@@ -60,6 +60,16 @@ def test_images_come_from_folders_and_hosts_that_are_named_and_from_nowhere_else
         assert "is not a folder" in said and config is None
 
 
+def test_adapters_are_given_by_name_to_all_commands_whose_requests_may_name_one(tell, tmp_path):
+    requests = tmp_path / "in.jsonl"
+    requests.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}) + "\n")
+    for command in (["serve", "m"], ["run-batch", str(requests), str(tmp_path / "out"), "--model", "m"]):
+        _, config = tell(*command, "--lora-modules", "a=/x", "--lora-modules", "b=/y", "--max-loras", "2")
+        assert (config.lora_modules, config.enable_lora, config.max_loras) == ({"a": "/x", "b": "/y"}, True, 2)
+        said, config = tell(*command, "--lora-modules", "a")
+        assert "must be name=folder" in said and config is None
+
+
 def test_every_option_of_a_model_is_one_of_all_commands_that_run_one(tell):
     for command in (["serve", "m"], ["generate", "a", "--model", "m"], ["bench", "throughput", "--model", "m"]):
         _, config = tell(*command, "--quantization", "int8", "--max-model-len", "77", "--language-model-only")

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
+from saved_image_prompts import PARAMS, SETTINGS, prompts_with
+from vision_checkpoints import FAMILIES, check_empty
 
-from jpaged import LLM, SamplingParams, StateRefused
-
-SETTINGS = {
-    "dtype": "float32",
-    "block_size": 8,
-    "max_num_seqs": 4,
-    "max_model_len": 160,
-    "max_num_batched_tokens": 48,
-    "long_prefill_token_threshold": 24,
-    "kv_cache_memory_bytes": 4 << 20,
-}
-PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
-SMALL, WIDE, TALL = picture(0), picture(1, (20, 70)), picture(2, (90, 30))
-PARTS = [(3, SMALL, 5), (20, WIDE, 30, SMALL, 3), (9,), (SMALL, TALL, 2), (2, TALL, 33), (31, SMALL, 24)]
+from jpaged import LLM, StateRefused
 
 
 @pytest.fixture(scope="module", params=["gemma3", "mllama", pytest.param("llava", marks=pytest.mark.nightly)])
@@ -27,7 +15,7 @@ def family(request, tmp_path_factory):
     make, placeholder = FAMILIES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     make(folder)
-    prompts = [prompt_of(parts, seed, placeholder) for seed, parts in enumerate(PARTS)]
+    prompts = prompts_with(placeholder)
     llm = LLM(str(folder), **SETTINGS)
     return str(folder), prompts, answers(llm.generate(prompts, PARAMS, use_tqdm=False))
 

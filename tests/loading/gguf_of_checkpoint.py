@@ -15,6 +15,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
     "llama4_text": "llama4",
@@ -44,6 +45,8 @@ def write_checkpoint(
         stored = _gguf_name(name, arch, config.num_hidden_layers)
         quantised = experts is not None and stored.endswith("_exps.weight")
         tensors[stored] = (quants.quantize(array, experts), experts) if quantised else np.ascontiguousarray(array)
+    if arch == "gemma4":
+        tensors["rope_freqs.weight"] = _divisors(config)
     return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
 
@@ -62,7 +65,7 @@ _SIZES = (
 
 def _gguf_name(name: str, arch: str, layers: int) -> str:
     kind = next(kind for kind, said in gguf.MODEL_ARCH_NAMES.items() if said == arch)
-    found = gguf.get_tensor_name_map(kind, layers).get_name(name, try_suffixes=(".weight", ".bias"))
+    found = gguf.get_tensor_name_map(kind, layers).get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
     assert found is not None, name
     return found
 
@@ -83,6 +86,8 @@ def _converted(tensors: dict[str, np.ndarray], config: PretrainedConfig) -> dict
 
 def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str, np.ndarray]:
     family = config.model_type
+    if family == "gemma4_text":
+        return {_of_gemma4(name): array}
     if family == "gemma3_text" and name.endswith("norm.weight"):
         return {name: array + 1}
     if family == "mixtral" and ("q_proj" in name or "k_proj" in name):
@@ -110,6 +115,20 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     return {name.replace("dt_bias", "dt_proj.bias"): array}
 
 
+def _of_gemma4(name: str) -> str:
+    """The names of what has none of its own: an expert's scale and the router's are scales of matrices beside them."""
+    name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
+    name = name.replace("router.scale", "router.proj.scale")
+    return name if name.endswith((".weight", ".bias", ".scale")) else f"{name}.weight"
+
+
+def _divisors(config: PretrainedConfig) -> np.ndarray:
+    """What the frequencies of global layers are divided by: pairs that stand still by almost anything."""
+    pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+    turning = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    return np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+
+
 def _plain(name: str) -> str:
     return f"{name.removesuffix('_bias')}.bias" if name.endswith("_bias") else f"{name}.weight"
 
@@ -132,6 +151,8 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
             "ssm.group_count": config.n_groups,
         }
         return _full(arch, keys, config)
+    if family == "gemma4_text":
+        return _full(arch, keys | _gemma4_keys(config), config)
     width = config.intermediate_size_mlp if family == "llama4_text" else config.intermediate_size
     keys |= {
         "feed_forward_length": width,
@@ -176,6 +197,40 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
             "shortconv.l_cache": config.conv_L_cache,
         }
     return _full(arch, keys, config)
+
+
+def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:
+    layers, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    by_layer = [config.per_layer_config[number] for number in range(layers)]
+    whole, local = by_layer[-1], by_layer[0]
+    keys = {
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": local.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": whole.head_dim,
+        "attention.value_length": whole.head_dim,
+        "attention.key_length_swa": local.head_dim,
+        "attention.value_length_swa": local.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.freq_base": config.rope_parameters["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": whole.head_dim,
+        "rope.dimension_count_swa": local.head_dim,
+    }
+    if config.use_double_wide_mlp:
+        keys["feed_forward_length"] = [config.intermediate_size * (1 + (n >= layers - shared)) for n in range(layers)]
+    if whole.num_key_value_heads != local.num_key_value_heads:
+        keys["attention.head_count_kv"] = [own.num_key_value_heads for own in by_layer]
+    if config.final_logit_softcapping:
+        keys["final_logit_softcapping"] = config.final_logit_softcapping
+    if config.enable_moe_block:
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    return keys
 
 
 def _full(arch: str, keys: dict[str, Any], config: PretrainedConfig) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""Serves a model whose engine fails at its fortieth step, or stays in it. Run: dying_server.py FOLDER fails|hangs
+"""Serves a model whose engine fails at its fortieth step, or stays in it.
+
+Run: dying_server.py FOLDER fails|hangs [STATE_DIR]; with a folder its state is saved there, and it drains for no time.
 
 A thread that never ends is there too, as a device's may be: a process that waited for it would never end.
 """
 
 import sys
 import threading
+from pathlib import Path
 
 from live_server import make_llm
 
@@ -29,5 +32,6 @@ def failing(scheduled):
 llm._engine.runner.dispatch_all = failing
 threading.Thread(target=threading.Event().wait).start()
 configure_logs("info")
-settings = ServerSettings(model="tiny", port=0)
+kept = {"state_dir": Path(sys.argv[3]), "save_every": 0.05, "drain_seconds": 0.0, "health_timeout": 1.0}
+settings = ServerSettings(model="tiny", port=0, **(kept if len(sys.argv) > 3 else {}))
 sys.exit(run_server(AsyncLLM.from_llm(llm), settings, lambda url: print(url, flush=True)))

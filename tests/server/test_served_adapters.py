@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 from live_server import SETTINGS, LiveServer
 from lora_checkpoints import save_adapter
 
 from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.cli.engine_options import ServeOptions
+from jpaged.server.app import create_app
+from jpaged.server.batch import BatchRequest, run_batch
 from jpaged.server.settings import ServerSettings
 
 
@@ -40,6 +45,23 @@ def test_a_request_names_an_adapter_as_its_model(adapted):
         assert server.http.post("/v1/chat/completions", json=chat).json()["model"] == "poet"
     finally:
         server.stop()
+
+
+def test_a_file_of_requests_names_adapters_too(adapted, tmp_path):
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    requests = [BatchRequest(name, "/v1/completions", body | {"model": name}) for name in ("tiny", "poet", "other")]
+    output = tmp_path / "out.jsonl"
+
+    async def run():
+        async with AsyncLLM.from_llm(adapted) as engine:
+            app = create_app(engine, ServerSettings(model="tiny"))
+            return await run_batch(app, requests, output, concurrency=3)
+
+    assert asyncio.run(run()) == 1
+    found = {one["custom_id"]: one["response"] for one in map(json.loads, output.read_text().splitlines())}
+    assert found["other"]["status_code"] == 404
+    texts = [found[name]["body"]["choices"][0]["text"] for name in ("tiny", "poet")]
+    assert texts[0] != texts[1]
 
 
 def test_an_adapter_may_not_have_the_models_name(adapted):

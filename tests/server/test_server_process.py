@@ -13,6 +13,8 @@ import httpx
 import pytest
 from live_server import until
 
+from jpaged.engine.saved_state.folder import read_state
+
 HERE = Path(__file__).parent
 AT_ONCE = 15
 """Seconds: clients of a failed engine have 5 to be told, and the machine may be busy."""
@@ -67,6 +69,21 @@ def test_a_second_signal_ends_a_server_whose_step_never_ends(start, tiny_folder)
         assert any("requests get 30 s to end" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         assert process.wait(AT_ONCE) == 70
+
+
+def test_the_last_save_of_an_engine_whose_step_never_ends_is_given_up_and_the_one_before_stays(
+    start, tiny_folder, tmp_path
+):
+    process = start(HERE / "dying_server.py", tiny_folder, "hangs", tmp_path)
+    url = process.stdout.readline().strip()
+    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert process.stdout.readline() == "it hangs\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(AT_ONCE) == 70
+    assert "the step that runs has not ended for 1 s" in process.stderr.read()
+    assert read_state(tmp_path).host["requests"] is not None
 
 
 @pytest.mark.nightly

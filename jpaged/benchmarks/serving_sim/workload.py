@@ -156,3 +156,11 @@ def shared(asks: Sequence[Ask], prefix: Sequence[int]) -> list[Ask]:
         own = range((1 << 40) + (number << 20), (1 << 40) + (number << 20) + ask.prompt)
         made.append(replace(ask, prompt=len(prefix) + ask.prompt, tokens=(*prefix, *own)))
     return made
+
+
+def count_tokens() -> Callable[[str], int]:
+    """Return what counts a text's tokens, by the demo model's tokenizer."""
+    from jpaged.loading.tokenizer import find_tokenizer
+
+    tokenizer = find_tokenizer("smollm2-135m")
+    return lambda text: len(tokenizer.encode(text))

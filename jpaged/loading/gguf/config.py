@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jpaged.loading.gguf.expert_configs import gpt_oss, llama4, mixtral, qwen3_moe
-from jpaged.loading.gguf.fields import field, shortest, transformer
+from jpaged.loading.gguf.fields import field, transformer
+from jpaged.loading.gguf.gemma_configs import gemma2, gemma3, gemma4
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.state_configs import jamba, lfm2, mamba2
 from jpaged.loading.hugging_face import transformers
@@ -47,56 +48,13 @@ def _qwen3(file: GGUFFile) -> PretrainedConfig:
     return transformers().Qwen3Config(**transformer(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
 
 
-def _gemma2(file: GGUFFile) -> PretrainedConfig:
-    fields = transformer(file)
-    return transformers().Gemma2Config(
-        **fields,
-        query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=46),
-        sliding_window=field(file, "attention.sliding_window"),
-        attn_logit_softcapping=field(file, "attn_logit_softcapping"),
-        final_logit_softcapping=field(file, "final_logit_softcapping"),
-    )
-
-
-def _gemma3(file: GGUFFile) -> PretrainedConfig:
-    # Files name neither the local layers' frequencies nor which layers are local, unless they differ from Google's.
-    fields = transformer(file)
-    local = shortest(field(file, "rope.freq_base_swa", 10000.0))
-    rope = {
-        "full_attention": fields.pop("rope_parameters"),
-        "sliding_attention": {"rope_theta": local, "rope_type": "default"},
-    }
-    cap = file.metadata.get("gemma3.final_logit_softcapping")
-    return transformers().Gemma3TextConfig(
-        **fields,
-        query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=62),
-        sliding_window=field(file, "attention.sliding_window"),
-        layer_types=_gemma3_layer_types(file, fields["num_hidden_layers"]),
-        rope_parameters=rope,
-        final_logit_softcapping=cap,
-    )
-
-
-def _gemma3_layer_types(file: GGUFFile, layers: int) -> list[str]:
-    """Return which layers slide: as listed, or all but every n-th, n being 6 where the file does not say."""
-    pattern = field(file, "attention.sliding_window_pattern", 6)
-    slides = pattern if isinstance(pattern, list) else [(n + 1) % pattern != 0 for n in range(layers)]
-    return ["sliding_attention" if local else "full_attention" for local in slides]
-
-
-def _query_scalar(fields: dict[str, Any], layers_of_27b: int) -> int:
-    """Return Gemma's query scale, which files lack. llama.cpp takes ``embed / heads`` for the 27B model, which it knows
-    by its number of layers, and the head size for smaller ones."""
-    is_27b = fields["num_hidden_layers"] == layers_of_27b
-    return fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields["head_dim"]
-
-
 _FAMILIES: dict[str, Callable[[GGUFFile], PretrainedConfig]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gemma4": gemma4,
     "qwen3moe": qwen3_moe,
     "llama4": llama4,
     "gpt-oss": gpt_oss,
@@ -104,4 +62,4 @@ _FAMILIES: dict[str, Callable[[GGUFFile], PretrainedConfig]] = {
     "jamba": jamba,
     "lfm2": lfm2,
 }
-_MAY_HAVE_EXPERTS = ("llama", "qwen3moe", "llama4", "gpt-oss", "jamba")
+_MAY_HAVE_EXPERTS = ("llama", "qwen3moe", "llama4", "gpt-oss", "jamba", "gemma4")

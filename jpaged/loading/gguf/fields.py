@@ -49,6 +49,8 @@ def transformer(file: GGUFFile, *, rotates: bool = True) -> dict[str, Any]:
         ValueError: a rope scaling that is not supported, or a missing key; names it.
     """
     heads = field(file, "attention.head_count")
+    if isinstance(heads, list):
+        raise ValueError(f"{file.path}: attention.head_count={heads}: numbers of heads by layer are not supported")
     head_dim = field(file, "attention.key_length", field(file, "embedding_length") // heads)
     found = every_model(file) | {
         "intermediate_size": field(file, "feed_forward_length"),

@@ -25,6 +25,7 @@ class Stored:
         fused: the checkpoint has all experts in one tensor, [experts, inputs, outputs] or, of biases, [experts,
             outputs]; the file has [experts, outputs, inputs].
         alternating: the columns of several parts take turns, instead of following one another.
+        outputs_first: the checkpoint's fused tensor is [experts, outputs, inputs], as the file's.
     """
 
     names: tuple[str, ...]
@@ -32,6 +33,7 @@ class Stored:
     expert: int | None = None
     fused: bool = False
     alternating: bool = False
+    outputs_first: bool = False
 
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -47,7 +49,7 @@ class _Names:
         prefix: what a layer's names begin with in the checkpoint.
         experts: stems of experts' tensors -> one expert's name, with its number as ``{}``.
         fused: what experts' tensors of the checkpoint begin with, where they are fused.
-        alternating: see `Stored`.
+        alternating, outputs_first: see `Stored`.
         undo: stem and kind -> see `Stored`.
     """
 
@@ -57,6 +59,7 @@ class _Names:
     experts: Mapping[str, str] = field(default_factory=dict)
     fused: str | None = None
     alternating: bool = False
+    outputs_first: bool = False
     undo: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
 
 
@@ -137,6 +140,29 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
     "qwen3moe": _Names(_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_one_expert("mlp.experts")),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma4": _Names(
+        _GEMMA_LAYER
+        | {
+            "layer_output_scale.weight": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        },
+        _OUTER
+        | {
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        fused="experts",
+        outputs_first=True,
+    ),
     "llama4": _Names(
         _LAYER
         | _mlp("feed_forward")
@@ -216,6 +242,11 @@ def stored_tensors(file: GGUFFile) -> dict[str, Stored]:
     return found
 
 
+def unknown_tensors(file: GGUFFile) -> list[str]:
+    """Return the names of the tensors that `stored_tensors` has no name for."""
+    return [name for name in stored_tensors(file) if name in file.tensors]
+
+
 def _made_of(name: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
     """Return the tensors that begin with this one of the file; none where another holds their first part."""
     block, stem, kind = _split(name)
@@ -237,15 +268,18 @@ def _made_of(name: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
 
 def _fused(name: str, prefix: str, stem: str, kind: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
     ending = "_bias" if kind == "bias" else ""
-    if stem == "ffn_down_exps":
-        return {f"{prefix}.{names.fused}.down_proj{ending}": Stored((name,), fused=True)}
+    joined = {"ffn_down_exps": "down_proj", "ffn_gate_up_exps": "gate_up_proj"}
+    if stem in joined:
+        one = Stored((name,), fused=True, outputs_first=names.outputs_first)
+        return {f"{prefix}.{names.fused}.{joined[stem]}{ending}": one}
     pair = tuple(name.replace(stem, f"ffn_{part}_exps") for part in ("gate", "up"))
     if not all(part in file.tensors for part in pair):
         return {name: Stored((name,))}
     if name != pair[0]:
         return {}
     gate_up = f"{prefix}.{names.fused}.gate_up_proj{ending}"
-    return {gate_up: Stored(pair, fused=True, alternating=names.alternating)}
+    made = Stored(pair, fused=True, alternating=names.alternating, outputs_first=names.outputs_first)
+    return {gate_up: made}
 
 
 def _split(name: str) -> tuple[str | None, str, str]:

@@ -100,12 +100,13 @@ Index = slice | EllipsisType
 
 @dataclass(frozen=True)
 class GGUFExperts:
-    """Is an array [experts, inputs, columns]; slices are views, and `numpy.asarray` reads.
+    """Is an array [experts, inputs, columns] or [experts, columns, inputs]; slices are views, `numpy.asarray` reads.
 
     Attributes:
         parts: for each part, such as gate and up, every expert's matrix [outputs, inputs]; all parts are of one shape.
         experts, inputs, columns: which of all these are, in order.
         alternating: the parts' columns take turns, instead of following one another.
+        columns_first: whether columns come before inputs.
     """
 
     parts: tuple[tuple[GGUFRows, ...], ...]
@@ -113,6 +114,7 @@ class GGUFExperts:
     inputs: range
     columns: range
     alternating: bool
+    columns_first: bool = False
 
     ndim = 3
 
@@ -132,21 +134,33 @@ class GGUFExperts:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return len(self.experts), len(self.inputs), len(self.columns)
+        inputs, columns = len(self.inputs), len(self.columns)
+        return (len(self.experts), columns, inputs) if self.columns_first else (len(self.experts), inputs, columns)
 
     @property
     def dtype(self) -> np.dtype:
         return self.parts[0][0].dtype
 
+    def swapaxes(self, first: int, second: int) -> GGUFExperts:
+        """Return the array with its two last axes in the other order, as NumPy's method would.
+
+        Raises:
+            ValueError: other axes are meant.
+        """
+        if {first % 3, second % 3} != {1, 2}:
+            raise ValueError(f"axes {first} and {second} of experts cannot be swapped; 1 and 2 can")
+        return replace(self, columns_first=not self.columns_first)
+
     def __getitem__(self, index: tuple[Index, ...]) -> GGUFExperts:
         if index[0] is Ellipsis:
             index = (*(slice(None),) * (4 - len(index)), *index[1:])
-        experts, inputs, columns = index
+        experts, *rest = index
+        inputs, columns = reversed(rest) if self.columns_first else rest
         assert isinstance(experts, slice) and isinstance(inputs, slice) and isinstance(columns, slice)
         return replace(self, experts=self.experts[experts], inputs=self.inputs[inputs], columns=self.columns[columns])
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        out = np.empty(self.shape, dtype or self.dtype)
+        out = np.empty((len(self.experts), len(self.inputs), len(self.columns)), dtype or self.dtype)
         columns, run = np.asarray(self.columns), slice(self.inputs.start, self.inputs.stop)
         count, width = len(self.parts), self.parts[0][0].shape[0]
         part, row = (columns % count, columns // count) if self.alternating else divmod(columns, width)
@@ -157,7 +171,7 @@ class GGUFExperts:
             rows = _as_slice(row[at])
             for place, expert in enumerate(self.experts):
                 out[place][:, at] = np.asarray(matrices[expert][rows, run]).T
-        return out
+        return out.swapaxes(1, 2) if self.columns_first else out
 
 
 def _as_slice(rows: np.ndarray) -> slice:

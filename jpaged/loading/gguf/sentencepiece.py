@@ -21,15 +21,23 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 def sentencepiece_bpe(
     pieces: Sequence[str], scores: Sequence[float], types: Sequence[int], *, unknown: str | None, prefix_space: bool
 ) -> Tokenizer:
+    """Return a tokenizer of these pieces, joined in the order of their scores; see `spaced_bpe`."""
+    return spaced_bpe(pieces, _merges(pieces, scores, types), unknown=unknown, prefix_space=prefix_space)
+
+
+def spaced_bpe(
+    pieces: Sequence[str], merges: Sequence[tuple[str, str]], *, unknown: str | None, prefix_space: bool
+) -> Tokenizer:
     """Return a tokenizer of these pieces, without special tokens; what has no piece becomes bytes, then `unknown`.
 
     Args:
+        merges: which two pieces are joined, the first ones first.
         prefix_space: put a space before the text, and before what follows a special token; decoding drops the first.
     """
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     bpe = models.BPE(
         vocab=vocabulary,
-        merges=_merges(pieces, scores, types),
+        merges=list(merges),
         byte_fallback=True,
         unk_token=unknown,
         fuse_unk=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.sentencepiece import sentencepiece_bpe
+from jpaged.loading.gguf.sentencepiece import sentencepiece_bpe, spaced_bpe
 from jpaged.loading.hugging_face import transformers
 
 if TYPE_CHECKING:
@@ -84,8 +84,10 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         )
     tokenizer = _MODELS[kind](file, tokens)
     # Gemma's runs of spaces are tokens too, as spaces look once they are normalised; a prefix would be added to them.
-    in_normalised = kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True)
+    in_normalised = kind == "gemma4" or (kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True))
     _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
+    if kind == "gemma4":  # as llama.cpp does whatever the file says: some files deny what the model was trained with
+        metadata = metadata | {"tokenizer.ggml.add_bos_token": True}
     tokenizer.post_processor = _around(metadata, tokens, bos_by_default=kind == "llama")
     fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -139,15 +141,25 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     )
 
 
+def _bpe_of_letters(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    """Return Gemma 4's tokenizer: SentencePiece's pieces, joined in the order of the merges that the file has."""
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    return spaced_bpe(tokens, _merges(file), unknown=None if unknown is None else tokens[unknown], prefix_space=False)
+
+
+def _merges(file: GGUFFile) -> list[tuple[str, str]]:
+    pairs = (merge.split(" ", 1) for merge in _required(file, "merges"))
+    return [(left, right) for left, right in pairs]
+
+
 def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     pre = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
     if pre not in _PRE_TOKENIZERS:
         raise ValueError(
             f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported; known: {', '.join(_PRE_TOKENIZERS)}"
         )
-    pairs = [tuple(merge.split(" ", 1)) for merge in _required(file, "merges")]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _KEEP_WHOLE)
+    bpe = models.BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=pre in _KEEP_WHOLE)
     tokenizer = Tokenizer(bpe)
     if pre in _NORMALISED:
         tokenizer.normalizer = normalizers.NFC()
@@ -164,4 +176,8 @@ def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], in_n
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=in_normalised) for t in defined])
 
 
-_MODELS: dict[str, Callable[[GGUFFile, list[str]], Tokenizer]] = {"gpt2": _bpe, "llama": _sentencepiece}
+_MODELS: dict[str, Callable[[GGUFFile, list[str]], Tokenizer]] = {
+    "gpt2": _bpe,
+    "llama": _sentencepiece,
+    "gemma4": _bpe_of_letters,
+}

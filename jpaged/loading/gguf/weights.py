@@ -49,7 +49,8 @@ class GGUFWeights:
             return shape[1:]
         if stored.fused:
             experts, outputs, *inputs = shape
-            return (experts, *inputs, outputs * len(stored.names))
+            columns = outputs * len(stored.names)
+            return (experts, columns, *inputs) if stored.outputs_first else (experts, *inputs, columns)
         return shape
 
     def encodings(self, name: str) -> Sequence[GGMLQuantizationType]:
@@ -62,7 +63,8 @@ class GGUFWeights:
             return parts[0]
 
         def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
-            return _side_by_side([array.swapaxes(1, 2) for array in arrays], stored.alternating)
+            joined = _side_by_side([array.swapaxes(1, 2) for array in arrays], stored.alternating)
+            return joined.swapaxes(1, 2) if stored.outputs_first else joined
 
         codes, scales, minimums = zip(*parts, strict=True)
         return SpreadCodes(join(codes), join(scales), None if minimums[0] is None else join(minimums))
@@ -103,7 +105,8 @@ class GGUFWeights:
         if len(self._file.tensors[stored.names[0]].shape) == 2:
             return _side_by_side([self._whole(source) for source in stored.names], stored.alternating)
         parts = [[self._matrix(source, matrix) for matrix in self._file.stored_rows(source)] for source in stored.names]
-        return GGUFExperts.of(parts, alternating=stored.alternating)
+        experts = GGUFExperts.of(parts, alternating=stored.alternating)
+        return experts.swapaxes(1, 2) if stored.outputs_first else experts
 
     def _codes(self, source: str, stored: Stored, form: Format) -> SpreadCodes:
         """Return a tensor's codes [..., rows, values], in the checkpoint's order of rows."""

@@ -1,9 +1,10 @@
-"""Answers of all replicas at once: their metrics, and who they are."""
+"""Answers of all replicas at once: their metrics, load and health, and who they are."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,44 +42,70 @@ class WholeAnswer:
         return self.start["status"]
 
 
-async def ask_all(replicas: Replicas, scope: dict[str, Any]) -> tuple[dict[str, WholeAnswer], bool]:
-    """Ask every replica for the same; return the answers by the replicas' names, and whether all have answered.
+@dataclass
+class Answers:
+    """What the replicas answered to one question.
 
-    Each question avoids those that have answered: the router sends it to one of them only where there is no other. A
+    Attributes:
+        told: answers by the replicas' names.
+        silent: names of those that took the question and have not answered it in time.
+        whole: whether each replica has answered.
+    """
+
+    told: dict[str, WholeAnswer] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    whole: bool = False
+
+
+async def ask_all(replicas: Replicas, scope: dict[str, Any]) -> Answers:
+    """Ask every replica for the same.
+
+    Each question avoids those that have been asked: the router sends it to one of them only where there is no other. A
     replica that ends meanwhile is left out.
     """
-    found: dict[str, WholeAnswer] = {}
+    found = Answers()
     lost = 0
     while lost < 3:
+        asked = _Question(replicas, Hint(avoid=frozenset({*found.told, *found.silent})), scope)
         try:
-            name, answer = await asyncio.wait_for(_ask(replicas, Hint(avoid=frozenset(found)), scope), PATIENCE)
+            await asyncio.wait_for(asked.ask(), PATIENCE)
         except TimeoutError:
-            return found, False
+            if not asked.name or asked.name in {*found.told, *found.silent}:
+                return found
+            found.silent.add(asked.name)
+            continue
         except RayActorError:
             lost += 1
             continue
-        if name in found:
-            return found, True
-        found[name] = answer
-    return found, False
+        if asked.name in found.told:
+            found.whole = not found.silent
+            return found
+        found.told[asked.name] = asked.answer
+        found.silent.discard(asked.name)
+    return found
 
 
-async def _ask(replicas: Replicas, hint: Hint, scope: dict[str, Any]) -> tuple[str, WholeAnswer]:
-    outputs = replicas.remote(hint, scope, b"")
-    name, answer = "", WholeAnswer()
-    try:
-        async for messages in outputs:
-            for message in messages:
-                if message["type"] == REPLICA:
-                    name = message["name"]
-                elif message["type"] == "http.response.start":
-                    answer.start = message
-                else:
-                    answer.body += message.get("body", b"")
-    finally:
-        with contextlib.suppress(Exception):
-            outputs.cancel()
-    return name, answer
+class _Question:
+    """One replica's answer as it comes; who gives it is known before it is there."""
+
+    def __init__(self, replicas: Replicas, hint: Hint, scope: dict[str, Any]) -> None:
+        self.name = ""
+        self.answer = WholeAnswer()
+        self._outputs = replicas.remote(hint, scope, b"")
+
+    async def ask(self) -> None:
+        try:
+            async for messages in self._outputs:
+                for message in messages:
+                    if message["type"] == REPLICA:
+                        self.name = message["name"]
+                    elif message["type"] == "http.response.start":
+                        self.answer.start = message
+                    else:
+                        self.answer.body += message.get("body", b"")
+        finally:
+            with contextlib.suppress(Exception):
+                self._outputs.cancel()
 
 
 def merged_metrics(texts: Mapping[str, str], *, whole: bool) -> bytes:
@@ -98,6 +125,37 @@ def merged_metrics(texts: Mapping[str, str], *, whole: bool) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Found([told, *families.values()]))
     return generate_latest(registry)
+
+
+def merged_health(answers: Answers) -> tuple[int, dict[str, Any]]:
+    """Return the status and body of a `/health` that speaks for all replicas, each of which says ``ok`` or the code of
+    its error: 200 while one of them takes requests."""
+    says = {name: "ok" if answer.status == 200 else _code(answer) for name, answer in answers.told.items()}
+    says |= dict.fromkeys(answers.silent, "no_answer")
+    well = [name for name, said in says.items() if said == "ok"]
+    status = "failed" if not well else "ok" if answers.whole and len(well) == len(says) else "degraded"
+    return (200 if well else 503), {"status": status, "replicas": says}
+
+
+def _code(answer: WholeAnswer) -> str:
+    try:
+        return json.loads(answer.body)["error"]["code"] or str(answer.status)
+    except (ValueError, KeyError, TypeError):
+        return str(answer.status)
+
+
+def merged_load(answers: Answers) -> dict[str, Any]:
+    """Return the body of a `/v1/load` that speaks for all replicas: sums, the mean of what is a share, and each one's
+    own; `whole` tells whether each replica has answered."""
+    own = {name: json.loads(answer.body) for name, answer in answers.told.items()}
+    names = ("active", "running", "waiting", "swapped", "max_waiting")
+    return {
+        **{name: sum(load[name] for load in own.values()) for name in names},
+        "kv_cache_usage": sum(load["kv_cache_usage"] for load in own.values()) / len(own),
+        "draining": all(load["draining"] for load in own.values()),
+        "whole": answers.whole,
+        "replicas": own,
+    }
 
 
 class _Found(Collector):

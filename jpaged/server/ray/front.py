@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,12 +16,20 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jpaged.server.errors import ApiError, described
 from jpaged.server.ray.call import REPLICA, Hint
-from jpaged.server.ray.every_replica import Replicas, WholeAnswer, ask_all, merged_metrics
+from jpaged.server.ray.every_replica import (
+    Answers,
+    Replicas,
+    WholeAnswer,
+    ask_all,
+    merged_health,
+    merged_load,
+    merged_metrics,
+)
 from jpaged.server.ray.prefix_chain import prefix_chain
 from jpaged.server.streaming import event
 
@@ -66,13 +74,20 @@ class Front:
 
     Args:
         replicas: where requests go.
-        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics` and
-            `/memory/events` are refused, as nobody could say whose they are.
+        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics`, `/v1/load` and
+            `/memory/events` are refused, as nobody could say whose they are, and `/health` is one replica's.
     """
 
     def __init__(self, replicas: Replicas, *, chooses: bool = True) -> None:
         self._replicas = replicas
         self._chooses = chooses
+        self._of_all: dict[str, Callable[[dict[str, Any], Send], Awaitable[None]]] = {
+            "/metrics": self._metrics,
+            "/v1/load": self._load,
+            "/memory/events": self._memory,
+        }
+        if chooses:
+            self._of_all["/health"] = self._health
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -94,8 +109,8 @@ class Front:
 
     async def _answer_path(self, scope: Scope, body: bytes, send: Send) -> None:
         plain = {name: scope[name] for name in _PLAIN if name in scope}
-        if scope["method"] == "GET" and scope["path"] in ("/metrics", "/memory/events"):
-            respond = self._metrics if scope["path"] == "/metrics" else self._memory
+        respond = self._of_all.get(scope["path"]) if scope["method"] == "GET" else None
+        if respond is not None:
             try:
                 await respond(plain, send)
             except ApiError as error:
@@ -109,12 +124,32 @@ class Front:
         Raises:
             ApiError: the router cannot ask each of them, or none has answered.
         """
-        answers, whole = await self._ask_all(scope)
-        if refused := next((answer for answer in answers.values() if answer.status != 200), None):
+        answers = await self._ask_all(scope)
+        if refused := _refusal(answers):
             return await _pass_on(refused, send)
-        texts = {name: answer.body.decode() for name, answer in answers.items()}
-        merged = await asyncio.to_thread(merged_metrics, texts, whole=whole)
+        texts = {name: answer.body.decode() for name, answer in answers.told.items()}
+        merged = await asyncio.to_thread(merged_metrics, texts, whole=answers.whole)
         return await Response(merged, media_type=CONTENT_TYPE_LATEST)(scope, _nothing, send)
+
+    async def _load(self, scope: dict[str, Any], send: Send) -> None:
+        """Answer with the load of all replicas.
+
+        Raises:
+            ApiError: as `_metrics`.
+        """
+        answers = await self._ask_all(scope)
+        if refused := _refusal(answers):
+            return await _pass_on(refused, send)
+        return await JSONResponse(merged_load(answers))(scope, _nothing, send)
+
+    async def _health(self, scope: dict[str, Any], send: Send) -> None:
+        """Answer with the health of all replicas.
+
+        Raises:
+            ApiError: as `_metrics`.
+        """
+        status, said = merged_health(await self._ask_all(scope, silent=True))
+        await JSONResponse(said, status)(scope, _nothing, send)
 
     async def _memory(self, scope: dict[str, Any], send: Send) -> None:
         """Let the replica that the query's `server` names tell of its memory, or the only one.
@@ -123,9 +158,10 @@ class Front:
             ApiError: there is none of that name, or none is named and there are several.
         """
         named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("server")
-        answers, _ = await self._ask_all(scope | {"path": "/version", "raw_path": b"/version"})
-        if refused := next((answer for answer in answers.values() if answer.status != 200), None):
+        found = await self._ask_all(scope | {"path": "/version", "raw_path": b"/version"})
+        if refused := _refusal(found):
             return await _pass_on(refused, send)
+        answers = found.told
         chosen = named[0] if named else next(iter(answers)) if len(answers) == 1 else None
         if chosen not in answers:
             told = f"server={chosen} is not one of the replicas" if named else "several replicas have a memory each"
@@ -133,17 +169,22 @@ class Front:
             raise ApiError(f"{told}; open /memory?server=NAME with one of {names}", param="server")
         return await self._once(Hint(only=chosen), scope, b"", send)
 
-    async def _ask_all(self, scope: dict[str, Any]) -> tuple[dict[str, WholeAnswer], bool]:
+    async def _ask_all(self, scope: dict[str, Any], *, silent: bool = False) -> Answers:
+        """Ask every replica; with `silent`, those that took the question and say nothing are an answer too.
+
+        Raises:
+            ApiError: the router cannot ask each of them, or none has answered.
+        """
         if not self._chooses:
             message = "one of several replicas would answer: routing='prefix' lets each be asked; Ray has metrics too"
             raise ApiError(message, status=501, code="replica_not_chosen")
         try:
-            answers, whole = await ask_all(self._replicas, scope)
+            answers = await ask_all(self._replicas, scope)
         except Exception as error:
             raise _error(error) from error
-        if not answers:
+        if not (answers.told or (silent and answers.silent)):
             raise ApiError("no replica answers", status=503, code="replica_lost", headers={"Retry-After": "5"})
-        return answers, whole
+        return answers
 
     async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
@@ -208,6 +249,11 @@ class Front:
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
+
+
+def _refusal(answers: Answers) -> WholeAnswer | None:
+    """Return the first answer that is none, say for want of a key."""
+    return next((answer for answer in answers.told.values() if answer.status != 200), None)
 
 
 async def _pass_on(answer: WholeAnswer, send: Send) -> None:

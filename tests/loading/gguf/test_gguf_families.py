@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GptOssConfig,
     JambaConfig,
     Lfm2Config,
@@ -60,6 +61,30 @@ CONFIGS = [
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         },
     ),
+    Gemma4TextConfig(
+        **SIZES | {"head_dim": 16, "num_hidden_layers": 6, "num_key_value_heads": 1},
+        global_head_dim=32,
+        sliding_window=7,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        vocab_size_per_layer_input=43,
+        hidden_size_per_layer_input=10,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=20.0,
+    ),
+    Gemma4TextConfig(
+        **HEADS | {"tie_word_embeddings": True},
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=3,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
     MixtralConfig(**HEADS, num_local_experts=3, sliding_window=None),
     Qwen3MoeConfig(**HEADS, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True),
     Llama4TextConfig(
@@ -98,7 +123,7 @@ CONFIGS = [
     ),
     Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
 ]
-GENERATED = ("gemma3_text", "mamba2")
+GENERATED = ("gemma3_text", "gemma4_text", "mamba2")
 """Families whose files generate tokens in every run."""
 VOCABULARY = {
     "tokenizer.ggml.model": "gpt2",
@@ -117,6 +142,9 @@ def family(request, tmp_path_factory):
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0.0, 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
     model.save_pretrained(folder)
     return SimpleNamespace(folder=folder, config=request.param, path=folder / "m.gguf", model=model.eval())
 
@@ -150,7 +178,7 @@ def test_a_file_generates_what_transformers_generates_with_its_checkpoint(family
 @pytest.mark.parametrize("shards", [1, 4])
 def test_experts_blocks_are_kept_to_the_last_bit_for_any_number_of_shards(family, experts, shards):
     """Inner experts' widths of 32 and 64 leave shards of 4 groups smaller than those of the file."""
-    if family.config.model_type in ("gemma3_text", "mamba2", "lfm2"):
+    if not any(getattr(family.config, field, None) for field in ("num_local_experts", "num_experts")):
         pytest.skip("a family without experts")
     if family.config.model_type not in model_types():
         pytest.skip("a family that is not installed")
@@ -184,6 +212,10 @@ def test_a_slice_of_all_experts_reads_what_it_says(index, alternating):
     whole = np.stack([gate, up], -1).reshape(3, 48, 128) if alternating else np.concatenate([gate, up], -1)
     assert lazy[index].shape == whole[index].shape
     np.testing.assert_array_equal(lazy[index], whole[index])
+    turned, index = lazy.swapaxes(1, 2), (*index[:1], *index[:0:-1])
+    if index[0] is not Ellipsis:
+        assert turned.shape == whole.swapaxes(1, 2).shape
+        np.testing.assert_array_equal(turned[index], whole.swapaxes(1, 2)[index])
 
 
 def test_maverick_norms_no_queries_and_files_may_name_the_chunk(tmp_path):

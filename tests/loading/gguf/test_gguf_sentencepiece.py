@@ -8,7 +8,7 @@ from gguf_files import EMBEDDING, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
-from transformers import LlamaTokenizer
+from transformers import GemmaTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
 from jpaged.loading.source import Source
@@ -157,3 +157,37 @@ def test_gemma3s_tokenizer_is_gemmas(tmp_path, gemma):
     found = load_tokenizer(Source("tiny", "gguf", path))
     for text in TEXTS:
         assert found.encode(text) == gemma.encode(text)
+
+
+@pytest.fixture(scope="module")
+def gemma4s(tmp_path_factory):
+    """A tokenizer read of a file of Gemma 4, and transformers' of the same pieces and merges."""
+    pieces = [*PIECES, "\n", "\n\n", "\n\n\n"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    others = [piece for piece, kind in zip(PIECES, TYPES, strict=True) if kind != 1]
+    merges = generate_merges(vocabulary, dict(zip(PIECES, SCORES, strict=True)), [*others, *pieces[len(PIECES) :]])
+    merges += [("\n", "\n"), ("\n\n", "\n")]
+    keys = METADATA | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [*SCORES, 0.0, 0.0, 0.0],
+        "tokenizer.ggml.token_type": [*TYPES, 1, 1, 1],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": False,
+        "gemma4.context_length": 512,
+    }
+    path = write_gguf(tmp_path_factory.mktemp("gemma4") / "m.gguf", "gemma4", EMBEDDING, keys, context_length=None)
+    specials = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": None, "mask_token": None}
+    reference = GemmaTokenizer(vocab=vocabulary, merges=merges, **specials)
+    reference.add_tokens(["<tool>", SPACE * 2, SPACE * 3])
+    return load_tokenizer(Source("tiny", "gguf", path)), reference
+
+
+@given(ANY_TEXT)
+def test_gemma4s_tokenizer_is_transformers_and_begins_with_bos_whatever_the_file_says(gemma4s, text):
+    found, reference = gemma4s
+    assert found.encode(text) == [1, *reference.encode(text, add_special_tokens=False)]
+    assert found.decode(found.encode(text), skip_special_tokens=True) == reference.decode(
+        reference.encode(text, add_special_tokens=False)
+    )

@@ -262,7 +262,67 @@ def test_the_memory_is_that_of_the_replica_which_is_named():
     assert get(Several(a=whole(b"of a")), "/memory/events").content == b"of a"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/memory/events"])
+WELL, STALLED = whole(b'{"status":"ok"}'), refusal(503, "engine_stalled")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "status", "said", "of_each"),
+    [
+        ({"a": WELL, "b": WELL}, 200, "ok", {"a": "ok", "b": "ok"}),
+        ({"a": STALLED, "b": WELL}, 200, "degraded", {"a": "engine_stalled", "b": "ok"}),
+        ({"a": [asyncio.Event()], "b": WELL}, 200, "degraded", {"a": "no_answer", "b": "ok"}),
+        ({"a": STALLED, "b": [asyncio.Event()]}, 503, "failed", {"a": "engine_stalled", "b": "no_answer"}),
+        ({"a": [asyncio.Event()]}, 503, "failed", {"a": "no_answer"}),
+        ({"a": whole(b"no JSON", 502)}, 503, "failed", {"a": "502"}),
+    ],
+)
+def test_health_is_that_of_every_replica_and_bad_only_where_none_takes_requests(
+    monkeypatch, scripts, status, said, of_each
+):
+    monkeypatch.setattr(every_replica, "PATIENCE", 0.2)
+    answer = get(Several(**scripts), "/health")
+    assert (answer.status_code, answer.json()) == (status, {"status": said, "replicas": of_each})
+
+
+def test_where_no_replica_takes_the_question_health_is_bad():
+    answer = get(Several(a=[DIED_AT_ONCE]), "/health")
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "replica_lost"
+
+
+def load_of(running, usage, draining=False):
+    body = {"active": running + 1, "running": running, "waiting": 1, "swapped": 0, "kv_cache_usage": usage}
+    return whole(json.dumps(body | {"max_waiting": 256, "draining": draining}).encode())
+
+
+def test_the_load_is_that_of_all_replicas_together_and_of_each(monkeypatch):
+    monkeypatch.setattr(every_replica, "PATIENCE", 0.2)
+    found = get(Several(a=load_of(3, 0.5), b=load_of(1, 0.1, draining=True)), "/v1/load").json()
+    own = found.pop("replicas")
+    assert (own["a"]["running"], own["b"]["running"]) == (3, 1)
+    assert found.pop("kv_cache_usage") == pytest.approx(0.3)
+    assert found == {
+        "active": 6,
+        "running": 4,
+        "waiting": 2,
+        "swapped": 0,
+        "max_waiting": 512,
+        "draining": False,
+        "whole": True,
+    }
+    part = get(Several(a=[asyncio.Event()], b=load_of(1, 0.1)), "/v1/load").json()
+    assert (part["running"], part["whole"], [*part["replicas"]]) == (1, False, ["b"])
+
+
+def test_the_load_without_a_key_is_refused_as_a_replica_refuses_it():
+    assert get(Several(a=refusal(401, "invalid_api_key")), "/v1/load").status_code == 401
+
+
+def test_where_no_replica_can_be_chosen_health_is_that_of_one():
+    answer = get(Several(a=WELL), "/health", chooses=False)
+    assert answer.json() == {"status": "ok"} and answer.headers[NAMED] == "a"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/load", "/memory/events"])
 def test_where_no_replica_can_be_chosen_what_is_one_replicas_is_refused(path):
     answer = get(Several(a=whole()), path, chooses=False)
     assert answer.status_code == 501 and "routing='prefix'" in answer.json()["error"]["message"]

@@ -44,6 +44,9 @@ _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN = 0, 8, 16, 24, 32, 40, 48
 _NEXT_BEFORE, _DONE_BEFORE, _ITEMS_BEFORE, _GRAIN_BEFORE, _BEFORE, _CALL, _JOB_BYTES = 56, 64, 72, 80, 88, 96, 136
 
 
+_compiling = threading.RLock()
+
+
 def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
     """Compile as `numba.cfunc` does, but keep the code on disk until any file of this package changes.
 
@@ -52,15 +55,16 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
     """
 
     def compiled(function: Callable[..., None]) -> Any:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
-        try:
-            return numba.cfunc(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError) as error:
-            logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
-            return numba.cfunc(signature, **options)(function)
-        finally:
-            numba.config.CACHE_DIR = before
+        with _compiling:  # the folder is a setting of the whole process
+            before = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
+            try:
+                return numba.cfunc(signature, cache=True, **options)(function)
+            except (RuntimeError, OSError) as error:
+                logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
+                return numba.cfunc(signature, **options)(function)
+            finally:
+                numba.config.CACHE_DIR = before
 
     return compiled
 

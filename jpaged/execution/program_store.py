@@ -20,12 +20,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import serialize_executable
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jpaged.execution.recent_programs import CompiledProgram
 
 MANIFEST = "programs.json"
-FORMAT = 1
+FORMAT = 2
 
 Facts = Mapping[str, Any]
 """All that decides what is compiled beside shapes, as plain data by name."""
@@ -60,12 +60,7 @@ class ProgramStore:
         manifest = read_manifest(folder)
         here = json.loads(json.dumps(facts))
         for name in sorted({*here, *manifest["facts"]}):
-            there, needed = manifest["facts"].get(name), here.get(name)
-            if there != needed:
-                raise ValueError(
-                    f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has "
-                    f"{needed!r}: run `jpaged compile` again, or leave it out"
-                )
+            check_fact(folder, name, manifest["facts"].get(name), here.get(name))
         return cls(folder, mesh, facts, manifest["files"])
 
     def find(self, name: str, args: tuple[Any, ...]) -> CompiledProgram | None:
@@ -139,6 +134,15 @@ class ProgramStore:
         return sum(map(len, self._made.values()))
 
 
+def check_fact(folder: Path, name: str, there: Any, needed: Any) -> None:
+    """Raise ValueError where a folder's programs were compiled for another value of a fact than an engine has."""
+    if there != needed:
+        raise ValueError(
+            f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has {needed!r}: run "
+            "`jpaged compile` again, or leave it out"
+        )
+
+
 def check_free(folder: Path) -> None:
     """Raise FileExistsError where a folder holds something other than compiled programs."""
     if folder.exists() and not (folder / MANIFEST).exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -173,8 +177,20 @@ def program_name(kind: str, key: Hashable, args: tuple[Any, ...], static: Mappin
     """
     leaves, tree = jax.tree.flatten(args)
     shapes = [
-        (np.shape(leaf), str(np.dtype(getattr(leaf, "dtype", type(leaf)))), repr(getattr(leaf, "sharding", None)))
+        (np.shape(leaf), str(np.dtype(getattr(leaf, "dtype", type(leaf)))), _place(getattr(leaf, "sharding", None)))
         for leaf in leaves
     ]
     found = repr((kind, key, str(tree), shapes, sorted(static.items())))
     return hashlib.sha256(found.encode()).hexdigest()[:40]
+
+
+def _place(sharding: Any) -> str:
+    """Return how an array lies on its devices: the same for an array and its shape, here and on a compiler's target."""
+    if sharding is None:
+        return "host"
+    if not isinstance(sharding, NamedSharding):
+        return repr(sharding)
+    axes = tuple(sharding.spec)
+    while axes and axes[-1] is None:
+        axes = axes[:-1]
+    return repr((tuple(sharding.mesh.shape.items()), axes))

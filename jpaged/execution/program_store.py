@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import threading
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ from jax.sharding import Mesh, NamedSharding
 from jpaged.execution.recent_programs import CompiledProgram
 
 MANIFEST = "programs.json"
+CALLS = "calls"
+"""File of what made a CPU's custom calls known to XLA."""
 FORMAT = 2
 
 Facts = Mapping[str, Any]
@@ -49,6 +52,7 @@ class ProgramStore:
         self._facts = facts
         self._made: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._calls_are_known = False
 
     @classmethod
     def read(cls, folder: Path, mesh: Mesh, facts: Facts) -> ProgramStore:
@@ -66,8 +70,6 @@ class ProgramStore:
     def find(self, name: str, args: tuple[Any, ...]) -> CompiledProgram | None:
         """Return a program by its name (see `program_name`), loaded onto the mesh; None where there is none.
 
-        None too where it calls what this process has not registered with XLA yet, which tracing does.
-
         Args:
             args: what the program takes, or its shapes.
 
@@ -76,6 +78,30 @@ class ProgramStore:
         """
         if name not in self._files:
             return None
+        program, out_info = pickle.loads(self._read(name))
+        self.make_calls_known()
+        executable = serialize_executable.deserialize_and_load(
+            program,
+            jax.tree.structure((args, {})),
+            jax.tree.structure(out_info),
+            backend=self._mesh.devices.flat[0].client,
+            execution_devices=list(self._mesh.devices.flat),
+        )
+        with self._lock:
+            self.num_found += 1
+        return CompiledProgram(executable, out_info)
+
+    def make_calls_known(self) -> None:
+        """Register the custom calls of a CPU's programs with XLA, which tracing did where they were compiled; the first
+        time."""
+        with self._lock:
+            if not self._calls_are_known and CALLS in self._files:
+                from pallas_kernels.ffi import register_again  # needs Numba, which made the programs
+
+                register_again(pickle.loads(self._read(CALLS)))
+            self._calls_are_known = True
+
+    def _read(self, name: str) -> bytes:
         path = self.folder / name
         try:
             data = path.read_bytes()
@@ -83,22 +109,7 @@ class ProgramStore:
             raise ValueError(f"compiled_programs={str(self.folder)!r} lacks {name}: {error}") from error
         if hashlib.sha256(data).hexdigest() != self._files[name]:
             raise ValueError(f"compiled_programs={str(self.folder)!r} is damaged: {name} has another checksum")
-        program, out_info = pickle.loads(data)
-        try:
-            executable = serialize_executable.deserialize_and_load(
-                program,
-                jax.tree.structure((args, {})),
-                jax.tree.structure(out_info),
-                backend=self._mesh.devices.flat[0].client,
-                execution_devices=list(self._mesh.devices.flat),
-            )
-        except jax.errors.JaxRuntimeError as error:
-            if "No FFI handler registered" not in str(error):
-                raise
-            return None
-        with self._lock:
-            self.num_found += 1
-        return CompiledProgram(executable, out_info)
+        return data
 
     def keep(self, name: str, program: CompiledProgram) -> None:
         """Take a program in; `write` writes it. It has to come from the compiler: XLA cannot serialise again what its
@@ -121,9 +132,10 @@ class ProgramStore:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            for name, data in self._made.items():
+            written = self._made | _calls()
+            for name, data in written.items():
                 (beside / name).write_bytes(data)
-            files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(self._made.items())}
+            files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(written.items())}
             manifest = {"format": FORMAT, "facts": self._facts, "files": files}
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
             if self.folder.exists():
@@ -132,6 +144,15 @@ class ProgramStore:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         return sum(map(len, self._made.values()))
+
+
+def _calls() -> dict[str, bytes]:
+    """Return the file of what registered custom calls in this process; none where nothing did."""
+    if "pallas_kernels.ffi" not in sys.modules:  # without Numba it cannot be imported
+        return {}
+    from pallas_kernels.ffi import registrations
+
+    return {CALLS: pickle.dumps(registrations())}
 
 
 def check_fact(folder: Path, name: str, there: Any, needed: Any) -> None:

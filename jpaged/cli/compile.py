@@ -17,7 +17,8 @@ def compile_model(
     model: Annotated[str, typer.Argument(help="Model: alias, hub id, folder, .gguf file or saved checkpoint.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; one of compiled programs is replaced.")],
     device: Annotated[
-        str | None, typer.Option(help="v5e-8, v6e-1, h200, l4, ...: devices that need not be here. Default: those here.")
+        str | None,
+        typer.Option(help="v5e-8, v6e-1, h200, l4, ...: devices that need not be here. Default: those here."),
     ] = None,
     compiler_env: Annotated[
         Path | None,

@@ -26,5 +26,7 @@ def compile_while_serving(engine: Engine) -> None:
         len(later),
     )
     runner.takes_larger = True
-    engine.background = BackgroundCompiler(later, runner.worker.compilations, lambda: any(replica.has_work for replica in engine.replicas))
+    engine.background = BackgroundCompiler(
+        later, runner.worker.compilations, lambda: any(replica.has_work for replica in engine.replicas)
+    )
     engine.background.start()

@@ -59,6 +59,4 @@ def plan(
     found = question.ask(compiler_python(target.chip.kind, compiler_env), "plan")
     found["groups"] = tuple(GroupPlan(**group) for group in found.get("groups", ()))
     found["programs"] = tuple(ProgramSize(**size) for size in found.get("programs", ()))
-    return Plan(
-        config=question.config, device=target, dtype=question.dtype, limit_bytes=question.limit, **found
-    )
+    return Plan(config=question.config, device=target, dtype=question.dtype, limit_bytes=question.limit, **found)

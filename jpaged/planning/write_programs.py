@@ -9,8 +9,8 @@ from jpaged.engine.compiled_programs import engine_facts
 from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.compile_cache import compiled_anew
 from jpaged.execution.compilations import Compilations
+from jpaged.execution.compile_cache import compiled_anew
 from jpaged.execution.compiling import compiled_in_threads
 from jpaged.execution.device_memory import DeviceMemory
 from jpaged.execution.kv_dtype import resolve_kv_dtype
@@ -72,9 +72,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
     images = why_no_images(config, model, several_processes=False) is None
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
     return Shapes(
-        model=ModelPrograms(
-            engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels
-        ),
+        model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
         copy=Program(copy, *told, kind="copy", store=store),
         buckets=buckets_of(
             spec,

@@ -23,9 +23,7 @@ SHAPES = {"block copy": 1, "steps": 3, "samplers": 4}
         pytest.param("h200", "cuda", "NVIDIA H200", 1, marks=pytest.mark.nightly),
     ],
 )
-def test_programs_for_devices_that_are_not_here_are_written_and_refused_here(
-    device, compiler, kind, devices, tmp_path
-):
+def test_programs_for_devices_that_are_not_here_are_written_and_refused_here(device, compiler, kind, devices, tmp_path):
     CHECKPOINTS["llama"].to_json_file(tmp_path / "config.json")
     environment = python_of(compiler).parents[1]
     number, size = compile_programs_for(

@@ -14,6 +14,7 @@ from jpaged.execution.compilations import Compilations
 from jpaged.execution.shapes import Shape
 
 SCRIPT = """
+import sys
 import threading
 import time
 from jpaged.engine.background import BackgroundCompiler
@@ -23,8 +24,8 @@ from jpaged.execution.shapes import Shape
 begun = threading.Event()
 
 def compiles(number):
+    sys.stdout.write(f"compiled {number}\\n")
     begun.set()
-    print(f"compiled {number}", flush=True)
 
 def trace(number):
     while number and threading.main_thread().is_alive():
@@ -34,7 +35,7 @@ def trace(number):
 shapes = [Shape(str(number), lambda number=number: trace(number)) for number in range(100)]
 BackgroundCompiler(shapes, Compilations(), lambda: False).start()
 begun.wait()
-print("the program ends", flush=True)
+sys.stdout.write("the program ends\\n")
 """
 
 

@@ -63,7 +63,9 @@ def test_programs_for_other_devices_or_versions_are_refused_by_what_differs(name
     """Devices are told first: the pool of a larger one would not fit here, which says less."""
     manifest = json.loads((Path(made[1]) / MANIFEST).read_text())
     pool = 1 << 50 if name != "versions" else manifest["facts"]["pool_bytes"]
-    (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"facts": manifest["facts"] | {name: value, "pool_bytes": pool}}))
+    (tmp_path / MANIFEST).write_text(
+        json.dumps(manifest | {"facts": manifest["facts"] | {name: value, "pool_bytes": pool}})
+    )
     settings = {key: setting for key, setting in SETTINGS.items() if key != "kv_cache_memory_bytes"}
     with pytest.raises(ValueError, match=message):
         LLM(made[0], compiled_programs=str(tmp_path), **settings)

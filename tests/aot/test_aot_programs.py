@@ -34,7 +34,7 @@ def test_programs_for_devices_that_are_not_here_are_written_and_refused_here(dev
     assert size == sum((tmp_path / "programs" / name).stat().st_size for name in manifest["files"]) > 100_000
     facts = manifest["facts"]
     assert (facts["device_kind"], facts["devices"]) == (kind, [["tensor", devices]])
-    assert facts["settings.tensor_parallel_size"] == devices and facts["pool_bytes"] > 1 << 20
+    assert facts["settings.tensor_parallel_size"] == devices and facts["pool_bytes"] > 100_000
     make_checkpoint("llama", tmp_path / "model")
-    with pytest.raises(ValueError, match=f"was compiled for device_kind='{kind}', and this engine has 'cpu'|platform="):
+    with pytest.raises(ValueError, match="was compiled for platform='[tg]pu', and this engine has 'cpu'"):
         LLM(str(tmp_path / "model"), compiled_programs=str(tmp_path / "programs"), **SETTINGS | {"dtype": "float32"})

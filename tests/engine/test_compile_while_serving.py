@@ -114,9 +114,8 @@ def test_closing_ends_the_background(model):
 def test_shutting_down_ends_the_background(model):
     async def serve() -> AsyncLLM:
         async with AsyncLLM(model, background_compilation=True, **SETTINGS) as engine:
-            async for output in engine.generate(PROMPTS[0], GREEDY, "a"):
-                pass
-            assert len(output.outputs[0].token_ids) == 6
+            outputs = [output async for output in engine.generate(PROMPTS[0], GREEDY, "a")]
+            assert len(outputs[-1].outputs[0].token_ids) == 6
             return engine
 
     asyncio.run(serve())

@@ -127,8 +127,8 @@ class EngineConfig:
         seed: seed from which the seeds of requests that bring none are drawn.
         enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
             when a step first has it.
-        background_compilation: whether only what first requests need is compiled at the start, and all other shapes in a
-            thread while the engine runs. A step whose shape is not compiled yet runs in a larger one that is, which
+        background_compilation: whether only what first requests need is compiled at the start, and all other shapes in
+            a thread while the engine runs. A step whose shape is not compiled yet runs in a larger one that is, which
             changes log-probabilities in their last bits. `jpaged serve` asks for it. It excludes enforce_eager and
             several hosts.
         disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.

@@ -74,8 +74,8 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
 
 
 def known_again(function: F) -> F:
-    """Note with which arguments a function that registers custom calls was called: see `registrations`. It is called once
-    for each of them."""
+    """Note with which arguments a function that registers custom calls was called, see `registrations`; it is called
+    once for each of them."""
 
     @cache
     @wraps(function)

@@ -18,7 +18,7 @@ def compile_model(
     out: Annotated[Path, typer.Option("--out", help="Folder to write; one of compiled programs is replaced.")],
     device: Annotated[
         str | None,
-        typer.Option(help="v5e-8, v6e-1, h200, l4, ...: devices that need not be here. Default: those here."),
+        typer.Option(help="v5e-8, v6e-1, h200, l4, ...: devices that may be elsewhere. Default: those here."),
     ] = None,
     compiler_env: Annotated[
         Path | None,

@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundCompiler:
-    """Compiles shapes one after another in a thread of its own, which ends when it is told to, when all are compiled, or
-    with the program.
+    """Compiles shapes one after another in a thread of its own, which ends when it is told to, when all are compiled,
+    or with the program.
 
     A step that needs a shape which is being compiled waits for it, and the thread leaves out what a step compiled. A
-    shape that cannot be compiled is logged, and left to the step that needs it.
+    shape that cannot be compiled is logged, and left to the step that finds no larger one.
 
     Args:
         shapes: what to compile, in this order.
@@ -87,7 +87,7 @@ class BackgroundCompiler:
             compile_at_low_priority(compile_it)
         except Exception:
             if not self._is_ending:
-                logger.exception("the %s cannot be compiled in the background; a step that needs it tries", shape.name)
+                logger.exception("the %s cannot be compiled in the background; steps take a larger one", shape.name)
             return False
         if self._is_busy():
             self._told.wait(tracing)

@@ -93,10 +93,7 @@ class Buckets:
 
     def holding(self, bucket: Bucket) -> Iterator[Bucket]:
         """Yield the buckets that hold whatever a bucket holds, which is the first, from the cheapest on."""
-        if bucket.decode_only:
-            larger = [other for other in self.decode if other.seqs >= bucket.seqs]
-        else:
-            larger = []
+        larger = [other for other in self.decode if bucket.decode_only and other.seqs >= bucket.seqs]
         larger += [other for other in self.mixed if other.tokens >= bucket.tokens and other.seqs >= bucket.seqs]
         for other in larger:
             yield replace(other, images=bucket.images, adapters=bucket.adapters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -234,10 +234,10 @@ class Shapes:
         return args._replace(edits=args.edits._replace(mask=mask))
 
     @property
-    def _last_tokens(self) -> jax.ShapeDtypeStruct:
+    def _last_tokens(self) -> Any:
         return self._on_device(self._of_all(np.zeros(self.max_num_seqs, np.int32)))
 
-    def _on_device(self, array: np.ndarray) -> jax.ShapeDtypeStruct:
+    def _on_device(self, array: np.ndarray) -> Any:  # a shape stands for an array where only tracing looks
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=own_sharding(self.mesh))
 
     def _of_all(self, of_one: T) -> T:

@@ -34,8 +34,8 @@ def compile_programs_for(
     compiler_env: str | Path | None = None,
     **settings: Any,
 ) -> tuple[int, int]:
-    """Compile all programs of an engine for a device into a folder; ``LLM(model, compiled_programs=folder)`` with the same
-    settings, versions and code on such devices then neither traces nor compiles them.
+    """Compile all programs of an engine for a device into a folder; ``LLM(model, compiled_programs=folder)`` with the
+    same settings, versions and code on such devices then neither traces nor compiles them.
 
     Weights are not read. The pool is sized as `plan` sizes it, and the engine takes its size from the folder.
 
@@ -72,7 +72,7 @@ def compile_programs_for(
     python = compiler_python(kind, compiler_env)
     if python is None:
         raise ValueError(
-            f"device={device!r} needs its compiler, in this environment or one that `scripts/aot_env.sh {kind} DIR` makes"
+            f"device={device!r} needs its compiler, here or in an environment that `scripts/aot_env.sh {kind} DIR` makes"
         )
     check_free(Path(folder))
     question = Question.of(asked, target, memory_bytes)

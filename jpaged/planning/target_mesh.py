@@ -54,7 +54,7 @@ def target_mesh(device: Device, compiled: bool) -> Mesh:
 
 
 def target_capability(device: Device) -> AbstractContextManager[None]:
-    """Return a context in which kernels are traced for a GPU's compute capability; for other devices it does nothing."""
+    """Return a context in which kernels are traced for a GPU's compute capability; other devices need none."""
     if device.chip.cuda is None:
         return nullcontext()
     major, minor = device.chip.cuda.capability

@@ -36,5 +36,5 @@ def test_programs_for_devices_that_are_not_here_are_written_and_refused_here(dev
     assert (facts["device_kind"], facts["devices"]) == (kind, [["tensor", devices]])
     assert facts["settings.tensor_parallel_size"] == devices and facts["pool_bytes"] > 100_000
     make_checkpoint("llama", tmp_path / "model")
-    with pytest.raises(ValueError, match="was compiled for platform='[tg]pu', and this engine has 'cpu'"):
+    with pytest.raises(ValueError, match=r"was compiled for platform='[tg]pu', and this engine has 'cpu'"):
         LLM(str(tmp_path / "model"), compiled_programs=str(tmp_path / "programs"), **SETTINGS | {"dtype": "float32"})

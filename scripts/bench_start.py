@@ -4,8 +4,8 @@
 
 Every start is a fresh process; a cold one has a cache folder of its own, in which the warm ones that follow run.
 "generate" is ``jpaged generate Hello --max-tokens 1`` from its start to its end, which is no less than to its first
-token. "health" is ``jpaged serve`` from its start until ``/health`` answers, "answer" until a completion of one token is
-there as well. Printed are medians of wall-clock and of processor seconds, and how many shapes a server has by then.
+token. "health" is ``jpaged serve`` from its start until ``/health`` answers, "answer" until a completion of one token
+is there as well. Printed are medians of wall-clock and of processor seconds, and how many shapes a server has by then.
 The model's file, and Python's own compiled modules, are there before.
 """
 

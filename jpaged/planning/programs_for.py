@@ -72,7 +72,7 @@ def compile_programs_for(
     python = compiler_python(kind, compiler_env)
     if python is None:
         raise ValueError(
-            f"device={device!r} needs its compiler, here or in an environment that `scripts/aot_env.sh {kind} DIR` makes"
+            f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it"
         )
     check_free(Path(folder))
     question = Question.of(asked, target, memory_bytes)

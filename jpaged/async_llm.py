@@ -237,6 +237,8 @@ class AsyncLLM(AsyncHandle):
         """
         await self.stop_saving()
         await asyncio.to_thread(self._thread.stop)
+        if self._owns:
+            await asyncio.to_thread(self._engine.stop_compiling)
         lender, self._lender = self._lender, None
         if lender is not None and (self._owns or not self._thread.failed):
             lender.take_back(self._engine)

@@ -53,6 +53,7 @@ _FLAGS = (
     "enable_prefix_caching",
     "enable_expert_parallel",
     "enforce_eager",
+    "background_compilation",
     "disable_log_stats",
     "deterministic",
     "enable_lora",
@@ -95,7 +96,8 @@ class EngineConfig:
         max_num_batched_tokens: most tokens of a step; None = by the device and its memory, from 512 on a CPU to 8192,
             and no fewer than max_num_seqs.
         kv_cache_memory_bytes: size of the pool on each device; None = what memory_utilization leaves, on CPU at most an
-            eighth of the free memory and 4 GiB. A CPU's pool takes memory as it fills.
+            eighth of the free memory, rounded down to a power of two or one and a half times one, and 4 GiB. A CPU's
+            pool takes memory as it fills.
         memory_utilization: share of a device's memory that weights, temporaries and pool may take; of a GPU, share of
             the 95 % that JAX takes, or of what XLA_CLIENT_MEM_FRACTION says.
         tensor_parallel_size: number of devices over which heads, MLP columns and vocabulary are spread.
@@ -125,6 +127,10 @@ class EngineConfig:
         seed: seed from which the seeds of requests that bring none are drawn.
         enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
             when a step first has it.
+        background_compilation: whether only what first requests need is compiled at the start, and all other shapes in
+            a thread while the engine runs. A step whose shape is not compiled yet runs in a larger one that is, which
+            changes log-probabilities in their last bits. `jpaged serve` asks for it. It excludes enforce_eager and
+            several hosts.
         disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.
         compiled_programs: folder that `jpaged compile` wrote, from which programs are loaded instead of traced and
             compiled; None = none. It has to be of this model, these settings, versions and machine, and also sets the
@@ -175,6 +181,7 @@ class EngineConfig:
     max_logprobs: int = 20
     seed: int = 0
     enforce_eager: bool = False
+    background_compilation: bool = False
     disable_log_stats: bool = False
     compiled_programs: str | None = None
     images: ImageSources = field(default_factory=ImageSources)
@@ -219,6 +226,8 @@ class EngineConfig:
                 )
             if self.deterministic:
                 raise ValueError(f"deterministic=True needs data_parallel_size=1, not {self.data_parallel_size}")
+        if self.background_compilation and self.enforce_eager:
+            raise ValueError("background_compilation=True does not go with enforce_eager=True, which compiles nothing")
         self._check_lora()
         if isinstance(self.images, Mapping):
             self._store("images", ImageSources(**self.images))

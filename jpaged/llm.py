@@ -54,6 +54,10 @@ class LLM(PoolingHandle):
         name = str(model) if isinstance(model, Path) else model
         config = EngineConfig(model=name, **engine_settings(settings))
         super().__init__(build_engine(config))
+        if config.background_compilation:
+            from jpaged.engine.first_shapes import compile_while_serving
+
+            compile_while_serving(self._engine)
 
     @staticmethod
     def compile_programs(

@@ -20,6 +20,8 @@ def random_param(build: BuildContext, shape: tuple[int, ...]) -> nnx.Param:
     """
     if build.rngs is None:
         raise ValueError(f"BuildContext.rngs=None, but a parameter of shape {shape} is drawn: give it nnx.Rngs(seed)")
+    if build.shapes_only:
+        return nnx.Param(jnp.zeros(shape, build.dtype))
     drawn = jax.random.normal(build.rngs.params(), shape, build.dtype)
     return nnx.Param(drawn * jnp.asarray(INIT_STDDEV, build.dtype))
 

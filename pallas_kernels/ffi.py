@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numba
@@ -26,6 +27,9 @@ from pallas_kernels.ffi_primitives import add, address_of, allocate, call_with, 
 
 logger = logging.getLogger(__name__)
 
+F = TypeVar("F", bound=Callable[..., Any])
+Registration = tuple[str, str, tuple[Any, ...]]
+"""Module, function and arguments that register custom calls."""
 RUN = types.void(types.intp, types.intp, types.intp)
 """Signature of what `register` takes."""
 
@@ -44,6 +48,9 @@ _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN = 0, 8, 16, 24, 32, 40, 48
 _NEXT_BEFORE, _DONE_BEFORE, _ITEMS_BEFORE, _GRAIN_BEFORE, _BEFORE, _CALL, _JOB_BYTES = 56, 64, 72, 80, 88, 96, 136
 
 
+_compiling = threading.RLock()
+
+
 def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
     """Compile as `numba.cfunc` does, but keep the code on disk until any file of this package changes.
 
@@ -52,17 +59,52 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
     """
 
     def compiled(function: Callable[..., None]) -> Any:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
-        try:
-            return numba.cfunc(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError) as error:
-            logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
-            return numba.cfunc(signature, **options)(function)
-        finally:
-            numba.config.CACHE_DIR = before
+        with _compiling:  # the folder is a setting of the whole process
+            before = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
+            try:
+                return numba.cfunc(signature, cache=True, **options)(function)
+            except (RuntimeError, OSError) as error:
+                logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
+                return numba.cfunc(signature, **options)(function)
+            finally:
+                numba.config.CACHE_DIR = before
 
     return compiled
+
+
+def known_again(function: F) -> F:
+    """Note with which arguments a function that registers custom calls was called, see `registrations`; it is called
+    once for each of them."""
+
+    @cache
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        names = function(*arguments)
+        _registrations[function.__module__, function.__qualname__, arguments] = None
+        return names
+
+    return cast(F, call)
+
+
+def registrations() -> list[Registration]:
+    """Return what made the custom calls of this process known, for `register_again` in another one."""
+    return list(_registrations)
+
+
+def register_again(made: Iterable[Registration]) -> None:
+    """Make custom calls known that a compiled program of another process calls: nothing is traced here.
+
+    Args:
+        made: what that process's `registrations` returned. It names code of this package that is run.
+
+    Raises:
+        ValueError: it names other code.
+    """
+    for module, name, arguments in made:
+        if module.split(".")[0] != __package__:
+            raise ValueError(f"{module}.{name} is not of {__package__}: it registers no custom calls")
+        getattr(import_module(module), name)(*arguments)
 
 
 def named(function: Callable[..., Any], name: str) -> Any:
@@ -291,5 +333,6 @@ def _handler(
 
 
 _registering = threading.Lock()
+_registrations: dict[Registration, None] = {}
 _alive: dict[str, tuple[Any, ...]] = {}
 """Compiled functions whose addresses XLA holds, by the target's name."""

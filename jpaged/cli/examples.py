@@ -21,7 +21,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged convert smollm2-135m ./smollm2-orbax",
         "jpaged convert Qwen/Qwen3-0.6B ./qwen3-int8 --quantization int8",
     ),
-    "compile": ("jpaged compile smollm2-135m --out ./programs --max-num-seqs 32",),
+    "compile": (
+        "jpaged compile smollm2-135m --out ./programs --max-num-seqs 32",
+        "jpaged compile smollm2-135m --device v5e-1 --out ./programs-v5e",
+    ),
     "plan": (
         "jpaged plan --list",
         "jpaged plan --model llama-3.3-70b --device v6e-8 --context 8192 --concurrency 64",

@@ -56,7 +56,13 @@ def serve(
     otlp_traces_endpoint: Annotated[
         str | None, typer.Option(help="URL of an OpenTelemetry collector that gets spans of requests.")
     ] = None,
-    warmup: Annotated[bool, typer.Option(help="Compile every shape before requests are taken.")] = True,
+    warmup: Annotated[
+        bool | None,
+        typer.Option(
+            help="Compile every shape before requests are taken, or none. "
+            "Default: what the first requests need, and the rest while requests are served."
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     *,
     engine: ServeOptions,
@@ -102,7 +108,7 @@ def serve(
             otlp_traces_endpoint=otlp_traces_endpoint,
         )
         check_address(settings)
-    llm = engine.build(model)
+    llm = engine.build(model, background_compilation=warmup is None)
     if warmup:
         llm.warmup()
     raise typer.Exit(_run(llm, settings, run_server))

@@ -14,7 +14,7 @@ from jpaged.engine.compiled_programs import open_programs, with_compiled_pool
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.default_sizes import sized
 from jpaged.engine.engine import Engine
-from jpaged.engine.image_limits import why_no_images
+from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.startup import tell_loaded, tell_pool
@@ -78,6 +78,8 @@ def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
     if part is None:
         return _build(config, None, collect)
     try:
+        if config.background_compilation:
+            raise ValueError("background_compilation=True needs one process, not several hosts: they compile together")
         if collect is not None or config.compiled_programs is not None:
             raise ValueError(
                 f"compiled_programs={config.compiled_programs!r}: a folder has programs of one process only"
@@ -90,7 +92,7 @@ def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
 
 def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | None) -> Built:
     mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
-    config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)))
+    config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)), mesh)
     check_compute_dtype(config.dtype, platform(mesh), mesh.size)
     loaded = load_model(
         config.model,
@@ -137,7 +139,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         verifies=config.speculative is not None,
         draft=drafting.program,
         images=no_images is None,
-        together=_tokens_together(loaded.model),
+        together=tokens_together(loaded.model),
         adapters=adapters is not None,
         examples=_examples(loaded.model) if no_images is None else (),
         programs=open_programs(config, loaded, spec, max_model_len, collect),
@@ -190,13 +192,6 @@ def _no_output(config: EngineConfig) -> str:
 
 def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
     return model.examples() if isinstance(model, SeesImages) else ()
-
-
-def _tokens_together(model: CausalLM) -> int | None:
-    """Return how many tokens of an image see each other; None where they do not."""
-    if not isinstance(model, SeesImages) or not model.image_group.whole:
-        return None
-    return max(features for _, features in model.examples())
 
 
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:

@@ -6,11 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
-from jpaged.execution.program_facts import machine_facts
-from jpaged.execution.program_store import Facts, ProgramStore, read_manifest
+from jpaged.execution.program_facts import device_facts, machine_facts
+from jpaged.execution.program_store import Facts, ProgramStore, check_fact, read_manifest
 from jpaged.loading import LoadedModel
 from jpaged.speculative import DraftModel
 
@@ -28,22 +30,25 @@ _NO_MATTER = frozenset(
         ),
         *("kv_cache_memory_bytes", "memory_utilization", "swap_space_bytes", "swap_space", "watermark"),
         *("preemption_mode", "scheduling_policy", "long_prefill_token_threshold", "enable_prefix_caching"),
-        *("prefix_eviction", "max_logprobs", "enforce_eager", "disable_log_stats", "images"),
+        *("prefix_eviction", "max_logprobs", "enforce_eager", "background_compilation", "disable_log_stats", "images"),
     )
 )
 """Settings that change no program beyond what its shapes and the pool's size say; any other one has to be equal."""
 
 
-def with_compiled_pool(config: SizedConfig) -> SizedConfig:
+def with_compiled_pool(config: SizedConfig, mesh: Mesh) -> SizedConfig:
     """Return settings with the pool that `config.compiled_programs` was compiled for, unless another was asked for.
 
     Raises:
-        ValueError: the folder holds no programs, or `speculative` has a model of its own.
+        ValueError: the folder holds no programs, or those of other devices, or `speculative` has a model of its own.
     """
     if config.compiled_programs is None:
         return config
     check_one_model(config)
-    facts = read_manifest(Path(config.compiled_programs))["facts"]
+    folder = Path(config.compiled_programs)
+    facts = read_manifest(folder)["facts"]
+    for name, here in device_facts(mesh).items():
+        check_fact(folder, name, facts.get(name), here)
     if config.kv_cache_memory_bytes is not None or not isinstance(facts.get("pool_bytes"), int):
         return config
     return dataclasses.replace(config, kv_cache_memory_bytes=facts["pool_bytes"])
@@ -59,20 +64,43 @@ def open_programs(
     """
     if collect is None and config.compiled_programs is None:
         return None
-    facts = engine_facts(config, loaded, spec, max_model_len)
+    facts = engine_facts(
+        config,
+        family=type(loaded.model),
+        model=configuration_digest(loaded.config),
+        dtype=loaded.dtype,
+        mesh=loaded.mesh,
+        spec=spec,
+        max_model_len=max_model_len,
+    )
     if collect is not None:
         return ProgramStore(collect, loaded.mesh, facts)
     assert config.compiled_programs is not None
     return ProgramStore.read(Path(config.compiled_programs), loaded.mesh, facts)
 
 
-def engine_facts(config: SizedConfig, loaded: LoadedModel, spec: PoolSpec, max_model_len: int) -> Facts:
-    """Return all that an engine's programs depend on beside their shapes."""
+def engine_facts(
+    config: SizedConfig,
+    *,
+    family: type,
+    model: str,
+    dtype: Any,
+    mesh: Mesh,
+    spec: PoolSpec,
+    max_model_len: int,
+) -> Facts:
+    """Return all that an engine's programs depend on beside their shapes.
+
+    Args:
+        family: the model's class.
+        model: the digest of its configuration.
+        dtype: what the setting of this name stands for; `max_model_len` likewise.
+    """
     names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
     settings: dict[str, Any] = {name: _plain(getattr(config, name)) for name in names}
-    settings |= {"max_model_len": max_model_len, "dtype": str(loaded.dtype)}  # what "auto" and None stand for
-    return machine_facts(loaded.mesh, type(loaded.model)) | {
-        "model": configuration_digest(loaded.config),
+    settings |= {"max_model_len": max_model_len, "dtype": str(dtype)}
+    return machine_facts(mesh, family) | {
+        "model": model,
         "pool_bytes": spec.device_bytes,
         **{f"settings.{name}": value for name, value in settings.items()},
     }

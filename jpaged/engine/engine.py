@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from jpaged.engine.background import BackgroundCompiler
 from jpaged.engine.interrupts import signals_held
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.engine.process import check_process
@@ -40,6 +41,7 @@ class Engine:
         restored: those of them that came with a saved state and that nobody has taken up yet.
         prefixes: what is pinned in every replica.
         is_asleep: whether the devices' memory was given back, so that no step can run.
+        background: compiles shapes while the engine runs; None = nothing does.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -60,6 +62,7 @@ class Engine:
         self._late_aborts: list[Request] = []
         self._process = os.getpid()
         self._lock = threading.RLock()
+        self.background: BackgroundCompiler | None = None
         self.prefixes = PinnedPrefixes(self.replicas, self.change, self._compute)
 
     @property
@@ -245,6 +248,7 @@ class Engine:
         """
         if os.getpid() != self._process:
             return
+        self.stop_compiling()
         with self._lock:
             try:
                 self.abort(*self._requests.values(), *self.awaited.values())
@@ -255,6 +259,11 @@ class Engine:
             finally:
                 self._closed = True
                 self.runner.worker.close()
+
+    def stop_compiling(self) -> None:
+        """End what compiles in the background, and wait for it; any thread may ask."""
+        if self.background is not None:
+            self.background.stop()
 
     def reset_peak(self) -> None:
         """Forget the busiest step of each replica."""

@@ -18,3 +18,10 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
     if several_processes:
         return "images need one process, not several hosts"
     return None
+
+
+def tokens_together(model: CausalLM) -> int | None:
+    """Return how many tokens of an image see each other; None where they do not."""
+    if not isinstance(model, SeesImages) or not model.image_group.whole:
+        return None
+    return max(features for _, features in model.examples())

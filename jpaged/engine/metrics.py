@@ -15,6 +15,7 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
         "num_requests_waiting": stats.num_waiting,
         "num_requests_swapped": stats.num_swapped,
         "kv_cache_usage_perc": stats.kv_cache_usage,
+        "shapes_to_compile": stats.num_shapes_to_come,
     }
     counters = {
         "prompt_tokens": stats.num_prompt_tokens,
@@ -31,6 +32,7 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
         "compiled_shapes": stats.num_compiled,
         "compile_seconds": stats.compile_seconds,
         "recompiled_shapes": stats.num_recompiles,
+        "background_compiled_shapes": stats.num_compiled_in_background,
     }
     metrics: list[Metric] = [Gauge(PREFIX + name, value) for name, value in gauges.items()]
     for blocks in stats.blocks:

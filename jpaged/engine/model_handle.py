@@ -82,6 +82,7 @@ class ModelHandle(EngineHandle):
             runner, start = self._engine.runner, time.monotonic()
             if self.config.enforce_eager:
                 return runner.worker.num_compiled
+            self._engine.stop_compiling()
             with warmup_progress(runner.num_warmup, use_tqdm) as advance:
                 for name in runner.warmup():
                     advance(name)

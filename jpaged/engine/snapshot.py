@@ -45,4 +45,6 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
         num_compiled=compilations.count,
         compile_seconds=compilations.seconds,
         num_recompiles=compilations.num_recompiles,
+        num_compiled_in_background=compilations.num_in_background,
+        num_shapes_to_come=compilations.num_to_come,
     )

@@ -57,6 +57,8 @@ class EngineStats:
         num_compiled: shapes compiled.
         compile_seconds: time that tracing and compiling them took.
         num_recompiles: shapes compiled after a warm-up.
+        num_compiled_in_background: shapes that were compiled in the background while the engine served.
+        num_shapes_to_come: shapes that are still to be compiled there.
     """
 
     num_running: int
@@ -83,6 +85,8 @@ class EngineStats:
     num_compiled: int
     compile_seconds: float
     num_recompiles: int
+    num_compiled_in_background: int
+    num_shapes_to_come: int
 
     @property
     def num_preemptions(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 
@@ -84,9 +84,28 @@ class Buckets:
         plain = self.decode + self.mixed + tuple(replace(bucket, images=True) for bucket in shown)
         return plain + tuple(replace(bucket, adapters=True) for bucket in plain) if self._adapters else plain
 
+    @property
+    def largest(self) -> tuple[Bucket, ...]:
+        """Return the largest mixed bucket in each of its forms, with images or adapters or without: they hold any
+        step."""
+        of_all = self.mixed[-1]
+        return tuple(bucket for bucket in self.all if replace(bucket, images=False, adapters=False) == of_all)
+
+    def holding(self, bucket: Bucket) -> Iterator[Bucket]:
+        """Yield the buckets that hold whatever a bucket holds, which is the first, from the cheapest on."""
+        larger = [other for other in self.decode if bucket.decode_only and other.seqs >= bucket.seqs]
+        larger += [other for other in self.mixed if other.tokens >= bucket.tokens and other.seqs >= bucket.seqs]
+        for other in larger:
+            yield replace(other, images=bucket.images, adapters=bucket.adapters)
+
+    def samples_holding(self, rows: int) -> tuple[int, ...]:
+        """Return the numbers of rows, at most max_num_seqs, that the sampler is compiled for and that hold `rows`, from
+        the fewest on."""
+        return tuple(size for size in self.sample_rows if size >= rows)
+
     def smallest_sample(self, rows: int) -> int:
         """Return the fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
-        return next(size for size in self.sample_rows if size >= rows)
+        return self.samples_holding(rows)[0]
 
     def common(self, sizes: Iterable[tuple[int, int]], *, images: bool = False, adapters: bool = False) -> Bucket:
         """Return the smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""

@@ -17,12 +17,18 @@ class Compilations:
         warm: from now on a compilation counts as a recompile.
         num_recompiles: shapes compiled since; each is logged as a warning.
         seconds: time that tracing and compiling took, added up over shapes.
+        background: the thread that compiles in the background, see `threading.get_ident`; None = none does.
+        num_in_background: shapes that it compiled, or began to.
+        num_to_come: shapes that it will look at yet.
     """
 
     def __init__(self) -> None:
         self.warm = False
         self.num_recompiles = 0
         self.seconds = 0.0
+        self.background: int | None = None
+        self.num_in_background = 0
+        self.num_to_come = 0
         self._shapes: set[Hashable] = set()
         self._running: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
@@ -43,6 +49,7 @@ class Compilations:
             self._shapes.add(shape)
             self._running[shape] += 1
             self.num_recompiles += self.warm
+            self.num_in_background += threading.get_ident() == self.background
         if self.warm:
             logger.warning("compiling %s after warm-up (number %d)", shape, self.num_recompiles)
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 CPU_POOL_LIMIT = 4 << 30
 """Most bytes of host memory that a pool may come to take on CPU without being asked for."""
 CPU_POOL_PART = 8
-"""On CPU a pool that nobody sized is this part of the free memory, as other programs live there too."""
+"""On CPU a pool that nobody sized is this part of the free memory, as other programs live there too; see `_steady`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def pool_bytes(
         return requested
     budget = int(memory.limit * memory_utilization)
     if memory.is_host:
-        budget = min(budget, CPU_POOL_LIMIT, max(memory.limit // CPU_POOL_PART, sequence_bytes))
+        budget = min(budget, CPU_POOL_LIMIT, max(_steady(memory.limit // CPU_POOL_PART), sequence_bytes))
     else:
         budget -= memory.used + temporary_bytes
     if budget <= 0:
@@ -91,6 +91,16 @@ def pool_bytes(
             f"{memory.used:,} in use by weights, {temporary_bytes:,} for temporaries"
         )
     return min(budget, useful_bytes)
+
+
+def _steady(size: int) -> int:
+    """Return the largest of 1, 1.5, 2, 3, 4, 6, ... powers that is no more than `size` bytes.
+
+    Free memory is never twice the same, and a pool of another size makes every compiled program another: only programs
+    for a pool of the size of the last start are found in the caches on disk.
+    """
+    power = 1 << max(size, 1).bit_length() - 1
+    return min(size, power + power // 2 if size >= power + power // 2 else power)
 
 
 def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from jpaged.execution.encode import Prepared, calls, feature_rows, image_group, no_rows, numbers_together
-from jpaged.execution.mesh import platform
-from jpaged.execution.replicas import num_replicas, stack
+from jpaged.execution.encode import Prepared, calls, feature_rows
+from jpaged.execution.replicas import stack
 from jpaged.execution.worker import Worker
 from jpaged.scheduling.step import Encode
 
@@ -17,23 +16,12 @@ class EncoderCalls:
     """Gives a worker the images of each step.
 
     Args:
-        examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
-        budget: most tokens of a step, see `numbers_together`.
-        alone: whether every image is encoded by itself, as its bits may not depend on others.
+        numbers: tells how many images whose features take these rows of the pool a call may have, most first.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        examples: Sequence[tuple[Mapping[str, np.ndarray], int]],
-        *,
-        budget: int,
-        alone: bool,
-    ) -> None:
+    def __init__(self, worker: Worker, numbers: Callable[[np.ndarray], tuple[int, ...]]) -> None:
         self._worker = worker
-        self._budget = budget
-        self._alone = alone
-        self._examples = examples
+        self._numbers = numbers
 
     def encode(self, each: Sequence[Sequence[Encode]]) -> None:
         """Encode the images of each replica, those of one shape together."""
@@ -53,25 +41,3 @@ class EncoderCalls:
             for call in calls(images, self._numbers(its_rows)):
                 arrays, rows = stack(mesh, call)
                 self._worker.encode(names, tuple(arrays[name] for name in names), rows)
-
-    def shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield the calls' shapes: each one's name and its traced program's compilation."""
-        mesh = self._worker.mesh
-        for arrays, count in self._examples:
-            its_rows = no_rows(self._worker.spec, count)
-            for number in self._numbers(its_rows):
-                (call,) = calls([[(arrays, its_rows)] * number], (number,))
-                stacked, at = stack(mesh, [call[0]] * num_replicas(mesh))
-                yield f"image encoder, {number} x {count} features", self._worker.prepare_encode(stacked, at)
-
-    @property
-    def num_shapes(self) -> int:
-        """Return how many shapes `shapes` yields."""
-        return sum(len(self._numbers(no_rows(self._worker.spec, count))) for _, count in self._examples)
-
-    def _numbers(self, rows: np.ndarray) -> tuple[int, ...]:
-        """Return how many images with these rows a call may have, most first."""
-        if self._alone:
-            return (1,)
-        spec, mesh = self._worker.spec, self._worker.mesh
-        return numbers_together(image_group(spec), len(rows), self._budget, platform=platform(mesh))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -118,15 +119,22 @@ class HostStore:
                 pool = self._write(pool, group, batch, np.array(rows, np.int32))
         return pool
 
-    def shapes(self, pool: jax.ShapeDtypeStruct) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield every shape of a launch: its name and its traced program's compilation."""
+    def shapes(self, pool: jax.ShapeDtypeStruct) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
+        """Yield every shape of a launch: its name, and what traces it and returns what compiles it. Those into the pool
+        come behind those out of it, which tell the shape of what is moved."""
         for group, plan in enumerate(self._spec.layout.groups):
             for size in self._sizes[group]:
                 name, ids = f"x{size}, {plan.spec.name}", np.zeros(size, np.int32)
-                yield f"swap out {name}", self._gather[group].prepare(size, pool, ids)
-                batch = self._gather[group].out_info
-                batch = jax.ShapeDtypeStruct(batch.shape, batch.dtype, sharding=self._on_device)
-                yield f"swap in {name}", self._scatter[group].prepare(size, pool, batch, ids)
+                yield f"swap out {name}", partial(self._gather[group].prepare, size, pool, ids)
+                yield f"swap in {name}", partial(self._prepare_scatter, group, size, pool, ids)
+
+    def _prepare_scatter(
+        self, group: int, size: int, pool: jax.ShapeDtypeStruct, ids: np.ndarray
+    ) -> Callable[[], None]:
+        batch = self._gather[group].out_info
+        shape = (batch.shape[0], size, *batch.shape[2:])  # as last traced, perhaps by another thread
+        blocks = jax.ShapeDtypeStruct(shape, batch.dtype, sharding=self._on_device)
+        return self._scatter[group].prepare(size, pool, blocks, ids)
 
     @property
     def num_shapes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 from flax import nnx
@@ -25,10 +25,18 @@ from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.step import make_step
+from pallas_kernels.platform import Impl
 
 Pool = Shaped[Array, "shards pages rows 128"]
 Compile = Callable[[], None]
 """Compiles what was traced; may be called in any thread."""
+
+
+class _Kernels(TypedDict):
+    """How a model's layers find their groups and kernels."""
+
+    prefix: str
+    kernel_impl: Impl | None
 
 
 class ModelPrograms:
@@ -42,6 +50,7 @@ class ModelPrograms:
         prefix: what the names of the model's layer groups begin with in `spec`.
         store: where the programs are loaded from, or collected for, see `Program`.
         on_compile, on_compiled: told every shape that is compiled, see `Program`.
+        kernel_impl: which kernels run; None = what this process's platform is best at.
 
     Attributes:
         num_updates: how often the weights were replaced.
@@ -59,6 +68,7 @@ class ModelPrograms:
         *,
         prefix: str = "",
         store: ProgramStore | None = None,
+        kernel_impl: Impl | None = None,
     ) -> None:
         self._spec = spec
         self._mesh = mesh
@@ -67,13 +77,15 @@ class ModelPrograms:
         def program(kind: str, function: jax.stages.Wrapped, *made_of: Hashable) -> Program:
             return Program(function, *told, (kind, *made_of), kind=prefix + kind, store=store)
 
-        self._step = program("step", make_step(graphdef, spec, mesh, prefix=prefix), *step_of)
+        kernels: _Kernels = {"prefix": prefix, "kernel_impl": kernel_impl}
+        self._step = program("step", make_step(graphdef, spec, mesh, **kernels), *step_of)
         self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
-        self._encode = program("encode", make_encode(graphdef, spec, mesh, prefix=prefix), *step_of)
+        self._encode = program("encode", make_encode(graphdef, spec, mesh, **kernels), *step_of)
         self._score = program("score", make_score(graphdef, mesh), *rest_of)
         self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
         self.num_updates = 0
         self.described = jax.tree.map(_described, params)
+        self._shapes = plain_dict(self.described)
         self._set_params(params)
 
     @property
@@ -189,11 +201,19 @@ class ModelPrograms:
 
     # ------------------------------------------------------------------ compiling ahead
 
+    def has_step(self, bucket: Bucket) -> bool:
+        """Tell whether `step` is compiled for a bucket."""
+        return self._step.has(("step", bucket))
+
+    def has_sample(self, args: SamplingArrays, top: int) -> bool:
+        """Tell whether `sample` is compiled for arrays like these."""
+        return self._sample.has(_sample_key(args, top))
+
     def prepare_step(self, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket) -> Compile:
         """Trace `step` for these shapes; what is returned compiles it."""
         return self._step.prepare(
             ("step", bucket),
-            self._weights,
+            self._shapes,
             abstract_pool(self._spec, self._mesh),
             batch,
             last_tokens,
@@ -205,13 +225,13 @@ class ModelPrograms:
     ) -> Compile:
         """Trace `encode` for these shapes."""
         pool = abstract_pool(self._spec, self._mesh)
-        return self._encode.prepare(_encode_key(arrays, rows), self._weights, pool, arrays, rows)
+        return self._encode.prepare(_encode_key(arrays, rows), self._shapes, pool, arrays, rows)
 
     def prepare_sample(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, " max_seqs"], top: int) -> Compile:
         """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
-        return self._sample.prepare(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+        return self._sample.prepare(_sample_key(args, top), self._shapes, hidden, args, last_tokens, top=top)
 
 
 def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -1,11 +1,12 @@
 """Compiles the shapes of a jitted function one by one, and knows them by name.
 
 Compiling ahead of the first call runs nothing, so a warm-up costs no step, needs no pool, and hands the compiler to
-a second thread while the next shape is traced.
+a second thread while the next shape is traced. Several threads may compile at once, each shape in one of them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -20,8 +21,12 @@ def _nobody_waits(key: Hashable, seconds: float) -> None:
     """Do nothing: nobody wants to know when a compilation ends."""
 
 
+def _nothing_to_do() -> None:
+    """Do nothing: the shape is compiled."""
+
+
 class Program:
-    """Compiles a function once for each key.
+    """Compiles a function once for each key. Safe in threads.
 
     Args:
         function: jitted; static arguments are given by name.
@@ -55,44 +60,63 @@ class Program:
         self._kind = kind
         self._store = store if kind else None
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._begun: dict[Hashable, threading.Event] = {}  # by key: set when the compilation is over
+        self._lock = threading.RLock()  # a compilation may end in the garbage collector
 
     def __call__(self, key: Hashable, *args: Any, **static: Any) -> Any:
         """Call the function; all calls with one key have the same shapes and static arguments."""
-        compiled = self._compiled.get(key)
-        if compiled is None:
+        while (compiled := self._compiled.get(key)) is None:
             self.prepare(key, *args, **static)()
-            compiled = self._compiled[key]
         return compiled(*args)
 
+    def has(self, key: Hashable) -> bool:
+        """Tell whether a call with this key finds its shape compiled."""
+        return key in self._compiled
+
     def prepare(self, key: Hashable, *args: Any, **static: Any) -> Callable[[], None]:
-        """Trace the function for `args`, arrays or their shapes; what is returned compiles it, in any thread."""
+        """Trace the function for `args`, arrays or their shapes; what is returned compiles it, in any thread.
+
+        Where another thread has begun with the key, nothing is traced, and what is returned waits for the end of that,
+        good or bad.
+        """
+        if key in self._compiled:
+            return _nothing_to_do
+        over = threading.Event()
+        compilation = _Compilation(lambda seconds: self._end(key, over, seconds))
+        with self._lock:
+            begun = self._begun.setdefault(key, over)
+        if begun is not over:
+            compilation.forget()
+            return lambda: _wait_for(begun)
         self._on_compile(key)
-        start = time.perf_counter()
+        try:
+            work = self._traced(key, args, static)
+        except BaseException:
+            compilation.end()
+            raise
+        if work is None:
+            compilation.end()
+            return _nothing_to_do
+        return compilation.of(work)
+
+    def _traced(self, key: Hashable, args: tuple[Any, ...], static: dict[str, Any]) -> Callable[[], None] | None:
+        """Trace the function and return what compiles it; None where the program is known, and taken."""
         name = None if self._made_of is None else signature(self._made_of, args, static)
         stored = "" if self._store is None else program_name(self._kind, key, args, static)
         if (known := self._known(name, stored, args)) is not None:
             self._compiled[key], self.out_info = known
-            return lambda: self._on_compiled(key, time.perf_counter() - start)
-        try:
-            lowered = self._function.lower(*args, **static)
-        except BaseException:
-            self._on_compiled(key, time.perf_counter() - start)
-            raise
-        tracing = time.perf_counter() - start
+            return None
+        lowered = self._function.lower(*args, **static)
         self.out_info = lowered.out_info
         # A trace takes megabytes and is not asked for again. What `jax.jit` returns has more than its type says.
         self._function.clear_cache()  # type: ignore[attr-defined]
 
         def compile_it() -> None:
-            start = time.perf_counter()
-            try:
-                self._compiled[key] = executable = lowered.compile()
-                program = CompiledProgram(executable, lowered.out_info)
-                recent_programs.keep(name, program)
-                if self._store is not None and self._store.collects:
-                    self._store.keep(stored, program)
-            finally:
-                self._on_compiled(key, tracing + time.perf_counter() - start)
+            self._compiled[key] = executable = lowered.compile()
+            program = CompiledProgram(executable, lowered.out_info)
+            recent_programs.keep(name, program)
+            if self._store is not None and self._store.collects:
+                self._store.keep(stored, program)
 
         return compile_it
 
@@ -105,6 +129,61 @@ class Program:
             recent_programs.keep(name, known)
         return known
 
+    def _end(self, key: Hashable, over: threading.Event, seconds: float) -> None:
+        with self._lock:
+            if self._begun.get(key) is over:
+                del self._begun[key]
+        over.set()
+        self._on_compiled(key, seconds)
+
     def forget(self) -> None:
         """Let go of everything that was compiled; what is called again is compiled again."""
         self._compiled.clear()
+
+
+class _Compilation:
+    """Compiles what was traced. It is over when that has ended, or when nobody is left who could call it: whoever
+    traced it may have been interrupted, and others wait.
+
+    Args:
+        ended: told the seconds of tracing and compiling, once.
+    """
+
+    def __init__(self, ended: Callable[[float], None]) -> None:
+        self._ended: Callable[[float], None] | None = ended
+        self._work: Callable[[], None] = _nothing_to_do
+        self._seconds = 0.0
+        self._since: float | None = time.perf_counter()
+
+    def of(self, work: Callable[[], None]) -> _Compilation:
+        """Take what is to be done, now that it is traced; the time until the call does not count."""
+        self._work, self._seconds, self._since = work, self._so_far, None
+        return self
+
+    @property
+    def _so_far(self) -> float:
+        return self._seconds + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    def __call__(self) -> None:
+        self._since = time.perf_counter()
+        try:
+            self._work()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Tell of the end, the first time."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(self._so_far)
+
+    def forget(self) -> None:
+        """Be none: another one compiles the shape."""
+        self._ended = None
+
+    def __del__(self) -> None:
+        self.end()
+
+
+def _wait_for(over: threading.Event) -> None:
+    over.wait()

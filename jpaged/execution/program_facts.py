@@ -15,8 +15,12 @@ from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
 
-PACKAGES = ("jax", "jaxlib", "flax", "numpy", "numba", "llvmlite", "jax-triton", "libtpu")
-"""Whose versions decide what is compiled; one that is not installed is part of it too."""
+PACKAGES = {
+    "cpu": ("jax", "jaxlib", "flax", "numpy", "numba", "llvmlite"),
+    "gpu": ("jax", "jaxlib", "flax", "numpy", "jax-triton", "triton", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
+    "tpu": ("jax", "jaxlib", "flax", "numpy", "libtpu"),
+}
+"""Whose versions decide what is compiled for a platform; one that is not installed is part of it too."""
 CODE = ("jpaged", "pallas_kernels", "jpaged_models")
 
 
@@ -26,16 +30,21 @@ def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
     Args:
         family: the model's class, whose package may be somebody else's.
     """
-    device = mesh.devices.flat[0]
-    return {
-        "versions": {name: _version(name) for name in PACKAGES},
+    return device_facts(mesh) | {
+        "versions": {name: _version(name) for name in PACKAGES.get(platform(mesh), PACKAGES["gpu"])},
         "code": _code(sorted({*CODE, family.__module__.partition(".")[0]})),
-        "platform": platform(mesh),
-        "device_kind": device.device_kind,
-        "devices": [[axis, size] for axis, size in mesh.shape.items()],
         "processor": _processor() if platform(mesh) == "cpu" else None,
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+
+
+def device_facts(mesh: Mesh) -> dict[str, Any]:
+    """Return what devices programs are for, which may be only a compiler's target."""
+    return {
+        "platform": platform(mesh),
+        "device_kind": mesh.devices.flat[0].device_kind,
+        "devices": [[axis, size] for axis, size in mesh.shape.items()],
     }
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import threading
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import serialize_executable
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jpaged.execution.recent_programs import CompiledProgram
 
 MANIFEST = "programs.json"
-FORMAT = 1
+CALLS = "calls"
+"""File of what made a CPU's custom calls known to XLA."""
+FORMAT = 2
 
 Facts = Mapping[str, Any]
 """All that decides what is compiled beside shapes, as plain data by name."""
@@ -49,6 +52,7 @@ class ProgramStore:
         self._facts = facts
         self._made: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._calls_are_known = False
 
     @classmethod
     def read(cls, folder: Path, mesh: Mesh, facts: Facts) -> ProgramStore:
@@ -60,18 +64,11 @@ class ProgramStore:
         manifest = read_manifest(folder)
         here = json.loads(json.dumps(facts))
         for name in sorted({*here, *manifest["facts"]}):
-            there, needed = manifest["facts"].get(name), here.get(name)
-            if there != needed:
-                raise ValueError(
-                    f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has "
-                    f"{needed!r}: run `jpaged compile` again, or leave it out"
-                )
+            check_fact(folder, name, manifest["facts"].get(name), here.get(name))
         return cls(folder, mesh, facts, manifest["files"])
 
     def find(self, name: str, args: tuple[Any, ...]) -> CompiledProgram | None:
         """Return a program by its name (see `program_name`), loaded onto the mesh; None where there is none.
-
-        None too where it calls what this process has not registered with XLA yet, which tracing does.
 
         Args:
             args: what the program takes, or its shapes.
@@ -81,6 +78,30 @@ class ProgramStore:
         """
         if name not in self._files:
             return None
+        program, out_info = pickle.loads(self._read(name))
+        self.make_calls_known()
+        executable = serialize_executable.deserialize_and_load(
+            program,
+            jax.tree.structure((args, {})),
+            jax.tree.structure(out_info),
+            backend=self._mesh.devices.flat[0].client,
+            execution_devices=list(self._mesh.devices.flat),
+        )
+        with self._lock:
+            self.num_found += 1
+        return CompiledProgram(executable, out_info)
+
+    def make_calls_known(self) -> None:
+        """Register the custom calls of a CPU's programs with XLA, which tracing did where they were compiled; the first
+        time."""
+        with self._lock:
+            if not self._calls_are_known and CALLS in self._files:
+                from pallas_kernels.ffi import register_again  # needs Numba, which made the programs
+
+                register_again(pickle.loads(self._read(CALLS)))
+            self._calls_are_known = True
+
+    def _read(self, name: str) -> bytes:
         path = self.folder / name
         try:
             data = path.read_bytes()
@@ -88,22 +109,7 @@ class ProgramStore:
             raise ValueError(f"compiled_programs={str(self.folder)!r} lacks {name}: {error}") from error
         if hashlib.sha256(data).hexdigest() != self._files[name]:
             raise ValueError(f"compiled_programs={str(self.folder)!r} is damaged: {name} has another checksum")
-        program, out_info = pickle.loads(data)
-        try:
-            executable = serialize_executable.deserialize_and_load(
-                program,
-                jax.tree.structure((args, {})),
-                jax.tree.structure(out_info),
-                backend=self._mesh.devices.flat[0].client,
-                execution_devices=list(self._mesh.devices.flat),
-            )
-        except jax.errors.JaxRuntimeError as error:
-            if "No FFI handler registered" not in str(error):
-                raise
-            return None
-        with self._lock:
-            self.num_found += 1
-        return CompiledProgram(executable, out_info)
+        return data
 
     def keep(self, name: str, program: CompiledProgram) -> None:
         """Take a program in; `write` writes it. It has to come from the compiler: XLA cannot serialise again what its
@@ -126,9 +132,10 @@ class ProgramStore:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            for name, data in self._made.items():
+            written = self._made | _calls()
+            for name, data in written.items():
                 (beside / name).write_bytes(data)
-            files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(self._made.items())}
+            files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(written.items())}
             manifest = {"format": FORMAT, "facts": self._facts, "files": files}
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
             if self.folder.exists():
@@ -137,6 +144,24 @@ class ProgramStore:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         return sum(map(len, self._made.values()))
+
+
+def _calls() -> dict[str, bytes]:
+    """Return the file of what registered custom calls in this process; none where nothing did."""
+    if "pallas_kernels.ffi" not in sys.modules:  # without Numba it cannot be imported
+        return {}
+    from pallas_kernels.ffi import registrations
+
+    return {CALLS: pickle.dumps(registrations())}
+
+
+def check_fact(folder: Path, name: str, there: Any, needed: Any) -> None:
+    """Raise ValueError where a folder's programs were compiled for another value of a fact than an engine has."""
+    if there != needed:
+        raise ValueError(
+            f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has {needed!r}: run "
+            "`jpaged compile` again, or leave it out"
+        )
 
 
 def check_free(folder: Path) -> None:
@@ -173,8 +198,20 @@ def program_name(kind: str, key: Hashable, args: tuple[Any, ...], static: Mappin
     """
     leaves, tree = jax.tree.flatten(args)
     shapes = [
-        (np.shape(leaf), str(np.dtype(getattr(leaf, "dtype", type(leaf)))), repr(getattr(leaf, "sharding", None)))
+        (np.shape(leaf), str(np.dtype(getattr(leaf, "dtype", type(leaf)))), _place(getattr(leaf, "sharding", None)))
         for leaf in leaves
     ]
     found = repr((kind, key, str(tree), shapes, sorted(static.items())))
     return hashlib.sha256(found.encode()).hexdigest()[:40]
+
+
+def _place(sharding: Any) -> str:
+    """Return how an array lies on its devices: the same for an array and its shape, here and on a compiler's target."""
+    if sharding is None:
+        return "host"
+    if not isinstance(sharding, NamedSharding):
+        return repr(sharding)
+    axes = tuple(sharding.spec)
+    while axes and axes[-1] is None:
+        axes = axes[:-1]
+    return repr((tuple(sharding.mesh.shape.items()), axes))

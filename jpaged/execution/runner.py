@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import BatchBuilder, StepBatch, copy_pairs, empty_batch, without_adapters
-from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.batch import BatchBuilder, StepBatch, copy_pairs
+from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
+from jpaged.execution.compiling import compiled_in_threads
+from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.encode import sees_images_on
 from jpaged.execution.encoder_calls import EncoderCalls
 from jpaged.execution.in_flight import Draw, InFlight
 from jpaged.execution.pooling import PooledStates, owners_of_rows
@@ -27,21 +25,11 @@ from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import (
-    RANKED,
-    all_plain,
-    greedy_rows,
-    of_one_shape,
-    sampling_arrays,
-    top_size,
-)
+from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
+from jpaged.execution.shapes import Shapes, buckets_of
 from jpaged.execution.worker import Worker
 from jpaged.memory.policies import Adapters
 from jpaged.scheduling.step import AdapterLoad, ScheduledStep
-
-T = TypeVar("T")
-_SAMPLERS = ((0, "greedy"), (RANKED, "full"))
-"""Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
 
 
 class Runner:
@@ -62,6 +50,8 @@ class Runner:
 
     Attributes:
         worker: owns the device state.
+        shapes: what can be compiled ahead.
+        takes_larger: whether a step whose shape is not compiled runs in a larger one that is, rather than wait.
     """
 
     def __init__(
@@ -89,15 +79,15 @@ class Runner:
         self.mesh = mesh
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.buckets = Buckets(
+        self.buckets = buckets_of(
+            spec,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             verifies=verifies,
             images=images,
-            decodes_with_images=images and sees_images_on(spec),
+            together=together,
             adapters=adapters,
-            only=replace(BUCKET, images=images) if deterministic else None,
-            together=image_bucket(together) if images and together else None,
+            deterministic=deterministic,
         )
         self._sees_images = images
         self.worker = Worker(
@@ -110,16 +100,32 @@ class Runner:
             draft=draft,
             programs=programs,
         )
-        self._images = EncoderCalls(self.worker, tuple(examples), budget=max_num_batched_tokens, alone=deterministic)
         self._deterministic = deterministic
         self._adapters = adapters
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
         self.num_replicas = num_replicas(mesh)
         self._builders = [
             BatchBuilder(spec, max_num_seqs=max_num_seqs, max_model_len=max_model_len) for _ in range(self.num_replicas)
         ]
-        self._can_swap = can_swap
+        self.takes_larger = False
+        self.shapes = Shapes(
+            model=self.worker.model,
+            drafter=self.worker.drafter,
+            drafter_follows=self.worker.drafter_follows,
+            copy=self.worker.copy,
+            host=self.worker.host if can_swap else None,
+            buckets=self.buckets,
+            spec=spec,
+            mesh=mesh,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            deterministic=deterministic,
+            adapters=adapters,
+            examples=tuple(examples),
+        )
+        self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
         self._drafter = Drafter(
             self._builders[0].build,
             lambda seqs: self.buckets.smallest(tokens=seqs, seqs=seqs),
@@ -129,12 +135,7 @@ class Runner:
             self._draft,
         )
         if deterministic:
-            self._empty_batch(self.buckets.decode[0])  # refuses layers that cannot be computed so
-
-    @property
-    def copy_sizes(self) -> tuple[int, ...]:
-        """Return the padded numbers of block copies that a launch can have."""
-        return tuple(dict.fromkeys([min(16, self.max_num_seqs), self.max_num_seqs]))
+            self.shapes.empty_batch(self.buckets.decode[0])  # refuses layers that cannot be computed so
 
     def dispatch(self, step: ScheduledStep) -> InFlight | None:
         """Start a step; returns at once (JAX dispatches asynchronously), None when there is nothing to compute."""
@@ -163,7 +164,7 @@ class Runner:
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
             reads = any(step.reads for step in steps)
-            bucket = self.buckets.common(sizes, images=reads, adapters=bool(first.adapted))
+            bucket = self._ready(self.buckets.common(sizes, images=reads, adapters=bool(first.adapted)))
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
@@ -204,13 +205,31 @@ class Runner:
         return PooledStates(step.pooled, self.worker.pool_hidden(owners, most), self.worker.fetch)
 
     def _draw(self, steps: Sequence[ScheduledStep]) -> Draw:
-        rows = self.buckets.smallest_sample(max(len(step.samples) for step in steps))
+        num_top = max(step.num_top for step in steps)
+        sizes = self.buckets.samples_holding(max(len(step.samples) for step in steps))
+        args, top = self._sampling(steps, sizes[0], num_top)
+        if self.takes_larger and not self.worker.model.has_sample(args, top):
+            for rows in sizes:
+                larger, ranked = self._sampling(steps, rows, num_top)[0], top_size(num_top)
+                found = next((which for which in (top, ranked) if self.worker.model.has_sample(larger, which)), None)
+                if found is not None:
+                    args, top = larger, found
+                    break
+        return Draw(self.worker.draw(args, top), self.worker.fetch, ranked=num_top > 0)
+
+    def _sampling(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
+        """Return what the sampler is given for so many rows, and how many of the most likely tokens it gives."""
         each = [sampling_arrays(step.samples, rows, self._vocab_size) for step in steps]
         # The plain variant may add up in another order.
         plain = all(map(all_plain, each)) and not self._deterministic
-        num_top = max(step.num_top for step in steps)
-        output = self.worker.draw(stack(self.mesh, of_one_shape(each)), 0 if plain else top_size(num_top))
-        return Draw(output, self.worker.fetch, ranked=num_top > 0)
+        return stack(self.mesh, of_one_shape(each)), 0 if plain else top_size(num_top)
+
+    def _ready(self, bucket: Bucket) -> Bucket:
+        """Return a step's bucket or, where that is not compiled and `takes_larger`, the next larger one that is."""
+        model = self.worker.model
+        if not self.takes_larger or model.has_step(bucket):
+            return bucket
+        return next((larger for larger in self.buckets.holding(bucket) if model.has_step(larger)), bucket)
 
     def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
         return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()
@@ -218,7 +237,7 @@ class Runner:
     def _copy_blocks(self, *steps: ScheduledStep) -> None:
         groups = range(len(self.spec.views))
         most = max(sum(copy.group == group for copy in step.copies) for step in steps for group in groups)
-        size = next((s for s in self.copy_sizes if s >= most), 1 << (most - 1).bit_length())
+        size = next((s for s in self.shapes.copy_sizes if s >= most), 1 << (most - 1).bit_length())
         src, dst = stack(self.mesh, [copy_pairs(step.copies, self.spec, size) for step in steps])
         self.worker.copy_blocks(src, dst)
 
@@ -230,74 +249,11 @@ class Runner:
         Shapes are traced here and compiled in threads, as the compiler leaves Python free to go on.
         """
         self.worker.announce("warmup", ())
-        with ThreadPoolExecutor(2) as threads:
-            pending = deque[tuple[str, Future[None]]]()
-            for name, compile_it in self._shapes():
-                pending.append((name, threads.submit(compile_it)))
-                while len(pending) > 4 or (pending and pending[0][1].done()):
-                    yield _finished(*pending.popleft())
-            while pending:
-                yield _finished(*pending.popleft())
+        yield from compiled_in_threads(self.shapes.all())
         jax.block_until_ready(self.worker.pool)
         self.worker.compilations.warm = True
-
-    def _shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield what `warmup` compiles: each shape's name and its traced program's compilation."""
-        for size in self.copy_sizes:
-            ids = self._of_all(np.full((len(self.spec.views), size), -1, np.int32))
-            yield f"block copy x{size}", self.worker.prepare_copy(ids, ids)
-        if self._can_swap:
-            yield from self.worker.prepare_swaps()
-        for bucket in self.buckets.all:
-            kind = ("decode" if bucket.decode_only else "mixed") + (" with images" if bucket.images else "")
-            kind += " with adapters" if bucket.adapters else ""
-            batch = self._of_all(self._empty_batch(bucket))
-            yield f"{kind} step, {bucket.tokens} tokens", self.worker.prepare_compute(batch, bucket)
-        yield from self._images.shapes()
-        for rows in self.buckets.sample_rows:
-            for top, kind in self._samplers:
-                args = self._of_all(greedy_rows(rows, self._vocab_size))
-                yield f"{kind} sampler, {rows} rows", self.worker.prepare_draw(args, top)
-        if self.worker.drafter is not None:
-            yield from self._draft_shapes()
-
-    def _draft_shapes(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        for bucket in self._draft_buckets:
-            batch = without_adapters(self._empty_batch(bucket))
-            yield f"drafting step, {bucket.tokens} tokens", self.worker.prepare_draft(batch, bucket)
-        for rows in self.buckets.sample_rows:
-            for top, kind in _SAMPLERS:
-                args = greedy_rows(rows, self._vocab_size)
-                yield f"{kind} drafting sampler, {rows} rows", self.worker.prepare_draft_draw(args, top)
-
-    @property
-    def _draft_buckets(self) -> tuple[Bucket, ...]:
-        followed = tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
-        return followed if self.worker.drafter_follows else self.buckets.decode
-
-    def _empty_batch(self, bucket: Bucket) -> StepBatch:
-        if self._deterministic:  # one program serves all steps
-            bucket = replace(bucket, adapters=self._adapters)
-        batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self._max_model_len)
-        return empty_launch(batch, self.spec.caches) if self._deterministic and bucket.decode_only else batch
-
-    def _of_all(self, of_one: T) -> T:
-        return stack(self.mesh, [of_one] * self.num_replicas)
-
-    @property
-    def _samplers(self) -> tuple[tuple[int, str], ...]:
-        return _SAMPLERS[1:] if self._deterministic else _SAMPLERS
 
     @property
     def num_warmup(self) -> int:
         """Return how many shapes `warmup` compiles."""
-        swaps = self.worker.host.num_shapes if self._can_swap else 0
-        rows, drafting = len(self.buckets.sample_rows), self._images.num_shapes
-        if self.worker.drafter is not None:
-            drafting += len(self._draft_buckets) + len(_SAMPLERS) * rows
-        return len(self.copy_sizes) + swaps + len(self.buckets.all) + len(self._samplers) * rows + drafting
-
-
-def _finished(name: str, compiling: Future[None]) -> str:
-    compiling.result()
-    return name
+        return len(self.shapes)

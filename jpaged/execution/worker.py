@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -17,14 +17,14 @@ from jaxtyping import Bool, Int, UInt8
 
 from jpaged.execution.batch import StepBatch, without_adapters
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.caches.pool import PoolSpec, abstract_pool, make_pool, make_zero_pages
+from jpaged.execution.caches.pool import PoolSpec, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.deterministic import launches
 from jpaged.execution.device_calls import DEVICE_CALLS, device_call, tell_nobody
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import is_local, platform, replicate
-from jpaged.execution.model_programs import Compile, ModelPrograms
+from jpaged.execution.model_programs import ModelPrograms
 from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
@@ -59,6 +59,7 @@ class Worker:
         drafter_follows: whether it keeps KV of its own, and so computes whatever the model does.
         announce: told the name and arguments of every device call before it is made.
         blocks: copies blocks of the pool to be saved, and back.
+        copy: the program of `copy_blocks`.
         fetch: brings arrays to the host when the device is done with them.
         compilations: what was compiled so far.
     """
@@ -91,7 +92,7 @@ class Worker:
         self._drafter_has_weights = draft is not None and draft.params is not None
         self.drafter_follows = draft is not None and draft.prefix != ""
         copy = make_block_copy(spec, mesh)
-        self._copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
+        self.copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
         self.host = HostStore(spec, mesh, *told)
         self.blocks = PoolBlocks(spec, mesh)
@@ -195,7 +196,7 @@ class Worker:
     @device_call
     def copy_blocks(self, src: BlockIds, dst: BlockIds) -> None:
         """Copy whole blocks of the pool; -1 is padding."""
-        self.pool = self._copy(("copy", src.shape[-1]), self.pool, src, dst)
+        self.pool = self.copy(("copy", src.shape[-1]), self.pool, src, dst)
 
     @device_call
     def give_back(self, unused: Bool[np.ndarray, "replicas pages"]) -> None:
@@ -305,37 +306,6 @@ class Worker:
             self._open_masks[rows] = replicate(np.asarray(edits.mask), self.mesh)
         return self._open_masks[rows]
 
-    # ------------------------------------------------------------------ compiling ahead
-
-    def prepare_copy(self, src: np.ndarray, dst: np.ndarray) -> Compile:
-        """Trace `copy_blocks` for these shapes; what is returned compiles it, in any thread."""
-        return self._copy.prepare(("copy", src.shape[-1]), abstract_pool(self.spec, self.mesh), src, dst)
-
-    def prepare_swaps(self) -> Iterator[tuple[str, Compile]]:
-        """Trace every launch of `swap`; yields names and compilations."""
-        return self.host.shapes(abstract_pool(self.spec, self.mesh))
-
-    def prepare_compute(self, batch: StepBatch, bucket: Bucket) -> Compile:
-        return self.model.prepare_step(batch, self._last_tokens, bucket)
-
-    def prepare_encode(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Compile:
-        """Trace `encode` for these shapes."""
-        return self.model.prepare_encode(arrays, rows)
-
-    def prepare_draw(self, args: SamplingArrays, top: int) -> Compile:
-        """Trace `draw` for these shapes, after a `prepare_compute`, which knows the hidden states."""
-        return self.model.prepare_sample(self._placed(args), self._last_tokens, top)
-
-    def prepare_draft(self, batch: StepBatch, bucket: Bucket) -> Compile:
-        """Trace the drafting program's step for these shapes."""
-        assert self.drafter is not None
-        return self.drafter.prepare_step(batch, self._last_tokens, bucket)
-
-    def prepare_draft_draw(self, args: SamplingArrays, top: int) -> Compile:
-        """Trace its sampler, after a `prepare_draft`."""
-        assert self.drafter is not None
-        return self.drafter.prepare_sample(self._placed(args), self._last_tokens, top)
-
     # ------------------------------------------------------------------ the end
 
     @device_call
@@ -348,7 +318,7 @@ class Worker:
         self._last_tokens.delete()
         self.host.close()
         self.blocks.close()
-        self._copy.forget()
+        self.copy.forget()
         self._zero.forget()
         for programs in filter(None, (self.model, self.drafter)):
             programs.close()

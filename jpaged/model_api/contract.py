@@ -37,6 +37,7 @@ class BuildContext:
         bfloat16_tiles: whether matrices that products read are held in bfloat16 in tiles, whatever `dtype` is: a CPU's
             form of bfloat16, which has ``cpu`` for `product_impl`.
         rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
+        shapes_only: only the parameters' shapes are wanted: nothing needs to be drawn, whose tracing takes a second.
     """
 
     dtype: np.dtype
@@ -47,6 +48,7 @@ class BuildContext:
     product_impl: Impl = "xla"
     bfloat16_tiles: bool = False
     rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)
+    shapes_only: bool = field(default=False, compare=False, repr=False)
 
 
 class Attend(Protocol):

@@ -1,4 +1,4 @@
-"""Plans in a process of its own: run by its path with a request as JSON on standard input.
+"""Plans, or compiles programs, in a process of its own: run by its path with a request as JSON on standard input.
 
 Its environment has jax and a compiler, but perhaps not jpaged: the packages that the request names are taken from
 where they lie. The answer is the last line of standard output.
@@ -24,7 +24,10 @@ def main() -> None:
     request = json.load(sys.stdin)
     for name, origin in request["packages"].items():
         make_known(name, origin)
-    from jpaged.planning.compile_step import answer
+    if request["task"] == "plan":
+        from jpaged.planning.compile_step import answer
+    else:
+        from jpaged.planning.write_programs import answer
 
     print(json.dumps(answer(request)))
 

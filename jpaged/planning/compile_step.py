@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
 from jpaged.config import SizedConfig
-from jpaged.engine.memory_plan import MemoryPlan, compile_largest, plan_memory, resolve_max_model_len, step_programs
-from jpaged.execution.device_memory import DeviceMemory, ProgramSize, device_bytes, pool_bytes, program_size
+from jpaged.engine.memory_plan import MemoryPlan, compile_largest, plan_memory, step_programs
+from jpaged.execution.device_memory import DeviceMemory, ProgramSize, pool_bytes, program_size
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.lowering import StepPrograms
-from jpaged.loading.build_context import build_context, layers_are_stacked
-from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.hugging_face import transformers
-from jpaged.loading.mxfp4 import MXFP4Names
-from jpaged.loading.open_checkpoint import is_quantised
 from jpaged.loading.parameters.forms import check_device
-from jpaged.loading.parameters.targets import abstract_model
-from jpaged.loading.parameters.weights import abstract_params
-from jpaged.loading.stored_blocks import StoredBlocks
 from jpaged.memory.layout import PoolLayout
+from jpaged.planning.abstract_engine import abstract_engine
 from jpaged.planning.devices import Device, find_device
 from jpaged.planning.estimate import estimate_largest
 from jpaged.planning.machine import gemm_flops, read_bandwidth
 from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds
-from jpaged.planning.target_mesh import target_mesh
+from jpaged.planning.target_mesh import target_capability
 from jpaged.planning.work import step_work
-from pallas_kernels.gpu_launch import compiling_for
-from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
+from pallas_kernels.platform import Impl
 
 _COMPILERS = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
 
@@ -44,43 +31,20 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a `jpaged.planning.Plan` for the request that `jpaged.planning.planner` made, or
     ``refused``."""
     device = find_device(request["device"])
-    if device.chip.cuda is None:
-        return _answer(request, device)
-    major, minor = device.chip.cuda.capability
-    with compiling_for(10 * major + minor):
+    with target_capability(device):
         return _answer(request, device)
 
 
 def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
-    config = SizedConfig(**request["engine"])
-    module, _, name = request["family"].partition(":")
-    family = getattr(import_module(module), name)
-    model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
-    kind, dtype, compiled = device.chip.kind, jnp.dtype(request["dtype"]), request["compiled"]
-    mesh = target_mesh(device, compiled)
-    kernels = _kernels(device)
+    kind, compiled = device.chip.kind, request["compiled"]
     try:
-        build = build_context(
-            mesh,
-            dtype,
-            expert_parallel=config.enable_expert_parallel,
-            # Without the target's compiler the mesh is one of CPUs.
-            stacked=layers_are_stacked(kind, kernels),
-            kernel_impl=kernels,
-        )
-        model = abstract_model(family, model_config, build)
-        reader: StoredBlocks | None = None
-        if request["gguf"]:
-            reader = GGUFWeights(GGUFFile(request["gguf"]))
-        elif is_quantised(model_config):
-            reader = MXFP4Names(name for source in model.weights() for name in source.sources)
-        params = abstract_params(model, mesh, quantization=config.quantization, reader=reader)
+        engine = abstract_engine(request, device)
     except ValueError as error:
         return {"refused": str(error)}
-    weights = device_bytes(params)
+    config, model, graphdef, params, mesh = engine.config, engine.model, engine.graphdef, engine.params, engine.mesh
+    kernels, context, weights = engine.kernels, engine.max_model_len, engine.weight_bytes
     memory = DeviceMemory(request["limit"], 0 if kind == "cpu" else weights, is_host=kind == "cpu")
     found: dict[str, Any] = {"weight_bytes": weights, "compiler": _compiler(kind, kernels) if compiled else ""}
-    graphdef, context = nnx.split(model)[0], resolve_max_model_len(config.max_model_len, model_config)
     try:
         check_device(config.quantization, mesh.devices.flat[0])
         if kind == "cpu" and weights > request["limit"]:
@@ -93,7 +57,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
             params,
             mesh,
             max_model_len=context,
-            dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype, mesh, config.block_size),
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, engine.dtype, mesh, config.block_size),
             memory=memory,
             kernel_impl=kernels,
             measure=measure,
@@ -106,7 +70,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     speed = Speed(device.chip.bandwidth, device.chip.flops, device.chip.link)
     if kind == "cpu":
         speed = Speed(read_bandwidth(seconds=0.4), gemm_flops(seconds=0.4), 0.0)
-    work = step_work(model, model_config, params, plan.spec, mesh)
+    work = step_work(model, engine.model_config, params, plan.spec, mesh)
     sequences = _sequences(plan.spec.layout, config, context, plan.spec.layout.pool_bytes)
     found |= {
         "temporary_bytes": plan.temporary_bytes,
@@ -167,14 +131,6 @@ def _room(plan: MemoryPlan, config: SizedConfig, context: int) -> int:
         sequence_bytes=plan.spec.layout.pool_bytes,
     )
     return _sequences(plan.spec.layout, config, context, most)
-
-
-def _kernels(device: Device) -> Impl:
-    """Return the kernels that an engine takes on the device, if it has there what this environment has."""
-    if device.chip.cuda is None:
-        return "tpu" if device.chip.kind == "tpu" else resolve_impl(None)
-    major, minor = device.chip.cuda.capability
-    return "gpu" if why_no_triton(f"{major}.{minor}") is None else "xla"
 
 
 def _compiler(kind: str, kernels: Impl) -> str:

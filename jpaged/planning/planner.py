@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jpaged.config import EngineConfig
-from jpaged.engine.compute_dtype import check_compute_dtype
-from jpaged.engine.default_sizes import sized
-from jpaged.engine.memory_plan import resolve_max_model_len
-from jpaged.execution.device_memory import ProgramSize, host_memory_available
-from jpaged.loading.describe import Described, describe_model
-from jpaged.loading.load import check_dtype, runtime_dtype
+from jpaged.execution.device_memory import ProgramSize
+from jpaged.planning.child_process import Question
 from jpaged.planning.compilers import compiler_python
-from jpaged.planning.devices import Device, find_device
+from jpaged.planning.devices import find_device
 from jpaged.planning.result import GroupPlan, Plan
-from jpaged.planning.target_mesh import environment
-
-SHAPES = Path(__file__).parent / "shapes"
-"""Configs of published models, for those that a hub gives only to who has signed in."""
-
-
-def _described(name: str) -> Described:
-    """Describe a published shape, or any model that has a config."""
-    published = SHAPES / f"{name}.json"
-    try:
-        return describe_model(published if published.exists() else name)
-    except ValueError as error:
-        raise ValueError(f"{error}; published shapes are {', '.join(published_shapes())}") from error
-
-
-def published_shapes() -> list[str]:
-    """Return the names of the models whose configs come with jpaged."""
-    return sorted(file.stem for file in SHAPES.glob("*.json"))
 
 
 def plan(
@@ -76,59 +47,16 @@ def plan(
         raise ValueError(f"memory_bytes={memory_bytes} must be positive")
     if "tensor_parallel_size" in settings:
         raise ValueError(f"tensor_parallel_size={settings['tensor_parallel_size']!r}: the device's name says how many")
-    name = str(model)
     asked = EngineConfig(
-        model=name,
+        model=str(model),
         max_model_len=context,
         max_num_seqs=concurrency,
         max_num_batched_tokens=max_num_batched_tokens,
         tensor_parallel_size=target.count,
         **settings,
     )
-    kind = target.chip.kind
-    config = sized(asked, "gpu" if kind == "cuda" else kind, memory_bytes or target.chip.limit)
-    described = _described(name)
-    resolve_max_model_len(context, described.config)
-    limit = memory_bytes or target.chip.limit or host_memory_available()
-    check_dtype(config.dtype, kind)
-    check_compute_dtype(config.dtype, kind, target.count)
-    dtype = runtime_dtype(described.stored, kind == "cpu") if config.dtype == "auto" else config.dtype
-    python = compiler_python(kind, compiler_env)
-    found = _ask(python, target, described, {"engine": asdict(config), "dtype": dtype, "limit": limit})
-    if "refused" in found:
-        raise ValueError(found["refused"])
+    question = Question.of(asked, target, memory_bytes)
+    found = question.ask(compiler_python(target.chip.kind, compiler_env), "plan")
     found["groups"] = tuple(GroupPlan(**group) for group in found.get("groups", ()))
     found["programs"] = tuple(ProgramSize(**size) for size in found.get("programs", ()))
-    return Plan(config=config, device=target, dtype=dtype, limit_bytes=limit, **found)
-
-
-def _ask(python: Path | None, device: Device, described: Described, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of a child process that has the compiler, or of one without if `python` is None."""
-    family = described.family
-    packages = ("jpaged", "pallas_kernels", "jpaged_models", family.__module__.partition(".")[0])
-    request |= {
-        "device": device.name,
-        "family": f"{family.__module__}:{family.__qualname__}",
-        "packages": {name: _origin(name) for name in packages},
-        "compiled": python is not None,
-        "gguf": described.gguf and str(described.gguf.absolute()),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        described.config.to_json_file(Path(folder) / "config.json", use_diff=False)
-        # -P: the script's folder is no place to import from.
-        done = subprocess.run(
-            [python or sys.executable, "-P", Path(__file__).parent / "child.py"],
-            input=json.dumps(request | {"config_folder": folder}),
-            capture_output=True,
-            text=True,
-            env=os.environ | environment(device, compiled=python is not None),
-        )
-    if done.returncode:
-        raise RuntimeError(f"compiling for {device.name} with {python} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _origin(package: str) -> str:
-    spec = find_spec(package)
-    assert spec is not None and spec.origin is not None, package
-    return spec.origin
+    return Plan(config=question.config, device=target, dtype=question.dtype, limit_bytes=question.limit, **found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.planning.devices import Chip, Device
+from pallas_kernels.gpu_launch import compiling_for
 
 TPU_HOST = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -49,6 +51,14 @@ def target_mesh(device: Device, compiled: bool) -> Mesh:
         )
         devices = description.devices
     return Mesh(np.array(devices), (TENSOR_AXIS,))
+
+
+def target_capability(device: Device) -> AbstractContextManager[None]:
+    """Return a context in which kernels are traced for a GPU's compute capability; other devices need none."""
+    if device.chip.cuda is None:
+        return nullcontext()
+    major, minor = device.chip.cuda.capability
+    return compiling_for(10 * major + minor)
 
 
 def gpu_target(chip: Chip) -> str:

@@ -34,7 +34,7 @@ _panels_of_an_item: Any = None
 """Stand for what `_bound` puts in their places: how rows are multiplied with some panels, for each kind."""
 
 
-@cache
+@ffi.known_again
 def target(kind: Kind) -> str:
     """Return the name of the custom call ``(x, [index, wanted], matrices...) -> (x @ matrices[index], rounded x)``.
 
@@ -48,7 +48,7 @@ def target(kind: Kind) -> str:
     return name
 
 
-@cache
+@ffi.known_again
 def grouped_target(kind: Kind) -> str:
     """Return the name of the custom call ``(x, [0, rows], table, counts) -> (each row times its expert's matrix,
     rounded x)``, rows of no expert 0.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numba import carray
 
@@ -15,7 +13,7 @@ from pallas_kernels.layout import LANES
 _BYTES = 2
 
 
-@cache
+@ffi.known_again
 def target() -> str:
     """Return the name of the custom call (view, rows, layer ``[1]``, slots) -> view, which is the argument; numbers
     have two bytes."""

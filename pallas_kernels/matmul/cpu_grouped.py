@@ -3,8 +3,6 @@ work, and takes no time where the expert has no rows."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numba import carray
 
@@ -16,7 +14,7 @@ from pallas_kernels.matmul.cpu_kernel import DEPTH, PACKED, PANEL, _clear, _one,
 _GRAINS = 16
 
 
-@cache
+@ffi.known_again
 def grouped_target() -> str:
     """Return the name of the custom call ``(x [rows, inputs], counts [experts], table [experts, inputs, outputs]) ->
     each row times its expert's matrix``, rows of no expert 0."""

@@ -6,7 +6,6 @@ in the cache for the other rows (Goto and van de Geijn, 2008).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ PORTION = 8 * TABLE_ROWS
 """Rows of a table that are an item of work."""
 
 
-@cache
+@ffi.known_again
 def matrices_target() -> str:
     """Return the name of the custom call ``(x [rows, inputs], [index, wanted], matrices [inputs, outputs]...) -> x @
     matrices[index]``.
@@ -52,7 +51,7 @@ def matrices_target() -> str:
     return name
 
 
-@cache
+@ffi.known_again
 def table_target() -> str:
     """Return the name of the custom call ``(x [rows, inputs], [wanted], table [outputs, inputs]) -> x @ table.T``; see
     above."""

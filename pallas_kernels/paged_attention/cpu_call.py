@@ -23,6 +23,7 @@ from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, I
 from pallas_kernels.paged_attention.cpu_splits import merge, split_size, splits_of
 
 
+@ffi.known_again
 def target(dtype: str) -> str:
     """Return the name of the custom call for views of this dtype, compiled and registered when first asked for.
 

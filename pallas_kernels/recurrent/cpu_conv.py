@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from numba import njit
 
 from pallas_kernels import ffi
@@ -78,7 +76,7 @@ def _units(frame, begin, end):
     _walk_units(frame, begin, end, four_operands(frame))
 
 
-@cache
+@ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
     return register("conv", _decodes, _units)

@@ -6,8 +6,6 @@ channels as a vector has lanes, whose states stay in registers meanwhile.
 
 from __future__ import annotations
 
-from functools import cache
-
 from numba import njit
 
 from pallas_kernels import ffi
@@ -94,7 +92,7 @@ def _units(frame, begin, end):
     _walk_units(frame, begin, end, six_operands(frame))
 
 
-@cache
+@ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
     return register("scan", _decodes, _units)

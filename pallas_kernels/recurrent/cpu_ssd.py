@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numba import njit
 
@@ -108,7 +106,7 @@ def _units(frame, begin, end):
     _walk_units(frame, begin, end, six_operands(frame))
 
 
-@cache
+@ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
     return register("ssd", _decodes, _units)

@@ -6,7 +6,6 @@ meet: what a row gives depends on it and on the matrix only.
 
 from __future__ import annotations
 
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -34,7 +33,7 @@ _has_minimums: Any = None
 _scale_bytes: Any = None
 
 
-@cache
+@ffi.known_again
 def target(form: Form) -> str:
     """Return the name of the custom call ``(x, [index, wanted], codes..., scales..., minimums...) -> (x @ matrix,
     rounded x, factors of its groups)`` for matrices of one form and shape, of which number `index` is meant.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import sys
-from functools import cache
 
 import numpy as np
 from llvmlite import ir
@@ -83,14 +82,14 @@ def _zero_pages(frame, begin, end):
         page = stop + 1
 
 
-@cache
+@ffi.known_again
 def zeros_target() -> str:
     """Return the name of the custom call (bytes of an element) -> array."""
     ffi.register("jpaged_zeros", _zeros, items_of=((0, 0),))
     return "jpaged_zeros"
 
 
-@cache
+@ffi.known_again
 def zero_pages_target() -> str:
     """Return the name of the custom call (bytes of an element, pages, unused) -> pages, which are the argument."""
     ffi.register("jpaged_zero_pages", _zero_pages, items_of=((0, 0),))

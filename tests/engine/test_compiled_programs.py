@@ -58,13 +58,13 @@ def test_an_engine_of_the_programs_finds_all_of_them_and_gives_the_same_tokens(m
         assert tokens(llm) == made.expected and llm.num_recompiles == 0
 
 
-def test_another_process_traces_only_what_makes_a_cpus_loops_known(made):
+def test_another_process_traces_nothing(made):
     prompts = [prompt["prompt_token_ids"] for prompt in PROMPTS]
     asked = json.dumps([made.model, made.programs, SETTINGS, [{"prompt_token_ids": ids} for ids in prompts]])
     done = subprocess.run([sys.executable, "-c", SCRIPT, asked], capture_output=True, text=True, check=True)
     number, found, given = json.loads(done.stdout.splitlines()[-1])
     assert (number, given) == (made.number, made.expected)
-    assert found >= made.number - 3  # of the first step, sampler and block copy, whose custom calls tracing registers
+    assert found == made.number, "a CPU's loops are registered without tracing"
 
 
 def test_the_pool_is_of_the_size_that_the_programs_are_for(made):

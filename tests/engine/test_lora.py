@@ -111,7 +111,7 @@ def test_a_batch_without_adapters_runs_the_programs_it_runs_without_lora(
         worker = runner.worker
         step = worker.model._step._function
         pool = np.zeros(worker.pool.shape, worker.pool.dtype)
-        batch, weights = runner._empty_batch(bucket), worker.model._weights
+        batch, weights = runner.shapes.empty_batch(bucket), worker.model._weights
         return step.lower(weights, pool, batch, np.zeros(8, np.int32), decode_only=True).as_text()
 
     assert lowered(engine) == lowered(plain)

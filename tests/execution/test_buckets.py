@@ -62,3 +62,18 @@ def test_steps_of_several_replicas_run_in_a_bucket_that_holds_each():
     assert buckets.common([(3, 3), (0, 0), (5, 5)]) == Bucket(8, 8, True)
     assert buckets.common([(5, 5), (5, 3)]) == Bucket(64, 8, False), "a prompt among them: nobody is decode-only"
     assert buckets.common([(70, 2), (8, 8)]) == Bucket(128, 8, False)
+
+
+@given(st.integers(1, 100), st.integers(0, 1000), st.booleans(), st.booleans(), st.data())
+def test_larger_buckets_hold_what_a_bucket_holds_and_the_largest_holds_all(max_num_seqs, more, images, adapters, data):
+    buckets = Buckets(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + more, images=images, adapters=adapters
+    )
+    bucket = data.draw(st.sampled_from(buckets.all))
+    larger = list(buckets.holding(bucket))
+    assert larger[0] == bucket and larger[-1] in buckets.largest and set(larger) <= set(buckets.all)
+    assert len(set(larger)) == len(larger)
+    for other in larger:
+        assert other.tokens >= bucket.tokens and other.seqs >= bucket.seqs
+        assert (other.images, other.adapters) == (bucket.images, bucket.adapters)
+        assert bucket.decode_only or not other.decode_only, "prompts need a mixed step"

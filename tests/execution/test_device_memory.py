@@ -55,6 +55,17 @@ def test_on_cpu_a_small_part_of_the_free_memory_within_memory_utilization(cpu):
     assert ask(cpu, memory_utilization=0.05) == int(0.05 * 6 * GIB)
 
 
+def test_on_cpu_a_little_more_or_less_free_memory_gives_the_same_pool(cpu, monkeypatch):
+    def pool_of(free: int) -> int:
+        monkeypatch.setattr(device_memory, "host_memory_available", lambda: free)
+        return ask(cpu)
+
+    sizes = [pool_of(free) for free in range(4 * GIB, 16 * GIB, 123_456_789)]
+    assert set(sizes) == {GIB // 2, 3 * GIB // 4, GIB, 3 * GIB // 2}, "one size for each half of a power of two"
+    assert sizes == sorted(sizes)
+    assert all(free / 12.01 < pool_of(free) <= free / 8 for free in range(4 * GIB, 16 * GIB, 123_456_789))
+
+
 def test_on_cpu_room_for_one_sequence_even_where_that_is_a_large_part_up_to_the_limit(cpu):
     assert ask(cpu, sequence_bytes=2 * GIB) == 2 * GIB
     assert ask(cpu, sequence_bytes=5 * GIB) == 3 * GIB  # half of what is free

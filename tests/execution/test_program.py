@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -47,4 +48,49 @@ def test_another_shape_under_a_known_key_is_an_error_rather_than_a_compilation(m
     program("four", np.ones(4, np.float32), factor=1)
     with pytest.raises(TypeError, match=r"float32\[5\]"):
         program("four", np.ones(5, np.float32), factor=1)
+    assert keys == ["four"] and traced == [(4,)]
+
+
+def test_a_call_waits_for_the_thread_that_has_begun_with_its_key(made):
+    program, keys, traced = made
+    compile_it = program.prepare("four", np.ones(4, np.float32), factor=2)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(program, "four", np.ones(4, np.float32), factor=2)
+        assert program.prepare("four", np.ones(4, np.float32), factor=2) is not compile_it
+        compile_it()
+        assert answer.result(60) == 8
+    assert keys == ["four"] and traced == [(4,)] and program.has("four")
+
+
+def test_what_is_never_compiled_keeps_nobody_waiting(made):
+    """Whoever traced it may have been interrupted."""
+    program, keys, _ = made
+    compile_it = program.prepare("four", np.ones(4, np.float32), factor=2)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(program, "four", np.ones(4, np.float32), factor=2)
+        del compile_it
+        assert answer.result(60) == 8
+    assert keys == ["four", "four"]
+
+
+def test_where_another_thread_fails_a_call_compiles_for_itself():
+    failures = [RuntimeError("no room")]
+
+    @jax.jit
+    def doubled(x):
+        if failures:
+            raise failures.pop()
+        return x * 2
+
+    program = Program(doubled, lambda key: None)
+    with pytest.raises(RuntimeError, match="no room"):
+        program.prepare("x", np.ones(2, np.float32))
+    assert not program.has("x")
+    assert program("x", np.ones(2, np.float32)).tolist() == [2, 2]
+
+
+def test_what_is_compiled_already_is_not_prepared_again(made):
+    program, keys, traced = made
+    program("four", np.ones(4, np.float32), factor=1)
+    program.prepare("four", np.ones(4, np.float32), factor=1)()
     assert keys == ["four"] and traced == [(4,)]

@@ -36,7 +36,7 @@ def in_process(monkeypatch):
     def run(command, *, input, **options):
         return subprocess.CompletedProcess(command, 0, json.dumps(answer(json.loads(input))), "")
 
-    monkeypatch.setattr("jpaged.planning.planner.subprocess.run", run)
+    monkeypatch.setattr("jpaged.planning.child_process.subprocess.run", run)
 
 
 def config_of(name: str, folder) -> str:
@@ -173,7 +173,7 @@ def test_a_pool_below_one_sequence_does_not_fit(no_compiler, in_process, tmp_pat
     ],
 )
 def test_bad_values_are_named_before_anything_is_compiled(change, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("jpaged.planning.planner.subprocess.run", None)
+    monkeypatch.setattr("jpaged.planning.child_process.subprocess.run", None)
     asked = {"model": config_of("llama", tmp_path), "device": "cpu", "context": 512, **change}
     with pytest.raises(ValueError, match=message):
         plan(asked.pop("model"), asked.pop("device"), **asked)
@@ -199,7 +199,7 @@ def test_a_compiler_that_fails_is_told_with_its_last_words(monkeypatch, tmp_path
     def fail(command, **options):
         return subprocess.CompletedProcess(command, 1, "", "no such chip")
 
-    monkeypatch.setattr("jpaged.planning.planner.subprocess.run", fail)
+    monkeypatch.setattr("jpaged.planning.child_process.subprocess.run", fail)
     options = ["--model", config_of("llama", tmp_path), "--device", "cpu", "--context", "64"]
     result = CliRunner().invoke(app, ["plan", *options])
     assert result.exit_code == 3

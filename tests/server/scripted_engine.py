@@ -105,6 +105,8 @@ class ScriptedEngine:
             num_compiled=0,
             compile_seconds=0.0,
             num_recompiles=0,
+            num_compiled_in_background=0,
+            num_shapes_to_come=0,
         )
 
 

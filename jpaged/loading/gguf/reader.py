@@ -128,6 +128,20 @@ def _read_string(buffer: memoryview, offset: int) -> tuple[str, int]:
     return str(buffer[start : start + length], "utf-8", "replace"), start + length
 
 
+def _read_strings(buffer: memoryview, offset: int, count: int) -> tuple[list[str], int]:
+    """Read an array of strings: a vocabulary or its merges, of which there are 10,000s."""
+    found, data, unpack = [], buffer, struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        (length,) = unpack(data, offset)
+        offset += 8
+        end = offset + length
+        if end > len(data):
+            raise struct.error("string runs beyond the file")
+        found.append(str(data[offset:end], "utf-8", "replace"))
+        offset = end
+    return found, offset
+
+
 def _read_value(buffer: memoryview, offset: int, kind: GGUFValueType) -> tuple[Any, int]:
     if kind in _SCALARS:
         code, width = _SCALARS[kind]
@@ -142,6 +156,8 @@ def _read_value(buffer: memoryview, offset: int, kind: GGUFValueType) -> tuple[A
         if length * width > len(buffer) - offset:
             raise struct.error("array runs beyond the file")
         return list(struct.unpack_from(f"<{length}{code}", buffer, offset)), offset + length * width
+    if item == GGUFValueType.STRING:
+        return _read_strings(buffer, offset, length)
     values = []
     for _ in range(length):
         value, offset = _read_value(buffer, offset, item)

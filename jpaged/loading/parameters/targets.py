@@ -52,7 +52,7 @@ def abstract_model(model_cls: type[Any], config: Any, build: BuildContext) -> Ca
     Raises:
         ValueError: the config or the context asks for what the model's constructor does not implement.
     """
-    return nnx.eval_shape(lambda: model_cls(config, replace(build, rngs=nnx.Rngs(0))))
+    return nnx.eval_shape(lambda: model_cls(config, replace(build, rngs=nnx.Rngs(0), shapes_only=True)))
 
 
 def targets_of(model: CausalLM) -> list[Target]:

@@ -1,0 +1,244 @@
+"""Lists the shapes of an engine's steps, whose number is known before anything runs, and traces them.
+
+Tracing takes shapes only, and no array that a step changes: any thread may do it while the engine runs, and for devices
+that this machine lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
+from jpaged.execution.buckets import Bucket, Buckets
+from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket
+from jpaged.execution.encode import calls, image_group, no_rows, numbers_together, sees_images_on
+from jpaged.execution.host_store import HostStore
+from jpaged.execution.mesh import platform
+from jpaged.execution.model_programs import Compile, ModelPrograms
+from jpaged.execution.program import Program
+from jpaged.execution.replicas import num_replicas, own_sharding, stack
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
+
+T = TypeVar("T")
+SAMPLERS = ((0, "greedy"), (RANKED, "full"))
+"""Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
+
+
+def buckets_of(
+    spec: PoolSpec,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    verifies: bool = False,
+    images: bool = False,
+    together: int | None = None,
+    adapters: bool = False,
+    deterministic: bool = False,
+) -> Buckets:
+    """Return the buckets of an engine.
+
+    Args:
+        verifies, images, adapters: see `Buckets`.
+        together: tokens of an image that see each other; None = they do not.
+        deterministic: whether steps run as `jpaged.execution.deterministic` says.
+    """
+    return Buckets(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        verifies=verifies,
+        images=images,
+        decodes_with_images=images and sees_images_on(spec),
+        adapters=adapters,
+        only=replace(BUCKET, images=images) if deterministic else None,
+        together=image_bucket(together) if images and together else None,
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Is a shape that steps may have.
+
+    Attributes:
+        name: what people call it; each shape of an engine has its own.
+        trace: traces it; what that returns compiles it, in any thread.
+    """
+
+    name: str
+    trace: Callable[[], Compile]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Lists the shapes of an engine's steps.
+
+    Attributes:
+        model: the programs of the model.
+        drafter: those of what drafts; None = nothing does.
+        drafter_follows: whether it computes whatever the model does.
+        copy: the program that copies blocks.
+        host: what swaps blocks; None = nothing does.
+        deterministic: whether steps run as `jpaged.execution.deterministic` says.
+        adapters: whether sequences may run with low-rank adapters.
+        examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
+    """
+
+    model: ModelPrograms
+    drafter: ModelPrograms | None = None
+    drafter_follows: bool = False
+    copy: Program
+    host: HostStore | None = None
+    buckets: Buckets
+    spec: PoolSpec
+    mesh: Mesh
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    deterministic: bool = False
+    adapters: bool = False
+    examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
+
+    # ------------------------------------------------------------------ which there are
+
+    def all(self) -> Iterator[Shape]:
+        """Yield every shape; the sampler's come behind a step's, which tells the shape of hidden states."""
+        yield from self._copies()
+        if self.host is not None:
+            yield from (Shape(name, trace) for name, trace in self.host.shapes(abstract_pool(self.spec, self.mesh)))
+        yield from map(self.step, self.buckets.all)
+        yield from self._encoders()
+        for rows in self.buckets.sample_rows:
+            yield from (self.sampler(rows, top, kind) for top, kind in self._samplers)
+        if self.drafter is not None:
+            yield from self._drafts()
+
+    def first(self) -> list[Shape]:
+        """Return the shapes with which every step can run that has no images of a size that is not known and asks for
+        no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
+        steps = self.buckets.all if self.deterministic else self.buckets.largest
+        (top, kind) = self._samplers[-1]
+        return [*map(self.step, steps), *self._encoders(), self.sampler(self.buckets.sample_rows[-1], top, kind)]
+
+    def later(self) -> list[Shape]:
+        """Return all other shapes, those of few requests before the rest."""
+        done = {shape.name for shape in self.first()}
+        steps = [self.buckets.decode[0], *self.buckets.mixed[:1], self.buckets.decode[-1]]
+        rows = [self.buckets.sample_rows[0], self.buckets.sample_rows[-1]]
+        top, kind = self._samplers[0]
+        soon = [*map(self.step, steps), *(self.sampler(number, top, kind) for number in rows)]
+        by_name = {shape.name: shape for shape in (*soon, *self.all()) if shape.name not in done}
+        return list(by_name.values())
+
+    def __len__(self) -> int:
+        """Return how many shapes `all` yields."""
+        swaps = 0 if self.host is None else self.host.num_shapes
+        rows = len(self.buckets.sample_rows)
+        drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
+        steps = len(self.copy_sizes) + swaps + len(self.buckets.all) + len(list(self._encoders()))
+        return steps + len(self._samplers) * rows + drafts
+
+    @property
+    def copy_sizes(self) -> tuple[int, ...]:
+        """Return the padded numbers of block copies that a launch can have."""
+        return tuple(dict.fromkeys([min(16, self.max_num_seqs), self.max_num_seqs]))
+
+    @property
+    def _samplers(self) -> tuple[tuple[int, str], ...]:
+        return SAMPLERS[1:] if self.deterministic else SAMPLERS
+
+    @property
+    def _draft_buckets(self) -> tuple[Bucket, ...]:
+        followed = tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
+        return followed if self.drafter_follows else self.buckets.decode
+
+    def numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
+        """Return how many images whose features take these rows of the pool the encoder may take at once, most
+        first."""
+        if self.deterministic:
+            return (1,)  # the bits of an image may not depend on others
+        budget = self.max_num_batched_tokens
+        return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
+
+    # ------------------------------------------------------------------ each of them
+
+    def step(self, bucket: Bucket) -> Shape:
+        """Return the shape of a step in a bucket."""
+        kind = ("decode" if bucket.decode_only else "mixed") + (" with images" if bucket.images else "")
+        kind += " with adapters" if bucket.adapters else ""
+
+        def trace() -> Compile:
+            return self.model.prepare_step(self._of_all(self.empty_batch(bucket)), self._last_tokens, bucket)
+
+        return Shape(f"{kind} step, {bucket.tokens} tokens", trace)
+
+    def sampler(self, rows: int, top: int, kind: str) -> Shape:
+        """Return the shape of a draw, to be traced after a step."""
+
+        def trace() -> Compile:
+            return self.model.prepare_sample(self._rows(rows), self._last_tokens, top)
+
+        return Shape(f"{kind} sampler, {rows} rows", trace)
+
+    def _copies(self) -> Iterator[Shape]:
+        for size in self.copy_sizes:
+            ids = self._of_all(np.full((len(self.spec.views), size), -1, np.int32))
+            pool = abstract_pool(self.spec, self.mesh)
+            yield Shape(f"block copy x{size}", partial(self.copy.prepare, ("copy", size), pool, ids, ids))
+
+    def _encoders(self) -> Iterator[Shape]:
+        for arrays, count in self.examples:
+            its_rows = no_rows(self.spec, count)
+            for number in self.numbers_together(its_rows):
+                (call,) = calls([[(arrays, its_rows)] * number], (number,))
+                trace = partial(self.model.prepare_encode, *self._of_all(call[0]))
+                yield Shape(f"image encoder, {number} x {count} features", trace)
+
+    def _drafts(self) -> Iterator[Shape]:
+        drafter = self.drafter
+        assert drafter is not None
+
+        def step(bucket: Bucket) -> Compile:
+            return drafter.prepare_step(without_adapters(self.empty_batch(bucket)), self._last_tokens, bucket)
+
+        for bucket in self._draft_buckets:
+            yield Shape(f"drafting step, {bucket.tokens} tokens", partial(step, bucket))
+        for rows in self.buckets.sample_rows:
+            for top, kind in SAMPLERS:
+                draw = partial(drafter.prepare_sample, self._rows(rows), self._last_tokens, top)
+                yield Shape(f"{kind} drafting sampler, {rows} rows", draw)
+
+    def empty_batch(self, bucket: Bucket) -> StepBatch:
+        """Return a batch of padding only.
+
+        Raises:
+            ValueError: layers cannot be computed as `deterministic` asks.
+        """
+        if self.deterministic:  # one program serves all steps
+            bucket = replace(bucket, adapters=self.adapters)
+        batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
+        return empty_launch(batch, self.spec.caches) if self.deterministic and bucket.decode_only else batch
+
+    def _rows(self, rows: int) -> SamplingArrays:
+        """Return the settings of greedy rows of each replica, with masks as they lie on the device."""
+        args = self._of_all(greedy_rows(rows, self.vocab_size))
+        mask = self._on_device(np.asarray(args.edits.mask))
+        return args._replace(edits=args.edits._replace(mask=mask))
+
+    @property
+    def _last_tokens(self) -> Any:
+        return self._on_device(self._of_all(np.zeros(self.max_num_seqs, np.int32)))
+
+    def _on_device(self, array: np.ndarray) -> Any:  # a shape stands for an array where only tracing looks
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=own_sharding(self.mesh))
+
+    def _of_all(self, of_one: T) -> T:
+        return stack(self.mesh, [of_one] * num_replicas(self.mesh))

@@ -1,0 +1,104 @@
+"""Describes an engine for a device that may not be here: its model from shapes, and the devices by their compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from jpaged.config import SizedConfig
+from jpaged.engine.memory_plan import resolve_max_model_len
+from jpaged.execution.device_memory import device_bytes
+from jpaged.loading.build_context import build_context, layers_are_stacked
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.hugging_face import transformers
+from jpaged.loading.mxfp4 import MXFP4Names
+from jpaged.loading.open_checkpoint import is_quantised
+from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.stored_blocks import StoredBlocks
+from jpaged.model_api import CausalLM
+from jpaged.planning.devices import Device
+from jpaged.planning.target_mesh import target_mesh
+from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractEngine:
+    """Holds what an engine is made of before it has memory.
+
+    Attributes:
+        model_config: what the checkpoint says of the model.
+        params: shapes with shardings.
+        kernels: which kernels the engine takes on the device.
+        max_model_len: most tokens of a sequence.
+    """
+
+    config: SizedConfig
+    model_config: Any
+    family: type[Any]
+    mesh: Mesh
+    model: CausalLM
+    graphdef: nnx.GraphDef
+    params: Any
+    dtype: jnp.dtype
+    kernels: Impl
+    max_model_len: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the weights on each device."""
+        return device_bytes(self.params)
+
+
+def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
+    """Return the engine that a request of `jpaged.planning.child_process` describes.
+
+    Raises:
+        ValueError: the model cannot be built with these settings.
+    """
+    config = SizedConfig(**request["engine"])
+    module, _, name = request["family"].partition(":")
+    family = getattr(import_module(module), name)
+    model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
+    mesh, kernels, dtype = target_mesh(device, request["compiled"]), _kernels(device), jnp.dtype(request["dtype"])
+    build = build_context(
+        mesh,
+        dtype,
+        expert_parallel=config.enable_expert_parallel,
+        # Without the target's compiler the mesh is one of CPUs.
+        stacked=layers_are_stacked(device.chip.kind, kernels),
+        kernel_impl=kernels,
+    )
+    model = abstract_model(family, model_config, build)
+    reader: StoredBlocks | None = None
+    if request["gguf"]:
+        reader = GGUFWeights(GGUFFile(request["gguf"]))
+    elif is_quantised(model_config):
+        reader = MXFP4Names(name for source in model.weights() for name in source.sources)
+    return AbstractEngine(
+        config=config,
+        model_config=model_config,
+        family=family,
+        mesh=mesh,
+        model=model,
+        graphdef=nnx.split(model)[0],
+        params=abstract_params(model, mesh, quantization=config.quantization, reader=reader),
+        dtype=dtype,
+        kernels=kernels,
+        max_model_len=resolve_max_model_len(config.max_model_len, model_config),
+    )
+
+
+def _kernels(device: Device) -> Impl:
+    """Return the kernels that an engine takes on the device, if it has there what this environment has."""
+    if device.chip.cuda is None:
+        return "tpu" if device.chip.kind == "tpu" else resolve_impl(None)
+    major, minor = device.chip.cuda.capability
+    return "gpu" if why_no_triton(f"{major}.{minor}") is None else "xla"

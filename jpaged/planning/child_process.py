@@ -1,0 +1,124 @@
+"""Asks a process that has a device's compiler: what it needs to know of a model is written down and handed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from jpaged.config import EngineConfig, SizedConfig
+from jpaged.engine.compute_dtype import check_compute_dtype
+from jpaged.engine.default_sizes import sized
+from jpaged.engine.memory_plan import resolve_max_model_len
+from jpaged.execution.device_memory import host_memory_available
+from jpaged.loading.describe import Described, describe_model
+from jpaged.loading.load import check_dtype, runtime_dtype
+from jpaged.planning.devices import Device
+from jpaged.planning.target_mesh import environment
+
+SHAPES = Path(__file__).parent / "shapes"
+"""Configs of published models, for those that a hub gives only to who has signed in."""
+
+Task = Literal["plan", "programs"]
+"""What the child does: `compile_step`, or `write_programs`."""
+
+
+def published_shapes() -> list[str]:
+    """Return the names of the models whose configs come with jpaged."""
+    return sorted(file.stem for file in SHAPES.glob("*.json"))
+
+
+def _described(name: str) -> Described:
+    """Describe a published shape, or any model that has a config."""
+    published = SHAPES / f"{name}.json"
+    try:
+        return describe_model(published if published.exists() else name)
+    except ValueError as error:
+        raise ValueError(f"{error}; published shapes are {', '.join(published_shapes())}") from error
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is an engine on a device that a child process is asked about.
+
+    Attributes:
+        config: the settings, with the sizes that the device chooses.
+        dtype: dtype of activations and of weights that are not quantised.
+        limit: bytes that programs may take of each device.
+    """
+
+    config: SizedConfig
+    device: Device
+    described: Described
+    dtype: str
+    limit: int
+
+    @classmethod
+    def of(cls, asked: EngineConfig, device: Device, memory_bytes: int | None = None) -> Question:
+        """Put a question together.
+
+        Args:
+            memory_bytes: the limit; None = what the table of devices says, of a CPU what is free now.
+
+        Raises:
+            ValueError: the model is unknown, or does not go with the settings or the device.
+        """
+        kind = device.chip.kind
+        config = sized(asked, "gpu" if kind == "cuda" else kind, memory_bytes or device.chip.limit)
+        described = _described(config.model)
+        resolve_max_model_len(config.max_model_len, described.config)
+        check_dtype(config.dtype, kind)
+        check_compute_dtype(config.dtype, kind, device.count)
+        dtype = runtime_dtype(described.stored, kind == "cpu") if config.dtype == "auto" else config.dtype
+        limit = memory_bytes or device.chip.limit or host_memory_available()
+        return cls(config, device, described, dtype, limit)
+
+    def ask(self, python: Path | None, task: Task, **more: Any) -> dict[str, Any]:
+        """Return the answer of a child process that has the compiler, or of one without if `python` is None.
+
+        Raises:
+            ValueError: the engine cannot be built so.
+            RuntimeError: the child failed; with the end of what it said.
+        """
+        family, gguf = self.described.family, self.described.gguf
+        packages = ("jpaged", "pallas_kernels", "jpaged_models", family.__module__.partition(".")[0])
+        request = {
+            "task": task,
+            "engine": asdict(self.config),
+            "dtype": self.dtype,
+            "limit": self.limit,
+            "device": self.device.name,
+            "family": f"{family.__module__}:{family.__qualname__}",
+            "packages": {name: _origin(name) for name in packages},
+            "compiled": python is not None,
+            "gguf": gguf and str(gguf.absolute()),
+            **more,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            self.described.config.to_json_file(Path(folder) / "config.json", use_diff=False)
+            # -P: the script's folder is no place to import from.
+            done = subprocess.run(
+                [python or sys.executable, "-P", Path(__file__).parent / "child.py"],
+                input=json.dumps(request | {"config_folder": folder}),
+                capture_output=True,
+                text=True,
+                env=os.environ | environment(self.device, compiled=python is not None),
+            )
+        if done.returncode:
+            raise RuntimeError(f"compiling for {self.device.name} with {python} failed:\n{done.stderr[-4000:]}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        if "refused" in found:
+            raise ValueError(found["refused"])
+        return found
+
+
+def _origin(package: str) -> str:
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None, package
+    return spec.origin

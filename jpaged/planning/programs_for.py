@@ -1,0 +1,81 @@
+"""Compiles an engine's programs for a device that may not be here, into a folder that an engine there reads."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jpaged.config import EngineConfig
+from jpaged.engine.configuration_digest import configuration_digest
+from jpaged.execution.program_store import check_free
+from jpaged.planning.child_process import Question
+from jpaged.planning.compilers import compiler_python
+from jpaged.planning.devices import find_device
+
+_REFUSED = (
+    "speculative",
+    "kv_budget",
+    "enable_lora",
+    "data_parallel_size",
+    "language_model_only",
+    "enforce_eager",
+    "compiled_programs",
+)
+"""Settings that an engine for another device has to leave as they are by default."""
+
+
+def compile_programs_for(
+    model: str | Path,
+    device: str,
+    folder: str | Path,
+    *,
+    memory_bytes: int | None = None,
+    compiler_env: str | Path | None = None,
+    **settings: Any,
+) -> tuple[int, int]:
+    """Compile all programs of an engine for a device into a folder; ``LLM(model, compiled_programs=folder)`` with the
+    same settings, versions and code on such devices then neither traces nor compiles them.
+
+    Weights are not read. The pool is sized as `plan` sizes it, and the engine takes its size from the folder.
+
+    Args:
+        model: as for `plan`.
+        device: a name in `DEVICES`, but for "cpu", whose programs are of this machine's processor.
+        folder: made, or written anew if it holds such programs.
+        memory_bytes: bytes that programs may take of each device; None = what the table of devices says.
+        compiler_env: a virtual environment with the compiler, see `compiler_python`. Its versions are those that the
+            device's engine has to have.
+        settings: as for `jpaged.LLM`; the device's name says tensor_parallel_size.
+
+    Returns:
+        Number of programs, and bytes of their files.
+
+    Raises:
+        ValueError: an unknown device or model, a setting that is refused, no compiler, or a model that does not fit.
+        FileExistsError: the folder holds something else.
+        RuntimeError: the compiler failed.
+    """
+    target = find_device(device)
+    kind = target.chip.kind
+    if kind == "cpu":
+        raise ValueError("device='cpu': programs of a CPU are of its processor; leave device out on such a machine")
+    if settings.get("tensor_parallel_size", 1) != 1:
+        raise ValueError(f"tensor_parallel_size={settings['tensor_parallel_size']!r}: the device's name says how many")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise ValueError(f"memory_bytes={memory_bytes} must be positive")
+    asked = EngineConfig(**{"model": str(model), **settings, "tensor_parallel_size": target.count})
+    defaults = {field.name: field.default for field in fields(EngineConfig)}
+    for name in _REFUSED:
+        if getattr(asked, name) != defaults[name]:
+            raise ValueError(f"{name}={getattr(asked, name)!r}: programs for another device are compiled without")
+    python = compiler_python(kind, compiler_env)
+    if python is None:
+        raise ValueError(
+            f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it"
+        )
+    check_free(Path(folder))
+    question = Question.of(asked, target, memory_bytes)
+    digest = configuration_digest(question.described.config)
+    found = question.ask(python, "programs", folder=str(Path(folder).absolute()), model=digest)
+    return found["programs"], found["bytes"]

@@ -1,0 +1,93 @@
+"""Compiles all programs of an engine for a device, from shapes, and writes them; run in a child process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jpaged.engine.compiled_programs import engine_facts
+from jpaged.engine.image_limits import tokens_together, why_no_images
+from jpaged.engine.memory_plan import plan_memory
+from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.compilations import Compilations
+from jpaged.execution.compile_cache import compiled_anew
+from jpaged.execution.compiling import compiled_in_threads
+from jpaged.execution.device_memory import DeviceMemory
+from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.execution.model_programs import ModelPrograms
+from jpaged.execution.program import Program
+from jpaged.execution.program_store import ProgramStore
+from jpaged.execution.shapes import Shapes, buckets_of
+from jpaged.execution.step import make_block_copy
+from jpaged.loading.parameters.forms import check_device
+from jpaged.model_api import SeesImages
+from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine
+from jpaged.planning.devices import find_device
+from jpaged.planning.target_mesh import target_capability
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile the programs of the engine that a request of `jpaged.planning.programs_for` describes into its folder;
+    returns how many there are and their bytes, or ``refused``."""
+    device = find_device(request["device"])
+    with target_capability(device), compiled_anew():
+        try:
+            engine = abstract_engine(request, device)
+            check_device(engine.config.quantization, engine.mesh.devices.flat[0])
+            spec = _pool(engine, request["limit"])
+        except ValueError as error:
+            return {"refused": str(error)}
+        facts = engine_facts(
+            engine.config,
+            family=engine.family,
+            model=request["model"],
+            dtype=engine.dtype,
+            mesh=engine.mesh,
+            spec=spec,
+            max_model_len=engine.max_model_len,
+        )
+        store = ProgramStore(Path(request["folder"]), engine.mesh, facts)
+        number = sum(1 for _ in compiled_in_threads(_shapes(engine, spec, store).all()))
+        return {"programs": number, "bytes": store.write()}
+
+
+def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
+    config = engine.config
+    return plan_memory(
+        config,
+        engine.model,
+        engine.graphdef,
+        engine.params,
+        engine.mesh,
+        max_model_len=engine.max_model_len,
+        dtype=resolve_kv_dtype(config.kv_cache_dtype, engine.dtype, engine.mesh, config.block_size),
+        memory=DeviceMemory(limit, engine.weight_bytes),
+        kernel_impl=engine.kernels,
+    ).spec
+
+
+def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shapes:
+    config, model, mesh, compilations = engine.config, engine.model, engine.mesh, Compilations()
+    told = compilations.begin, compilations.end
+    images = why_no_images(config, model, several_processes=False) is None
+    copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
+    return Shapes(
+        model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
+        copy=Program(copy, *told, kind="copy", store=store),
+        buckets=buckets_of(
+            spec,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            images=images,
+            together=tokens_together(model),
+            deterministic=config.deterministic,
+        ),
+        spec=spec,
+        mesh=mesh,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+        vocab_size=model.vocab_size,
+        deterministic=config.deterministic,
+        examples=tuple(model.examples()) if images and isinstance(model, SeesImages) else (),
+    )

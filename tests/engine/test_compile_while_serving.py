@@ -1,0 +1,151 @@
+"""An engine that compiles what it needs first serves at once, with the tokens of one that compiled all before."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from greedy_reference import random_prompts
+from tiny_chat_model import make_chat_model
+
+from jpaged import LLM, AsyncLLM, SamplingParams
+from jpaged.engine.background import BackgroundCompiler
+from jpaged.execution.model_programs import ModelPrograms
+from jpaged.execution.recent_programs import recent_programs
+
+SETTINGS = {
+    "dtype": "float32",
+    "block_size": 8,
+    "max_num_seqs": 4,
+    "max_model_len": 64,
+    "max_num_batched_tokens": 80,
+    "kv_cache_memory_bytes": 1 << 20,
+}
+PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(lengths=(20, 9, 3, 40))]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.9, seed=3, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_chat_model(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    with LLM(model, **SETTINGS) as llm:
+        return tokens(llm)
+
+
+@pytest.fixture(autouse=True)
+def compiled_here():
+    recent_programs.clear()
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The background has not begun yet."""
+    monkeypatch.setattr(BackgroundCompiler, "start", lambda self: None)
+    monkeypatch.setattr(BackgroundCompiler, "stop", lambda self: None)
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    outputs = [output for params in (GREEDY, DRAWN) for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def finish(llm: LLM) -> None:
+    llm._engine.background._thread.join(120)
+    assert not llm._engine.background.is_running
+
+
+def test_what_is_compiled_first_serves_every_request(model, expected, held):
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        first = len(llm._engine.runner.shapes.first())
+        assert llm.stats().num_compiled == first == 2
+        assert tokens(llm) == expected
+        assert llm.stats().num_compiled == first, "a step waited for the compiler"
+
+
+def test_what_the_background_compiled_is_not_compiled_again(model, expected):
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        finish(llm)
+        stats, number = llm.stats(), llm._engine.runner.num_warmup
+        assert stats.num_compiled == number and stats.num_shapes_to_come == 0
+        assert stats.num_compiled_in_background == number - 2
+        assert tokens(llm) == expected
+        assert llm.num_recompiles == 0 and llm.stats().compile_seconds == stats.compile_seconds
+        metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+        assert metrics["jpaged:background_compiled_shapes"] == number - 2
+        assert metrics["jpaged:shapes_to_compile"] == 0
+
+
+def test_steps_run_in_their_own_shapes_once_these_are_compiled(model):
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        finish(llm)
+        runner = llm._engine.runner
+        assert all(runner._ready(bucket) == bucket for bucket in runner.buckets.all)
+
+
+def test_requests_and_the_background_compile_each_shape_once(model, expected):
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        assert tokens(llm) == expected  # while it compiles
+        finish(llm)
+        assert llm.stats().num_compiled == llm._engine.runner.num_warmup
+
+
+def test_a_warm_up_takes_over_from_the_background(model):
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
+        assert not llm._engine.background.is_running
+        assert tokens(llm) and llm.num_recompiles == 0
+
+
+def test_closing_ends_the_background(model):
+    llm = LLM(model, background_compilation=True, **SETTINGS)
+    background = llm._engine.background
+    llm.close()
+    assert not background.is_running
+
+
+def test_shutting_down_ends_the_background(model):
+    async def serve() -> AsyncLLM:
+        async with AsyncLLM(model, background_compilation=True, **SETTINGS) as engine:
+            outputs = [output async for output in engine.generate(PROMPTS[0], GREEDY, "a")]
+            assert len(outputs[-1].outputs[0].token_ids) == 6
+            return engine
+
+    asyncio.run(serve())
+    assert not [thread for thread in threading.enumerate() if thread.name == "jpaged-background"]
+
+
+def test_shapes_that_the_background_cannot_compile_leave_the_engine_as_it_was(model, expected, monkeypatch, caplog):
+    prepare = ModelPrograms.prepare_step
+
+    def fail_for_decodes(self, batch, last_tokens, bucket):
+        if bucket.decode_only:
+            raise RuntimeError("no such tile")
+        return prepare(self, batch, last_tokens, bucket)
+
+    monkeypatch.setattr(ModelPrograms, "prepare_step", fail_for_decodes)
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        finish(llm)
+        assert "cannot be compiled in the background" in caplog.text
+        assert tokens(llm) == expected
+
+
+@pytest.mark.parametrize("more", [{"deterministic": True}, {"preemption_mode": "swap"}])
+def test_other_engines_have_what_they_need_first_too(more, model, held):
+    settings = {**SETTINGS, "background_compilation": True, **more}
+    with LLM(model, **settings) as llm:
+        compiled = llm.stats().num_compiled
+        assert tokens(llm)
+        assert llm.stats().num_compiled == compiled
+
+
+def test_settings_that_exclude_each_other_are_refused(model):
+    with pytest.raises(ValueError, match="background_compilation=True does not go with enforce_eager=True"):
+        LLM(model, background_compilation=True, enforce_eager=True)

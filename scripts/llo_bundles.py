@@ -197,7 +197,8 @@ def _turns(
 def _turn(
     bundles: list[Bundle], place: dict[int, int], start: int, end: int, worth: Callable[[_Path], tuple[int, int]]
 ) -> _Path | None:
-    """Return the way of most worth from `start` to the branch back at `end`; branches on one predicate agree with each other."""
+    """Return the way of most worth from `start` to the branch back at `end`; branches on one predicate agree with each
+    other."""
     uses = Counter(bundle.predicate for bundle in bundles[start : end + 1])
 
     @cache

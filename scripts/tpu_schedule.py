@@ -10,8 +10,9 @@ what the chip's HBM delivers in a cycle. At a ratio above 1 the loop is faster t
 of a KV head that a turn multiplies, and the share of the matrix units' peak that they make of its cycles where all are
 queries of one prompt: in a batch with prompts that is what bounds the loop. (For decoding only a row a query head is
 of use.) A mixed batch's row is our launch for prompts, whose turn is a chunk of rows: its bytes are its share of what
-the chunks of a full tile read together. Last the cycles of the innermost loop that multiplies: where masked keys have a loop of their own, up to 256 of
-them. A turn of `kv_write` (``--kernels kv_write``) is one run of tokens of a block, and the bytes are read and written.
+the chunks of a full tile read together. Last the cycles of the innermost loop that multiplies: where masked keys have
+a loop of their own, up to 256 of them. A turn of `kv_write` (``--kernels kv_write``) is one run of tokens of a block,
+and the bytes are read and written.
 
 What it assumes: a bundle takes one cycle; waits for DMAs, stalls of VMEM and the start and end of a sequence are not
 counted; the DMA engines keep up with the DMAs; a turn is one where the step computed is not masked and the step

@@ -1,4 +1,4 @@
-"""Multiplies rows with matrices of experts, in Triton: a program has some rows of one expert and some of its columns."""
+"""Multiplies rows with matrices of experts, in Triton: a program has some rows of one expert and some columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def multiply_groups(
     """Write the products of x [ROWS, INPUTS], sorted by expert, with table [EXPERTS, INPUTS, OUTPUTS] to out.
 
     Program (p, c) has the p-th tile of rows, counted over all experts, and columns from ``c * COLUMNS`` on. Rows of no
-    expert are a group of their own behind the last expert, whose products are 0. `GROUPS`: a power of two above EXPERTS.
+    expert are a group of their own behind the last expert, whose products are 0. `GROUPS`: a power of two above
+    EXPERTS.
     """
     number = tl.program_id(0)
     group = tl.arange(0, GROUPS)

@@ -230,7 +230,9 @@ def _launch(
     return _in_rows(out, tile, group)[:tokens]
 
 
-def _in_chunks(q: Float[Array, "tokens kv_heads q_per_kv lanes"], tile: Tile) -> Float[Array, "chunks kv_heads rows lanes"]:
+def _in_chunks(
+    q: Float[Array, "tokens kv_heads q_per_kv lanes"], tile: Tile
+) -> Float[Array, "chunks kv_heads rows lanes"]:
     """Return the queries of whole tiles, chunk by chunk, row = group member * chunk + place."""
     tokens, kv_heads, group, lanes = q.shape
     if tile == ONE_ROW:

@@ -5,8 +5,8 @@ every key.
 
 A unit of a sequence that decodes is one row of the batch. A plain step of it, while the step to fetch is a full one, is
 one basic block, so that the compiler packs the scalar instructions that start DMAs into the same bundles as the
-arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in, hence the DMAs are started in
-shares, one after each span's loads.
+arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in, hence the DMAs are started
+in shares, one after each span's loads.
 
 A unit of a prompt is what a tile of the batch has of it, some chunks of rows. A step is fetched once for all of them,
 and then each chunk that holds queries of the unit is multiplied with the spans it sees, for itself: a prompt that fills
@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.kv_codes import tokens_of
-from pallas_kernels.layout import LANES, KVTiles
+from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import load_tile
 from pallas_kernels.paged_attention.tpu_ring import Ring
@@ -52,8 +52,8 @@ def attend_to_unit(
 
     `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_tables`); in VMEM the
     queries of the unit's tile [chunks, heads, rows, lanes] with row = group member * chunk + place; in HBM the view; in
-    VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may be
-    another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,
+    VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may
+    be another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,
     penalty [1, step keys], and the windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a
     chunk. `span_pages`: pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and
     layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live

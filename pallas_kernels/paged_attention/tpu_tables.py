@@ -103,7 +103,9 @@ class TableWindows:
 
     def _copy(self, unit: Any) -> Any:
         window = self._window(unit)
-        return pltpu.make_async_copy(self.tables.at[self.units.seq[unit]], self.windows.at[window], self.sems.at[window])
+        return pltpu.make_async_copy(
+            self.tables.at[self.units.seq[unit]], self.windows.at[window], self.sems.at[window]
+        )
 
     def _start(self, unit: Any, entered: Any) -> None:
         pl.when(entered & (unit < self.units.num_units[0]))(lambda: self._copy(unit).start())

@@ -1,8 +1,8 @@
 """Makes the TPU kernel's work lists: which queries and which pages each grid step takes.
 
 A *tile* is so many consecutive rows of the batch, whatever sequences they are of; a *unit* is what a tile holds of one
-sequence. So queries are read from the batch where they lie, and no unit gathers its own. All of a unit's keys lie in one
-range of logical pages: pages behind its window or chunk or past its last query are never touched.
+sequence. So queries are read from the batch where they lie, and no unit gathers its own. All of a unit's keys lie in
+one range of logical pages: pages behind its window or chunk or past its last query are never touched.
 """
 
 from __future__ import annotations

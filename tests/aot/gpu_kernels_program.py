@@ -91,7 +91,9 @@ EXPERTS = {"Mixtral-8x7B": (8, 4096, 28672, jnp.bfloat16), "Qwen3-30B-A3B, float
 """Experts, width of what they take, columns of the first product, dtype."""
 
 
-def compile_experts(capability: int, tokens: int, experts: int, inputs: int, outputs: int, dtype: Any) -> dict[str, Any]:
+def compile_experts(
+    capability: int, tokens: int, experts: int, inputs: int, outputs: int, dtype: Any
+) -> dict[str, Any]:
     """What the products of `tokens` rows with experts take."""
     compiler = Compiler(capability)
     arrays = ((tokens, inputs), dtype), ((experts, inputs, outputs), dtype), ((experts,), jnp.int32)

@@ -89,7 +89,9 @@ def test_writes_and_copies_leave_exactly_what_the_reference_leaves(errors, name)
     assert errors[name] == 0
 
 
-@pytest.mark.parametrize("name", ["experts", "experts, none of them twice", "no rows of experts", "more experts than rows"])
+@pytest.mark.parametrize(
+    "name", ["experts", "experts, none of them twice", "no rows of experts", "more experts than rows"]
+)
 def test_rows_meet_their_experts_and_others_give_nothing_on_a_gpu(errors, name):
     assert errors[name] < 2e-5
     assert errors[f"{name}, bfloat16"] < 2e-2

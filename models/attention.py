@@ -18,7 +18,7 @@ from .heads_norm import HeadsNorm
 from .layers import RMSNorm
 from .linear import Linear
 from .parameters import constant_param
-from .rope import RotaryTables, rotate
+from .rope import RotaryTables, rotate, rotate_by_product
 from .stack import Shared
 
 
@@ -107,6 +107,9 @@ class Attention(nnx.Module):
         self.shares_kv = shares_kv
         self.gated = gated
         self.heads = heads
+        # A TPU takes longer for several small operations than for one that carries the values along.
+        plain = self.q_norm is None and v_norm is None and not (shares_kv or gated or values_are_keys)
+        self.rotates_together = plain and build.product_impl in ("tpu", "tpu_interpret")
         self.scale = scale
         self.soft_cap = soft_cap
 
@@ -123,6 +126,8 @@ class Attention(nnx.Module):
         tables, growth = shared.tables[ref.group], shared.growth.get(ref.group)
         # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
         fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
+        if self.rotates_together and tables is not None:
+            fused, tables = rotate_by_product(fused, tables, still=1), None
         q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
         k = v = None
         if not self.shares_kv:

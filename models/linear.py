@@ -124,7 +124,9 @@ class ExpertLinear(nnx.Module):
         self.weight = random_param(build, (experts, inputs, outputs))
         self.bias = constant_param(build, (experts, outputs)) if bias else None
         self.partition = partition
-        self.impl = build.product_impl
+        columns_are_cut = build.tensor_parallel > 1 and not build.expert_parallel
+        # XLA cannot cut a Triton launch by columns; whole experts are multiplied on their own device.
+        self.impl: Impl = "xla" if build.product_impl == "gpu" and columns_are_cut else build.product_impl
         self.narrow = build.bfloat16_tiles
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -47,6 +48,34 @@ def rotate(x: Float[Array, "tokens *heads head_dim"], tables: RotaryTables) -> F
     left, right = left.astype(jnp.float32), right.astype(jnp.float32)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
     return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+
+
+def rotate_by_product(
+    x: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables, *, still: int
+) -> Float[Array, "tokens kv_heads rows head_dim"]:
+    """Return what `rotate` does, but for the last `still` rows of each KV head, which stay as they are.
+
+    A product exchanges the halves of a head, exactly, as each number of its result is one of `x` or its negative. A TPU
+    takes several operations to move halves of its rows of lanes, and one for this.
+    """
+    cos, sin = (t[:, None, None] for t in tables)
+    half, (rows, width) = cos.shape[-1], x.shape[-2:]
+    pair = np.arange(half)
+    exchange = np.zeros((width, width), np.float32)
+    exchange[pair + half, pair], exchange[pair, pair + half] = -1, 1
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    other = jnp.einsum(
+        "tkrd,de->tkre",
+        x,
+        jnp.asarray(exchange, x.dtype),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    turns = (np.arange(rows) < rows - still).astype(np.float32)[:, None]
+    rest = ((0, 0),) * 3 + ((0, width - 2 * half),)
+    cos = jnp.pad(jnp.concatenate([cos, cos], axis=-1), rest, constant_values=1)
+    sin = jnp.pad(jnp.concatenate([sin, sin], axis=-1), rest)
+    return (x.astype(jnp.float32) * (cos * turns + (1 - turns)) + other * (sin * turns)).astype(x.dtype)
 
 
 def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None, *, partial: bool = False) -> Rotary:

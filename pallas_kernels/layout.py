@@ -69,6 +69,8 @@ def pack_kv(
 ) -> Float[Array, "tokens kv_heads tiles 128"]:
     """Return each token's K and V as the rows that a view holds, padding lanes zero."""
     tokens, kv_heads, head_dim = k.shape
+    if head_dim % LANES == 0:  # so put together, neighbours of one array are found to be one part of it
+        return jnp.stack([k, v], axis=2).reshape(tokens, kv_heads, num_tiles(head_dim), LANES)
     lanes = ((0, 0), (0, 0), (0, padded_head_dim(head_dim) - head_dim))
     rows = jnp.concatenate([jnp.pad(k, lanes), jnp.pad(v, lanes)], axis=-1)
     return rows.reshape(tokens, kv_heads, num_tiles(head_dim), LANES)

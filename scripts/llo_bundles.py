@@ -37,7 +37,7 @@ class Bundle:
         predicate: condition of the branch; None = none.
         taken_if: value of the predicate with which it is taken.
         dma_bytes: bytes whose copy between HBM and VMEM starts here.
-        multiplies: a matrix product is issued here.
+        multiplies: how many matrix products are issued here.
     """
 
     regions: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Bundle:
     predicate: str | None = None
     taken_if: bool = True
     dma_bytes: int = 0
-    multiplies: bool = False
+    multiplies: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class _Path:
 
     dma_bytes: int
     cycles: int
-    multiplies: bool
+    multiplies: int
 
     def after(self, bundles: list[Bundle]) -> _Path:
         """Return this path with some bundles before it."""
         return _Path(
             self.dma_bytes + sum(bundle.dma_bytes for bundle in bundles),
             self.cycles + len(bundles),
-            self.multiplies or any(bundle.multiplies for bundle in bundles),
+            self.multiplies + sum(bundle.multiplies for bundle in bundles),
         )
 
 
@@ -98,7 +98,7 @@ def parse(dump: str) -> list[Bundle]:
                 predicate=branch[2] if branch else None,
                 taken_if=not (branch and branch[1]),
                 dma_bytes=GRANULE * sum(int(size[1]) for size in sizes if size),
-                multiplies="= vmatmul" in text,
+                multiplies=text.count("= vmatmul"),
             )
         )
     if not bundles:
@@ -125,6 +125,22 @@ def multiplying_turn(bundles: list[Bundle]) -> Turn:
         ValueError: when there is no such loop.
     """
     return _innermost(bundles, lambda turn: turn.multiplies, "multiplies")
+
+
+def turn_without_copies(bundles: list[Bundle]) -> Turn:
+    """Return one turn of the longest loop that multiplies matrices and starts no copy, the way that multiplies most.
+
+    Raises:
+        ValueError: when there is no such loop.
+    """
+    found = None
+    for start, end, turn in _turns(bundles, lambda path: (path.multiplies, -path.cycles)):
+        copies = any(bundle.dma_bytes for bundle in bundles[start : end + 1])
+        if turn.multiplies and not copies and (found is None or end - start > found[0]):
+            found = end - start, turn
+    if found is None:
+        raise ValueError("no loop that multiplies and starts no copy")
+    return Turn(found[1].cycles, 0)
 
 
 def _innermost(bundles: list[Bundle], is_meant: Callable[[_Path], object], what: str) -> Turn:
@@ -163,24 +179,33 @@ def last_copying_turn(bundles: list[Bundle]) -> Turn:
     return Turn(turns[-1].cycles, turns[-1].dma_bytes)
 
 
-def _turns(bundles: list[Bundle]) -> Iterator[tuple[int, int, _Path]]:
-    """Yield every loop's first bundle, its branch back, and its best way; in the order in which loops end."""
+def _most_copies(path: _Path) -> tuple[int, int]:
+    return path.dma_bytes, -path.cycles
+
+
+def _turns(
+    bundles: list[Bundle], worth: Callable[[_Path], tuple[int, int]] = _most_copies
+) -> Iterator[tuple[int, int, _Path]]:
+    """Yield every loop's first bundle, its branch back, and its way of most worth; in the order in which loops end."""
     place = {region: i for i, bundle in enumerate(bundles) for region in bundle.regions}
     for end, bundle in enumerate(bundles):
         start = place.get(bundle.target, len(bundles)) if bundle.target is not None else len(bundles)
-        if start <= end and (turn := _turn(bundles, place, start, end)) is not None:
+        if start <= end and (turn := _turn(bundles, place, start, end, worth)) is not None:
             yield start, end, turn
 
 
-def _turn(bundles: list[Bundle], place: dict[int, int], start: int, end: int) -> _Path | None:
-    """Return the best way from `start` to the branch back at `end`; branches on one predicate agree with each other."""
+def _turn(
+    bundles: list[Bundle], place: dict[int, int], start: int, end: int, worth: Callable[[_Path], tuple[int, int]]
+) -> _Path | None:
+    """Return the way of most worth from `start` to the branch back at `end`; branches on one predicate agree with each
+    other."""
     uses = Counter(bundle.predicate for bundle in bundles[start : end + 1])
 
     @cache
     def best(first: int, known: frozenset[tuple[str, bool]]) -> _Path | None:
         at = next(i for i in range(first, end + 1) if i == end or bundles[i].target is not None)
         if at == end:
-            return _Path(0, 0, False).after(bundles[first : end + 1 + DELAY])
+            return _Path(0, 0, 0).after(bundles[first : end + 1 + DELAY])
         branch = bundles[at]
         goal = place.get(branch.target, start)
         ways = []
@@ -194,6 +219,6 @@ def _turn(bundles: list[Bundle], place: dict[int, int], start: int, end: int) ->
             then = best(goal if taken else at + 1, known | learnt)
             if then is not None:
                 ways.append(then.after(bundles[first : at + 1 + (DELAY if taken else 0)]))
-        return max(ways, key=lambda path: (path.dma_bytes, -path.cycles), default=None)
+        return max(ways, key=worth, default=None)
 
     return best(start, frozenset())

@@ -37,12 +37,18 @@ class Launch(NamedTuple):
     Attributes:
         rows: query rows of a KV head that one turn multiplies; 0 = the kernel multiplies nothing.
         key_bytes: bytes of the keys and values of one token in the pool.
+        name: what the kernel's name contains.
+        shared_keys: keys of a turn whose copies start outside of it, for several turns; 0 = a turn starts its own.
+        sharing: turns that share these copies where a tile is full.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     rows: int
     key_bytes: float
+    name: str
+    shared_keys: int = 0
+    sharing: int = 1
 
 
 class Heads(NamedTuple):
@@ -89,22 +95,28 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str
 
     from pallas_kernels.kv_codes import TPU_TILE
     from pallas_kernels.layout import view_shape
-    from pallas_kernels.paged_attention import paged_attention
+    from pallas_kernels.paged_attention import paged_attention, plan_attention
+    from pallas_kernels.paged_attention.tpu import MAX_HEADS, pages_of_step
     from pallas_kernels.paged_attention.tpu_plan import tile_of_batch
+    from pallas_kernels.paged_attention.tpu_tuning import tuning_of
 
-    array, tokens, _ = shapes_of(chip, batch)
+    array, tokens, device = shapes_of(chip, batch)
     dtype = jnp.dtype(KV_DTYPES[kv])
 
     longest = 1 if batch == "decode" else tokens
 
-    def run(*arguments, sinks=None):
-        return paged_attention(*arguments, scale=1.0, max_query_len=longest, sinks=sinks, impl="tpu")
+    def run(q, view, layer, *where, sinks=None):
+        limits: dict[str, Any] = {"max_query_len": longest, "impl": "tpu"}
+        shapes = {"tokens": tokens, "q_per_kv": heads.q_per_kv, "device_kind": device.device_kind}
+        plan = plan_attention(view, *where, **shapes, **limits)
+        return paged_attention(q, view, layer, *where, scale=1.0, sinks=sinks, plan=plan, **limits)
 
     def run_with_sinks(sinks, *arguments):
         return run(*arguments, sinks=sinks)
 
     shape = view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE)
-    rows = heads.q_per_kv * tile_of_batch(tokens, longest, heads.q_per_kv, dtype)
+    tuning = tuning_of(device.device_kind, heads.kv, heads.dim)
+    tile = tile_of_batch(tokens, longest, heads.q_per_kv, dtype, tuning)
     key_bytes = prod(shape[2:]) * dtype.itemsize / block_size
     arguments = (
         array((tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
@@ -114,10 +126,18 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str
         array((SEQS + 1,)),
         array((SEQS,)),
     )
+    function: Callable[..., Any] = run
     if heads.sinks:
         sinks = array((heads.kv, heads.q_per_kv), jnp.bfloat16)
-        return Launch(run_with_sinks, (sinks, *arguments), rows, key_bytes)
-    return Launch(run, arguments, rows, key_bytes)
+        function, arguments = run_with_sinks, (sinks, *arguments)
+    if batch == "decode":
+        return Launch(function, arguments, heads.q_per_kv, key_bytes, "paged_attention_decode")
+    taken = max(n for n in range(1, min(heads.kv, MAX_HEADS) + 1) if heads.kv % n == 0)
+    row_bytes = taken * shape[3] * shape[5] * dtype.itemsize
+    _, step_pages = pages_of_step(row_bytes, block_size, CONTEXT // block_size, tuning)
+    keys = step_pages * block_size * taken // heads.kv
+    rows = heads.q_per_kv * tile.chunk
+    return Launch(function, arguments, rows, key_bytes, "paged_attention_prompts", keys, tile.chunks)
 
 
 def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -> Launch:
@@ -149,7 +169,8 @@ def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -
         array((SEQS + 1,)),
         array((1,)),
     )
-    return Launch(run, arguments, heads.q_per_kv * queries, 2 * heads.kv * heads.dim * jnp.dtype(jnp.bfloat16).itemsize)
+    key_bytes = 2 * heads.kv * heads.dim * jnp.dtype(jnp.bfloat16).itemsize
+    return Launch(run, arguments, heads.q_per_kv * queries, key_bytes, "paged_attention")
 
 
 def kv_write_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -> Launch:
@@ -170,7 +191,7 @@ def kv_write_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: s
         return kv_write(*arguments, impl="tpu")
 
     key_bytes = prod(shape[2:]) * dtype.itemsize / block_size
-    return Launch(run, (array(shape, dtype), array(()), new, new, array((tokens,))), 0, key_bytes)
+    return Launch(run, (array(shape, dtype), array(()), new, new, array((tokens,))), 0, key_bytes, "kv_write")
 
 
 KERNELS = {"jpaged": jpaged_kernel, "jax": jax_kernel, "kv_write": kv_write_kernel}

@@ -9,8 +9,10 @@ Compiles `pallas_kernels.paged_attention` and `jax.experimental.pallas.ops.tpu.r
 what the chip's HBM delivers in a cycle. At a ratio above 1 the loop is faster than the memory. Beside it the query rows
 of a KV head that a turn multiplies, and the share of the matrix units' peak that they make of its cycles where all are
 queries of one prompt: in a batch with prompts that is what bounds the loop. (For decoding only a row a query head is
-of use.) Last the cycles of the innermost loop that multiplies: where masked keys have a loop of their own, up to 256 of
-them. A turn of `kv_write` (``--kernels kv_write``) is one run of tokens of a block, and the bytes are read and written.
+of use.) A mixed batch's row is our launch for prompts, whose turn is a chunk of rows: its bytes are its share of what
+the chunks of a full tile read together. Last the cycles of the innermost loop that multiplies: where masked keys have
+a loop of their own, up to 256 of them. A turn of `kv_write` (``--kernels kv_write``) is one run of tokens of a block,
+and the bytes are read and written.
 
 What it assumes: a bundle takes one cycle; waits for DMAs, stalls of VMEM and the start and end of a sequence are not
 counted; the DMA engines keep up with the DMAs; a turn is one where the step computed is not masked and the step
@@ -31,7 +33,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from llo_bundles import Bundle, last_copying_turn, multiplying_turn, parse, steady_turn
+from llo_bundles import (
+    Bundle,
+    Turn,
+    last_copying_turn,
+    multiplying_turn,
+    parse,
+    steady_turn,
+    turn_without_copies,
+)
 from tpu_launches import CHIPS, KERNELS, KV_DTYPES, SHAPES, Chip, Heads, Launch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,17 +116,28 @@ def measure(chip: Chip, heads: Heads, batch: str, kernel: str, block_size: int, 
     try:
         launch = KERNELS[kernel](chip, heads, batch, block_size, kv)
         bundles = compiled(launch, dumps)
-        turn = steady_turn(bundles) if launch.rows else last_copying_turn(bundles)
+        turn = turn_of(launch, bundles)
     except Exception as error:  # the row says what the compiler said
         return str(error).strip().splitlines()[0][:150]
     seconds = time.perf_counter() - start
     speed, hbm = turn.dma_bytes / turn.cycles, chip.hbm / chip.clock
-    multiplied = 4 * launch.rows * heads.kv * heads.dim * turn.dma_bytes / launch.key_bytes / turn.cycles
+    keys = launch.shared_keys or turn.dma_bytes / launch.key_bytes
+    multiplied = 4 * launch.rows * heads.kv * heads.dim * keys / turn.cycles
     figures = f"{turn.cycles} | {turn.dma_bytes} | {speed:.0f} | {hbm:.0f} | {speed / hbm:.2f}"
     if launch.rows == 0:
         return f"{figures} | | | | {seconds:.0f}"
     masked = multiplying_turn(bundles).cycles
     return f"{figures} | {launch.rows} | {multiplied * chip.clock / chip.flops:.2f} | {masked} | {seconds:.0f}"
+
+
+def turn_of(launch: Launch, bundles: list[Bundle]) -> Turn:
+    """Return one turn of the kernel's loop in its steady state, with its share of the bytes that are copied."""
+    if not launch.rows:
+        return last_copying_turn(bundles)
+    if not launch.shared_keys:
+        return steady_turn(bundles)
+    share = round(launch.shared_keys * launch.key_bytes / launch.sharing)
+    return Turn(turn_without_copies(bundles).cycles, share)
 
 
 def compiled(launch: Launch, dumps: Path) -> list[Bundle]:
@@ -126,8 +147,7 @@ def compiled(launch: Launch, dumps: Path) -> list[Bundle]:
         old.unlink()
     with jax.set_mesh(launch.arguments[0].sharding.mesh):
         jax.jit(launch.function).lower(*launch.arguments).compile()
-    name = "paged_attention" if launch.rows else "kv_write"
-    (final,) = dumps.glob(f"*{name}*-final_bundles.txt")
+    (final,) = dumps.glob(f"*{launch.name}*-final_bundles.txt")
     return parse(final.read_text())
 
 

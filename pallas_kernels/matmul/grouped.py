@@ -1,7 +1,7 @@
 """Multiplies rows with matrices of experts: each row with its own only.
 
-XLA on CPU multiplies every row with every expert's matrix and masks (`jax.lax.ragged_dot`; 32 times the work of 32
-experts). `cpu` does only what is asked for.
+XLA on CPUs and GPUs multiplies every row with every expert's matrix and masks (`jax.lax.ragged_dot`; 32 times the work
+of 32 experts). `cpu` and `gpu` do only what is asked for.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ def matmul_grouped(
 
     Args:
         x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
-        impl: ``cpu`` needs Numba and unsharded operands; all others are XLA's.
+        impl: ``cpu`` needs Numba, ``gpu`` Triton, and both unsharded operands; all others are XLA's.
     """
+    if impl == "gpu" and x.size and table.size:
+        from pallas_kernels.matmul import gpu_grouped  # imports triton, which only a GPU's environment has
+
+        return gpu_grouped.matmul_grouped(x, table, counts)
     if impl != "cpu":
         precision = jax.lax.Precision.HIGHEST if table.dtype == jnp.float32 else None
         return jax.lax.ragged_dot(x, table, counts.astype(jnp.int32), precision=precision)

@@ -18,9 +18,10 @@ from pallas_kernels.layout import check_view, padded_head_dim
 from pallas_kernels.paged_attention import cpu, gpu_shapes, reference, tpu, xla
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_plan import Plan, make_plan
+from pallas_kernels.paged_attention.tpu_tuning import Tuning
 from pallas_kernels.platform import Impl, resolve_impl
 
-__all__ = ["Plan", "paged_attention", "plan_attention"]
+__all__ = ["Plan", "Tuning", "paged_attention", "plan_attention"]
 
 
 def paged_attention(
@@ -119,6 +120,8 @@ def plan_attention(
     chunk_size: int | None = None,
     last_keys: Int[Array, " tokens"] | None = None,
     max_query_len: int | None = None,
+    device_kind: str | None = None,
+    tuning: Tuning | None = None,
     impl: Impl | None = None,
 ) -> Plan | None:
     """Return what `paged_attention` computes from the batch alone, to be given to the calls of all layers.
@@ -132,9 +135,12 @@ def plan_attention(
         q_per_kv: query heads of a KV head.
         block_tables, query_starts, kv_lens, sliding_window, chunk_size, last_keys, max_query_len, impl: see
             `paged_attention`.
+        device_kind: what JAX calls the TPUs, such as ``TPU v5 lite``; None = those of the mesh in use.
+        tuning: sizes of the launches; None = those that `tpu_tuning` has for the devices.
 
     Raises:
-        ValueError: when `impl` does not take the view, or the block tables do not fit in a TPU's scalar memory.
+        ValueError: when `impl` does not take the view, or not even the block tables that are in use at once fit in a
+            TPU's scalar memory.
     """
     if resolve_impl(impl) not in ("tpu", "tpu_interpret"):
         return None
@@ -148,4 +154,6 @@ def plan_attention(
         reach=Reach(sliding_window, chunk_size),
         max_query_len=max_query_len,
         last_keys=last_keys,
+        device_kind=device_kind,
+        tuning=tuning,
     )

@@ -1,13 +1,16 @@
 """Implements paged_attention as a Pallas Mosaic TPU kernel: ragged, flash-style, reading the pool in place.
 
-The grid runs over units (see `tpu_units`) and chunks of KV heads. A unit walks its pages in steps of a few
-hundred keys, the queries of one KV head as rows of one matrix product (see `tpu_kernel`).
+A batch with prompts takes two launches, one for sequences that decode and one for the others (see `tpu_plan`), whose
+results are put together by row. The grid of a launch runs over units (see `tpu_units`) and chunks of KV heads. A unit
+walks its pages in steps of a few hundred keys, the queries of one KV head as rows of matrix products (see
+`tpu_kernel`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +23,21 @@ from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import in_halves, of_halves
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
-from pallas_kernels.paged_attention.tpu_plan import Plan, copies_of, make_plan, tile_of_batch
+from pallas_kernels.paged_attention.tpu_plan import ONE_ROW, Plan, Tile, copies_of, make_plan
 from pallas_kernels.paged_attention.tpu_ring import CURSOR
-from pallas_kernels.paged_attention.tpu_softmax import MASKED
+from pallas_kernels.paged_attention.tpu_softmax import LOG2E, MASKED
+from pallas_kernels.paged_attention.tpu_tables import deepest_ring, windows_for
+from pallas_kernels.paged_attention.tpu_tuning import MIB, Tuning
+from pallas_kernels.paged_attention.tpu_units import Units
 
-RING = 4
-"""Steps that VMEM holds at once: one is computed, the others are in flight."""
-MAX_STEP_KEYS = 1024
-STEP_BYTES = 2**20
-"""Most VMEM one step's keys and values take, scales aside."""
 MAX_SPAN_KEYS = 256
 """Keys that are multiplied at once."""
 MAX_HEADS = 8
 """KV heads a grid step takes at once."""
+MAX_DEPTH = 32
+"""Steps that VMEM holds at once, where they are small."""
+SPARE_VMEM = 12 * MIB
+"""VMEM for what the compiler keeps of the products, beside buffers and scratch."""
 
 
 def paged_attention(
@@ -62,9 +67,7 @@ def paged_attention(
     Raises:
         ValueError: see `make_plan`; or the plan was made without the `last_keys` that are given.
     """
-    tokens, kv_heads, group, head_dim = q.shape
-    blocks, layers, _, tiles, block_rows, _ = view.shape
-    block_size, pages = tokens_of(view), block_tables.shape[1]
+    tokens, _, group, head_dim = q.shape
     reach = Reach(sliding_window, chunk_size)
     if plan is None:
         plan = make_plan(
@@ -80,86 +83,189 @@ def paged_attention(
         )
     elif last_keys is not None and plan.last_keys is None and max_query_len != 1:
         raise ValueError("last_keys are given, but the plan was made without: give them to plan_attention too")
-    units, gathers = len(plan.units.entry), plan.gathers
-    tile = tile_of_batch(tokens, max_query_len, group, view.dtype)
-    copies = copies_of(view.dtype)
-    rows = tile * group * copies
-    heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
-    span_pages, step_pages = _step_pages(heads * tiles * LANES * view.dtype.itemsize, block_size, pages)
-    held = KVTiles.of(tiles, value_dim)  # a packed row is multiplied whole, as key and as value
-    lanes, value_lanes = len(held.keys) * LANES, len(held.values) * LANES
+    blocks, layers, _, tiles, _, _ = view.shape
     in_bf16 = q.dtype == jnp.bfloat16 and view.dtype != jnp.float32
-
+    held = KVTiles.of(tiles, value_dim)  # a packed row is multiplied whole, as key and as value
+    lanes = len(held.keys) * LANES
     queries = q if lanes == head_dim else jnp.pad(q, ((0, 0),) * 3 + ((0, lanes - head_dim),))
-    if gathers is not None:
-        queries = queries[gathers.rows].transpose(0, 2, 3, 1, 4)
-    queries = queries.reshape(units, kv_heads, tile * group, lanes)
+    call = _Call(
+        jnp.asarray(layer, jnp.int32)[None],
+        view.reshape(blocks * layers, *view.shape[2:]),
+        plan,
+        None if sinks is None else jnp.maximum(sinks.astype(jnp.float32) * LOG2E, MASKED),
+        held,
+        interpret,
+        {
+            "scale": scale,
+            "soft_cap": soft_cap,
+            "reach": reach,
+            "held": held,
+            "compute_dtype": jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
+            "layers": layers,
+        },
+        block_tables.shape[1],
+    )
+    start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
+    width = slice(start_of_v, start_of_v + (value_dim or head_dim))
+    decoded = _launch(call, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")[..., width]
+    if plan.prompts is None:
+        return decoded
+    read = _launch(call, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")[..., width]
+    of_prompt, of_decode = plan.of_prompt[:, None, None, None], plan.of_decode[:, None, None, None]
+    return jnp.where(of_decode, decoded, jnp.where(of_prompt, read, 0))
+
+
+class _Call(NamedTuple):
+    """Holds what both launches of a call are given.
+
+    Attributes:
+        view: HBM [blocks * layers, kv_heads, tiles, block_rows, 128].
+        sinks: float32 [kv_heads, q_per_kv], in units of log 2; None = none.
+        held: where rows hold keys and values.
+        options: what `attend_to_unit` takes beside.
+        pages: width of the block tables.
+    """
+
+    layer: Int[Array, " 1"]
+    view: Array
+    plan: Plan
+    sinks: Array | None
+    held: KVTiles
+    interpret: bool | pltpu.InterpretParams
+    options: dict[str, Any]
+    pages: int
+
+
+def _launch(
+    call: _Call,
+    q: Float[Array, "tokens kv_heads q_per_kv lanes"],
+    work: Int[Array, "fields units"],
+    tile: Tile,
+    last_keys: Int[Array, "chunks 1 lanes"] | None,
+    name: str,
+) -> Float[Array, "tokens kv_heads q_per_kv value_lanes"]:
+    """Attend from the units of one work list; the other rows of the result may be anything."""
+    view, plan = call.view, call.plan
+    tokens, kv_heads, group, lanes = q.shape
+    units, (_, _, tiles, block_rows, _) = work.shape[1], view.shape
+    block_size, copies = tokens_of(view), copies_of(view.dtype)
+    rows = group * tile.chunk * copies
+    heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
+    row_bytes = heads * tiles * LANES * view.dtype.itemsize
+    span_pages, step_pages = pages_of_step(row_bytes, block_size, call.pages, plan.tuning)
+    whole_tables = plan.tables.ndim == 1
+    depth = _ring_depth(step_pages * block_size * row_bytes, plan.tuning, None if whole_tables else call.pages)
+    value_lanes = len(call.held.values) * LANES
+    zero_dead_units = plan.prompts is None
+
+    queries = _in_chunks(q, tile)
     queries = in_halves(queries) if copies == 2 else queries
 
-    def block_of_unit(h, u, _, num_units, *__):
-        # Units past the last live one name its block again, which moves no memory.
-        return jnp.minimum(u, jnp.maximum(num_units[0] - 1, 0)), h, 0, 0
+    def tile_of_unit(h, u, _, work, *__):
+        # Units past the last live one name its tile again, which moves no memory.
+        listed = Units.of(work)
+        return listed.tile[jnp.minimum(u, jnp.maximum(listed.num_units[0] - 1, 0))], h, 0, 0
 
-    def own_block(h, u, *_):  # the rows of units that are not live become zero
+    def own_row(h, u, *_):  # the rows of units that are not live become zero
         return u, h, 0, 0
 
-    in_specs = [pl.BlockSpec((1, heads, rows, lanes), block_of_unit), pl.BlockSpec(memory_space=pltpu.HBM)]
-    inputs = [queries, view.reshape(blocks * layers, *view.shape[2:])]
-    if sinks is not None:
-        of_rows = jnp.repeat(jnp.maximum(sinks.astype(jnp.float32), MASKED), tile, axis=1)
-        of_rows = jnp.tile(of_rows, (1, copies))
+    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    in_specs, inputs = ([], []) if whole_tables else ([in_hbm], [plan.tables])
+    in_specs += [pl.BlockSpec((tile.chunks, heads, rows, lanes), tile_of_unit), in_hbm]
+    inputs += [queries, view]
+    if call.sinks is not None:
+        of_rows = jnp.tile(jnp.repeat(call.sinks, tile.chunk, axis=1), (1, copies))
         in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
         inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
-    if plan.last_keys is not None:
-        in_specs.append(pl.BlockSpec((1, 1, LANES), lambda h, u, *more: (block_of_unit(h, u, *more)[0], 0, 0)))
-        inputs.append(plan.last_keys)
+    if last_keys is not None:
+        block = (tile.chunks, *last_keys.shape[1:])
+        in_specs.append(pl.BlockSpec(block, lambda h, u, *more: (tile_of_unit(h, u, *more)[0], 0, 0)))
+        inputs.append(last_keys)
+    prefetched = [call.layer, work, *([plan.tables] if whole_tables else [])]
+    scratch = [
+        pltpu.VMEM((depth, step_pages, heads, tiles, block_rows, LANES), view.dtype),
+        pltpu.VMEM((tile.chunks, heads, rows, LANES), jnp.float32),
+        pltpu.VMEM((tile.chunks, heads, rows, LANES), jnp.float32),
+        pltpu.VMEM((tile.chunks, heads, rows, value_lanes), jnp.float32),
+        pltpu.VMEM((1, step_pages * block_size), jnp.int32),
+        pltpu.SMEM((CURSOR,), jnp.int32),
+        pltpu.SemaphoreType.DMA((depth,)),
+    ]
+    if not whole_tables:
+        windows = windows_for(depth)
+        scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]
+    ring_bytes = depth * step_pages * block_rows * row_bytes
+    state_bytes = 4 * tile.chunks * heads * rows * (2 * LANES + value_lanes)
+    moved_bytes = 2 * q.dtype.itemsize * tile.chunks * heads * rows * (lanes + value_lanes)  # double buffers
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
-            tile=tile,
-            scale=scale,
-            soft_cap=soft_cap,
-            reach=reach,
+            chunk=tile.chunk,
             span_pages=span_pages,
-            held=held,
-            compute_dtype=jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
-            layers=layers,
-            has_sinks=sinks is not None,
-            zero_dead_units=gathers is None,
+            has_sinks=call.sinks is not None,
+            has_last_keys=last_keys is not None,
+            zero_dead_units=zero_dead_units,
+            **call.options,
         ),
         out_shape=jax.ShapeDtypeStruct((*queries.shape[:3], value_lanes), q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1 + len(plan.units) + 1,
+            num_scalar_prefetch=len(prefetched),
             grid=(kv_heads // heads, units),
             in_specs=in_specs,
-            out_specs=pl.BlockSpec((1, heads, rows, value_lanes), block_of_unit if gathers else own_block),
-            scratch_shapes=[
-                pltpu.VMEM((RING, step_pages, heads, tiles, block_rows, LANES), view.dtype),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, value_lanes), jnp.float32),
-                pltpu.VMEM((1, step_pages * block_size), jnp.int32),
-                pltpu.SMEM((CURSOR,), jnp.int32),
-                pltpu.SemaphoreType.DMA((RING,)),
-            ],
+            out_specs=pl.BlockSpec(
+                (tile.chunks, heads, rows, value_lanes), own_row if zero_dead_units else tile_of_unit
+            ),
+            scratch_shapes=scratch,
         ),
         # Every id is checked before the launch; the compiler's own checks would double the cost of a DMA's start.
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), disable_bounds_checks=True),
-        interpret=interpret,
-        name="paged_attention",
-    )(jnp.asarray(layer, jnp.int32)[None], *plan.units, plan.tables, *inputs)
-
-    start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            disable_bounds_checks=True,
+            vmem_limit_bytes=ring_bytes + state_bytes + moved_bytes + SPARE_VMEM,
+        ),
+        interpret=call.interpret,
+        name=name,
+    )(*prefetched, *inputs)
     out = of_halves(out) if copies == 2 else out
-    out = out.reshape(units, kv_heads, group, tile, value_lanes)[..., start_of_v:][..., : value_dim or head_dim]
-    if gathers is None:
-        return out[..., 0, :]
-    return jnp.where(gathers.live[:, None, None, None], out[gathers.unit, :, :, gathers.place], 0)
+    return _in_rows(out, tile, group)[:tokens]
 
 
-def _step_pages(key_bytes: int, block_size: int, pages: int) -> tuple[int, int]:
+def _in_chunks(
+    q: Float[Array, "tokens kv_heads q_per_kv lanes"], tile: Tile
+) -> Float[Array, "chunks kv_heads rows lanes"]:
+    """Return the queries of whole tiles, chunk by chunk, row = group member * chunk + place."""
+    tokens, kv_heads, group, lanes = q.shape
+    if tile == ONE_ROW:
+        return q
+    q = jnp.pad(q, ((0, -tokens % tile.tokens), (0, 0), (0, 0), (0, 0)))
+    q = q.reshape(-1, tile.chunk, kv_heads, group, lanes).transpose(0, 2, 3, 1, 4)
+    return q.reshape(-1, kv_heads, group * tile.chunk, lanes)
+
+
+def _in_rows(out: Float[Array, "chunks kv_heads rows lanes"], tile: Tile, group: int) -> Array:
+    """Undo `_in_chunks`: [rows of whole tiles, kv_heads, q_per_kv, lanes]."""
+    if tile == ONE_ROW:
+        return out
+    _, kv_heads, _, lanes = out.shape
+    out = out.reshape(-1, kv_heads, group, tile.chunk, lanes).transpose(0, 3, 1, 2, 4)
+    return out.reshape(-1, kv_heads, group, lanes)
+
+
+def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -> tuple[int, int]:
     """Return the pages of a span, whose keys fill whole lanes, and of a step, which is whole spans."""
     aligned = LANES // math.gcd(LANES, block_size)  # pages that fill whole lanes
-    keys = min(MAX_STEP_KEYS, STEP_BYTES // key_bytes, pages * block_size)
+    keys = min(tuning.step_keys, tuning.step_bytes // key_bytes, pages * block_size)
     span = max(1, min(keys, MAX_SPAN_KEYS) // (aligned * block_size)) * aligned
     return span, max(1, keys // (span * block_size)) * span
+
+
+def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None) -> int:
+    """Return how many steps VMEM holds at once: one is computed, the others are in flight.
+
+    Args:
+        pages: width of block tables that are brought one by one, see `tpu_tables`; None = they are not.
+    """
+    depth = 2
+    while 2 * depth * step_bytes <= tuning.flight_bytes and depth < MAX_DEPTH:
+        depth *= 2
+    return depth if pages is None else min(depth, deepest_ring(pages))

@@ -1,23 +1,33 @@
 """Is the body of the TPU paged-attention kernel: one unit's queries against its keys, for one chunk of heads.
 
 A unit's pages come in steps (see `tpu_ring`). Nearly all steps of a long context are *plain*: every query sees
-every key, and the step to fetch meanwhile is a full one. A plain step is one basic block, so that the compiler packs
-the scalar instructions that start DMAs into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts
-and loads in the order they are written in, hence the DMAs are started in shares, one after each span's loads.
+every key.
+
+A unit of a sequence that decodes is one row of the batch. A plain step of it, while the step to fetch is a full one, is
+one basic block, so that the compiler packs the scalar instructions that start DMAs into the same bundles as the
+arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in, hence the DMAs are started
+in shares, one after each span's loads.
+
+A unit of a prompt is what a tile of the batch has of it, some chunks of rows. A step is fetched once for all of them,
+and then each chunk that holds queries of the unit is multiplied with the spans it sees, for itself: a prompt that fills
+little of a tile costs as little arithmetic, and rows of other sequences in a chunk are computed and not written.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.kv_codes import tokens_of
-from pallas_kernels.layout import LANES, KVTiles
+from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import load_tile
 from pallas_kernels.paged_attention.tpu_ring import Ring
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax
+from pallas_kernels.paged_attention.tpu_tables import TableWindows, WholeTables
 from pallas_kernels.paged_attention.tpu_units import Units
 
 NEVER = 2**30
@@ -26,7 +36,7 @@ NEVER = 2**30
 
 def attend_to_unit(
     *refs,
-    tile: int,
+    chunk: int,
     scale: float,
     soft_cap: float | None,
     reach: Reach,
@@ -35,57 +45,85 @@ def attend_to_unit(
     compute_dtype: jnp.dtype,
     layers: int,
     has_sinks: bool,
+    has_last_keys: bool,
     zero_dead_units: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
-    `refs`: in SMEM the layer [1], the fields of `Units` and the tables; in VMEM q [1, heads, rows, lanes] with row =
-    group member * tile + query; in HBM the view; in VMEM the sinks [heads, rows, 128] if there are any, the last key
-    that each query sees [1, 1, 128] if it may be another than its own, and out [1, heads, rows, value lanes]. Then
-    scratch: see `Ring` and `OnlineSoftmax`, and penalty [1, step keys]. `span_pages`: pages whose keys are multiplied
-    at once. `layers`: those of the view, whose rows are blocks and layers together. `has_sinks`: whether there are
-    sinks. `zero_dead_units`: units that are not live have rows of `out`.
+    `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_tables`); in VMEM the
+    queries of the unit's tile [chunks, heads, rows, lanes] with row = group member * chunk + place; in HBM the view; in
+    VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may
+    be another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,
+    penalty [1, step keys], and the windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a
+    chunk. `span_pages`: pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and
+    layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live
+    have rows of `out`.
     """
-    layer, units = refs[0], Units(*refs[1 : 1 + len(Units._fields)])
-    tables, q, view, *given, out, buffers, top, total, acc, penalty, cursor, sems = refs[1 + len(units) :]
-    _, heads, rows, _ = q.shape
+    layer, work, tables, q, view, *more = refs
+    sinks, last_keys = more[:has_sinks], more[has_sinks : has_sinks + has_last_keys]
+    out, buffers, top, total, acc, penalty, cursor, sems, *windows = more[has_sinks + has_last_keys :]
+    units = Units.of(work)
+    chunks, heads, rows, _ = q.shape
+    decodes = chunk * chunks == 1
     step_pages = buffers.shape[1]
     block_size = tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
+    step_keys = step_pages * block_size
     unit = pl.program_id(1)
     view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
-    ring = Ring(units, tables, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
-    sinks, last_keys = given[:has_sinks], given[has_sinks:]
-    softmax = OnlineSoftmax(q, top, total, acc, scale, soft_cap, compute_dtype, *sinks)
+    ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
+    ring = Ring(units, ids, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
+
+    def softmax(c):
+        """Return the state of a chunk's queries."""
+        return OnlineSoftmax(q.at[c], top.at[c], total.at[c], acc.at[c], scale, soft_cap, compute_dtype, *sinks)
+
+    def each_chunk(do):
+        """Call ``do(c)`` for the chunks that hold queries of the unit."""
+        if decodes:
+            do(0)
+        else:
+            stop = lax.div(units.stop[unit] + (chunk - 1), chunk)
+            pl.loop(lax.div(units.first[unit], chunk), stop)(do)
+
+    def queries(c):
+        """Return the positions of the unit's first and last query in a chunk."""
+        if decodes:
+            return units.query_pos[unit], units.query_pos[unit]
+        start = c * chunk
+        first, stop = jnp.maximum(units.first[unit], start), jnp.minimum(units.stop[unit], start + chunk)
+        return units.query_pos[unit] + first, units.query_pos[unit] + stop - 1
+
+    def places(c):
+        """Return the place in the tile of each row of a chunk, [rows, 1]."""
+        return c * chunk + (lax.broadcasted_iota(jnp.int32, (rows, 1), 0) & (chunk - 1))
 
     def load(at, i, tiles_of):
         """Load some tiles of a buffer's span i."""
         return [load_tile(buffers, at, i * span_pages, span_pages, t, compute_dtype) for t in tiles_of]
 
-    def attend_plain(at):
-        """Attend to a step all of whose keys all queries see, while a full step is fetched."""
-        ring.wait_full(at)
-        free = ring.free()
+    def attend_plain(c, at, fetch_share):
+        """Attend to a step all of whose keys all queries see; `fetch_share` is called after each span's loads."""
 
         def keys(i):
             k = load(at, i, held.keys)
-            ring.fetch_share(free, i, 2 * spans)
+            fetch_share(i, 2 * spans)
             return k
 
         def values(i):
             v = load(at, i, held.values)
-            ring.fetch_share(free, spans + i, 2 * spans)
+            fetch_share(spans + i, 2 * spans)
             return v
 
-        softmax.add(keys, values, spans)
+        softmax(c).add(keys, values, spans)
 
-    def last_of_rows(last):
-        """Return the last key that each row sees, [rows, 1]: lane ``query`` of `last`."""
-        lane = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
-        own = lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) & (tile - 1)
-        return jnp.sum(jnp.where(lane == own, last[0], 0), axis=1, keepdims=True)
+    def last_of_rows(c):
+        """Return the last key that each row sees, [rows, 1]: lane ``place`` of the chunk's."""
+        lane = lax.broadcasted_iota(jnp.int32, (rows, last_keys[0].shape[2]), 1)
+        own = lax.broadcasted_iota(jnp.int32, lane.shape, 0) & (chunk - 1)
+        return jnp.sum(jnp.where(lane == own, last_keys[0][c], 0), axis=1, keepdims=True)
 
-    def attend_span(at, i, start):
+    def attend_span(c, at, i, start):
         """Attend to span i, masked; its first key is at position `start`."""
 
         def values(_):  # memory no one wrote may hold NaN
@@ -95,11 +133,11 @@ def attend_to_unit(
 
         key = start + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
         key += penalty[:, pl.ds(pl.multiple_of(i * span, span), span)]
-        query = units.query_pos[unit] + (lax.broadcasted_iota(jnp.int32, (rows, 1), 0) & (tile - 1))
-        seen = (key <= (last_of_rows(*last_keys) if last_keys else query)) & (key < units.key_stop[unit])
+        query = units.query_pos[unit] + places(c)
+        seen = (key <= (last_of_rows(c) if last_keys else query)) & (key < units.key_stop[unit])
         if reach.limited:
             seen &= key >= reach.first_key(query)
-        softmax.add(lambda _: load(at, i, held.keys), values, 1, seen)
+        softmax(c).add(lambda _: load(at, i, held.keys), values, 1, seen)
 
     def hide_missing_blocks(at, entry, pages):
         """Zero what stands in for pages without a block and mark their keys."""
@@ -107,14 +145,58 @@ def attend_to_unit(
 
         @pl.loop(0, pages)
         def _(page):
-            @pl.when(tables[entry + page] < 0)
+            @pl.when(ids.row(unit, entry + page) < 0)
             def _():
                 here = (column >= page * block_size) & (column < (page + 1) * block_size)
                 penalty[...] = jnp.where(here, NEVER, penalty[...])
                 buffers[at, page] = jnp.zeros(buffers.shape[2:], buffers.dtype)
 
-    def attend_masked(at, step, start, broken):
-        """Attend to any step; its first key is at position `start`."""
+    def attend_masked(c, at, start, pages):
+        """Attend to the spans of a step of `pages` pages that a chunk's queries see."""
+        lowest, highest = queries(c)
+        last = units.key_stop[unit] - 1 if last_keys else highest
+        begin: Any = 0
+        if reach.limited:
+            begin = lax.div(jnp.maximum(reach.first_key(lowest) - start, 0), span)
+        stop = lax.div(jnp.maximum(last - start + span, 0), span)
+        stop = jnp.minimum(stop, lax.div(pages + (span_pages - 1), span_pages))
+
+        @pl.loop(begin, stop)
+        def _(i):
+            attend_span(c, at, i, start + i * span)
+
+    def attend_one_row(at, step, start, broken):
+        """Attend from a sequence that decodes to a step, and start the copies of another."""
+        (lowest, highest), free = queries(0), ring.free()
+        plain = (start >= reach.first_key(highest)) & (start + step_keys <= jnp.where(broken, 0, lowest + 1))
+
+        def run_plain():
+            ring.wait_full(at)
+            attend_plain(0, at, lambda share, shares: ring.fetch_share(free, share, shares))
+
+        def run_masked():
+            with_step(at, step, broken, lambda pages: attend_masked(0, at, start, pages))
+
+        lax.cond(plain & ring.next_is_full(), run_plain, run_masked)
+
+    def attend_chunks(at, step, start, broken):
+        """Attend from the chunks of a prompt to a step, and start the copies of another."""
+
+        def run(pages):
+            @each_chunk
+            def _(c):
+                lowest, highest = queries(c)
+                plain = (start >= reach.first_key(highest)) & (start + step_keys <= jnp.where(broken, 0, lowest + 1))
+                lax.cond(
+                    plain,
+                    lambda: attend_plain(c, at, lambda share, shares: None),
+                    lambda: attend_masked(c, at, start, pages),
+                )
+
+        with_step(at, step, broken, run)
+
+    def with_step(at, step, broken, run):
+        """Start the copies of another step, wait for this one, hide what it lacks and call ``run(pages)``."""
         pages = jnp.minimum(units.num_pages[unit] - step * step_pages, step_pages)
         ring.fetch(ring.free())
         ring.wait(at, pages)
@@ -123,13 +205,19 @@ def attend_to_unit(
         def _():
             hide_missing_blocks(at, units.entry[unit] + step * step_pages, pages)
 
-        @pl.loop(0, lax.div(pages + (span_pages - 1), span_pages))
-        def _(i):
-            attend_span(at, i, start + i * span)
+        run(pages)
 
         @pl.when(broken)
         def _():
             penalty[...] = jnp.zeros_like(penalty)
+
+    def write(c):
+        """Write the rows of a chunk that are the unit's own."""
+        result = softmax(c).result()
+        if not decodes:
+            mine = (places(c) >= units.first[unit]) & (places(c) < units.stop[unit])
+            result = jnp.where(mine, result, out[c].astype(jnp.float32))
+        out[c] = result.astype(out.dtype)
 
     @pl.when(unit == 0)
     def _prime():
@@ -138,25 +226,19 @@ def attend_to_unit(
 
     @pl.when(unit < units.num_units[0])
     def _run():
-        softmax.reset()
+        each_chunk(lambda c: softmax(c).reset())
         broken = units.broken[unit] != 0
-        # The first query sees the fewest keys at the end, the last one the fewest at the beginning.
-        plain_start = reach.first_key(units.query_pos[unit] + (tile - 1))
-        plain_stop = jnp.where(broken, 0, units.query_pos[unit] + 1)
 
         @pl.loop(0, jnp.maximum(lax.div(units.num_pages[unit] + (step_pages - 1), step_pages), 1))
         def _(step):
-            start = units.first_key[unit] + step * step_pages * block_size
-            at = ring.taken()
-            plain = (start >= plain_start) & (start + step_pages * block_size <= plain_stop) & ring.next_is_full()
-
-            lax.cond(plain, lambda: attend_plain(at), lambda: attend_masked(at, step, start, broken))
+            start = units.first_key[unit] + step * step_keys
+            (attend_one_row if decodes else attend_chunks)(ring.taken(), step, start, broken)
             ring.release()
 
-        out[0] = softmax.result().astype(out.dtype)
+        each_chunk(write)
 
     if zero_dead_units:
 
         @pl.when(unit >= units.num_units[0])
         def _():
-            out[0] = jnp.zeros(out.shape[1:], out.dtype)
+            out[...] = jnp.zeros_like(out)

@@ -1,56 +1,79 @@
-"""Plans the TPU kernel's launch from the batch alone: what is the same for all layers is computed once a step.
+"""Plans the TPU kernel's launches from the batch alone: what is the same for all layers is computed once a step.
 
 Every small operation before a launch costs a TPU about two thousand cycles whatever it does, so a loop over layers
 should hold none that does not need the layer.
+
+Sequences of one query, which decode, and prompts have launches of their own. A decode is bound by reading KV: its
+launch multiplies the query heads of one row and spreads the starts of its copies over the arithmetic. A prompt is bound
+by arithmetic: its launch lets hundreds of rows share what is read.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_units import Units, check_tables, cut_into_units, max_units, unit_of_token
-
-MAX_ROWS = 128
-"""Query rows of one matrix product."""
-TABLE_BYTES = 768 * 2**10
-"""Largest block tables: they lie in scalar memory, 1 MiB on a TPU v5e."""
+from pallas_kernels.paged_attention.tpu_tables import deepest_ring, fit_whole, table_width
+from pallas_kernels.paged_attention.tpu_tuning import Tuning, current_device_kind, tuning_of
+from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units
 
 
-class Gathers(NamedTuple):
-    """Says where the queries of a batch with prompts lie among those of its units.
+class Tile(NamedTuple):
+    """Says how a launch cuts the rows of a batch; both are powers of two.
 
     Attributes:
-        rows: batch row of each query of each unit; what is behind the unit's last query is any row.
-        unit, place: the unit of each batch row, and its place in it.
-        live: whether a batch row is a sequence's.
+        chunk: rows whose queries are multiplied at once, so that a row's place in it is its low bits.
+        chunks: chunks of a tile, which share what is read of KV.
     """
 
-    rows: Int[Array, "units tile"]
-    unit: Int[Array, " tokens"]
-    place: Int[Array, " tokens"]
-    live: Bool[Array, " tokens"]
+    chunk: int
+    chunks: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the rows of the batch in a tile."""
+        return self.chunk * self.chunks
 
 
-class Plan(NamedTuple):
+ONE_ROW = Tile(1, 1)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("tables", "decodes", "prompts", "of_decode", "of_prompt", "last_keys"),
+    meta_fields=("tile", "tuning"),
+)
+@dataclass(frozen=True)
+class Plan:
     """Holds what the kernel needs of a batch.
 
     Attributes:
-        units: the work list.
         tables: row of the view, as blocks and layers together, that holds each page's first layer; -1 for no block.
-        gathers: None where every unit is one batch row, in the batch's order.
-        last_keys: last key that each query of each unit sees, in lane ``query``; None = its own.
+            All entries in a row, or a table for each sequence where they do not fit in scalar memory together.
+        decodes: the units of sequences of one query, see `tpu_units.Units`.
+        prompts: those of the others; None where no sequence has more than one.
+        of_decode, of_prompt: whether a row of the batch is of such a sequence; None where all rows may be decodes.
+        last_keys: last key that each row of the chunks of `prompts` sees, in lane ``place``; None = its own.
+        tile: how `prompts` cuts the batch's rows.
+        tuning: the sizes of the launches.
     """
 
-    units: Units
-    tables: Int[Array, " entries"]
-    gathers: Gathers | None
-    last_keys: Int[Array, "units 1 128"] | None = None
+    tables: Int[Array, " entries"] | Int[Array, "seqs 1 width"]
+    decodes: Int[Array, "fields units"]
+    prompts: Int[Array, "fields units"] | None
+    of_decode: Bool[Array, " tokens"] | None
+    of_prompt: Bool[Array, " tokens"] | None
+    last_keys: Int[Array, "chunks 1 lanes"] | None
+    tile: Tile
+    tuning: Tuning
 
 
 def make_plan(
@@ -64,66 +87,82 @@ def make_plan(
     reach: Reach,
     max_query_len: int | None,
     last_keys: Int[Array, " tokens"] | None = None,
+    device_kind: str | None = None,
+    tuning: Tuning | None = None,
 ) -> Plan:
     """Return the plan of a batch of `tokens` rows; it serves all layers of `view`, of which shape and dtype are read.
 
     Args:
         last_keys: last key that each row of the batch sees; None = its own, as in a batch of single queries anyway.
+        device_kind: what JAX calls the devices; None = those of the mesh in use.
+        tuning: sizes of the launches; None = those of `tpu_tuning` for the devices.
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
-            TPUs hold it, or the block tables do not fit in scalar memory.
+            TPUs hold it, or not even the block tables in use at once fit in scalar memory.
     """
     check_tpu_view(view)
-    blocks, layers = view.shape[:2]
+    blocks, layers, kv_heads, tiles_of_head = view.shape[:4]
+    if tuning is None:
+        tuning = tuning_of(device_kind or current_device_kind(), kv_heads, tiles_of_head * LANES // 2)
     block_size = tokens_of(view)
     seqs, pages = block_tables.shape
-    if 4 * seqs * pages > TABLE_BYTES:
-        raise ValueError(
-            f"block tables of {seqs} x {pages} ids take {4 * seqs * pages} bytes, more than {TABLE_BYTES}: "
-            f"use larger blocks than {block_size} tokens, or fewer sequences"
-        )
-    tile = tile_of_batch(tokens, max_query_len, q_per_kv, view.dtype)
-    units = tokens if max_query_len == 1 else max_units(tokens, seqs, tile, max_query_len)
+    whole = fit_whole(seqs, pages)
+    if not whole:
+        deepest_ring(pages)
     tables, broken = check_tables(block_tables, query_starts, kv_lens, blocks, block_size, reach)
-    behind = None if max_query_len == 1 or last_keys is None else last_keys.astype(jnp.int32)
-    work, first_row = cut_into_units(
+    tables = jnp.where(tables < 0, -1, tables * layers)
+    tables = tables.reshape(-1) if whole else jnp.pad(tables, ((0, 0), (0, table_width(pages) - pages)))[:, None]
+    cut = partial(
+        cut_into_units,
         query_starts,
         kv_lens,
         broken,
-        tile=tile,
-        units=units,
         reach=reach,
         pages=pages,
         block_size=block_size,
-        last_keys=behind,
+        whole_tables=whole,
     )
-    gathers = last = None
-    if max_query_len != 1:
-        unit, place = unit_of_token(query_starts, tokens, tile)
-        rows = jnp.minimum(first_row[:, None] + jnp.arange(tile), tokens - 1)
-        gathers = Gathers(rows, jnp.minimum(unit, units - 1), place, jnp.arange(tokens) < query_starts[-1])
-        last = None if behind is None else jnp.pad(behind[rows], ((0, 0), (0, LANES - tile)))[:, None]
-    return Plan(work, jnp.where(tables < 0, -1, tables * layers).reshape(-1), gathers, last)
+    lengths = jnp.diff(query_starts)
+    if max_query_len == 1:  # unit u is row u, so that the launch can write zeros for padding
+        decodes = cut(lengths > 0, tile=1, tiles=tokens, units=tokens)
+        return Plan(tables, decodes, None, None, None, None, ONE_ROW, tuning)
+    decodes = cut(lengths == 1, tile=1, tiles=tokens, units=min(seqs, tokens))
+    tile = tile_of_batch(tokens, max_query_len, q_per_kv, view.dtype, tuning)
+    tiles = -(-tokens // tile.tokens)
+    behind = last = None
+    if last_keys is not None:
+        behind = jnp.pad(last_keys.astype(jnp.int32), (0, tiles * tile.tokens - tokens))
+        last = behind.reshape(-1, 1, tile.chunk)
+        last = jnp.pad(last, ((0, 0), (0, 0), (0, -tile.chunk % LANES)))
+    units = max_units(tokens, seqs, tile.tokens)
+    prompts = cut(lengths > 1, tile=tile.tokens, tiles=tiles, units=units, last_keys=behind)
+    row = jnp.arange(tokens)
+    seq = jnp.minimum(jnp.sum(row[:, None] >= query_starts[1:], axis=1), seqs - 1)
+    live, decodes_here = row < query_starts[-1], lengths[seq] == 1
+    return Plan(tables, decodes, prompts, live & decodes_here, live & ~decodes_here, last, tile, tuning)
 
 
-def tile_of_batch(tokens: int, max_query_len: int | None, q_per_kv: int, dtype: jnp.dtype) -> int:
-    """Return how many queries of one sequence are multiplied at once: a power of two, so that a row's query is its low
-    bits.
+def tile_of_batch(tokens: int, max_query_len: int | None, q_per_kv: int, dtype: Any, tuning: Tuning) -> Tile:
+    """Return how a launch for prompts cuts the rows of a batch.
 
     Args:
         tokens: rows of the batch.
         max_query_len: most queries of a sequence, where it is known.
         q_per_kv: query heads of a KV head.
         dtype: dtype of the view.
+        tuning: the most rows of a product and of a tile.
     """
     longest = min(tokens, max_query_len or tokens)
-    tile = 1
-    while 2 * tile * q_per_kv * copies_of(dtype) <= MAX_ROWS and tile < longest:
-        tile *= 2
-    return tile
+    rows = q_per_kv * copies_of(dtype)
+    chunk = chunks = 1
+    while 2 * chunk * rows <= tuning.product_rows and chunk < longest:
+        chunk *= 2
+    while 2 * chunks * chunk * rows <= tuning.tile_rows and chunks * chunk < longest:
+        chunks *= 2
+    return Tile(chunk, chunks)
 
 
-def copies_of(dtype: jnp.dtype) -> int:
+def copies_of(dtype: Any) -> int:
     """Return how many rows a query takes, see `tpu_codes`."""
     return 2 if has_scales(dtype) else 1

@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.paged_attention.tpu_tables import TableWindows, WholeTables
 from pallas_kernels.paged_attention.tpu_units import Units
 
 CURSOR = 4
@@ -31,17 +32,17 @@ class Ring:
 
     Attributes:
         units: SMEM.
-        tables: SMEM [seqs * pages]: row of `view` that holds a page, negative for no block.
+        tables: which row of `view` holds a page.
         view: HBM [rows, kv_heads, tiles, block_size, 128], beginning with the layer's row of the first block.
         buffers: VMEM [depth, step_pages, heads, tiles, block_size, 128].
         sems: one DMA semaphore a buffer.
-        cursor: SMEM [CURSOR]: the unit to fetch next, where in `tables` and how many pages of it are left, and the
+        cursor: SMEM [CURSOR]: the unit to fetch next, where in its table and how many pages of it are left, and the
             number of steps taken out of the ring.
         first_head: the first of the `heads` to fetch.
     """
 
     units: Units
-    tables: Any
+    tables: WholeTables | TableWindows
     view: Any
     buffers: Any
     sems: Any
@@ -58,6 +59,7 @@ class Ring:
 
     def prime(self) -> None:
         """Begin with the first unit: start as many steps as the ring holds ahead."""
+        self.tables.prime()
         self.cursor[UNIT] = 0
         self.cursor[ENTRY] = self.units.entry[0]
         self.cursor[LEFT] = self.units.num_pages[0]
@@ -79,25 +81,26 @@ class Ring:
     def next_is_full(self):
         """Tell whether there is a next step to fetch, it has all its pages, and none is without a block."""
         unit = self.cursor[UNIT]
-        whole = self.units.broken[jnp.minimum(unit, self.units.broken.shape[0] - 1)] == 0
+        whole = self.units.broken[jnp.minimum(unit, len(self.units.broken) - 1)] == 0
         return (unit < self.units.num_units[0]) & (self.cursor[LEFT] >= self.step_pages) & whole
 
     def fetch_share(self, at, share: int, shares: int) -> None:
         """Start one of `shares` shares of the next step's DMAs by straight-line code; only if `next_is_full`."""
-        entry = self.cursor[ENTRY]
+        unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
         for page in range(share * self.step_pages // shares, (share + 1) * self.step_pages // shares):
-            self._dma(self.tables[entry + page], at, page).start()
+            self._dma(self.tables.row(unit, entry + page), at, page).start()
         if share + 1 == shares:
             self._move_on()
 
     def fetch(self, at) -> None:
         """Start the next step's DMAs, if there is a next step."""
-        entry, count = self.cursor[ENTRY], jnp.minimum(self.cursor[LEFT], self.step_pages)
+        unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
+        count = jnp.minimum(self.cursor[LEFT], self.step_pages)
 
         def start_page(page):
-            self._dma(jnp.maximum(self.tables[entry + page], 0), at, page).start()
+            self._dma(jnp.maximum(self.tables.row(unit, entry + page), 0), at, page).start()
 
-        @pl.when(self.cursor[UNIT] < self.units.num_units[0])
+        @pl.when(unit < self.units.num_units[0])
         def _():
             even: Any = 0
             if self.step_pages > UNROLL:
@@ -137,7 +140,8 @@ class Ring:
     def _move_on(self) -> None:
         unit, left = self.cursor[UNIT], self.cursor[LEFT] - self.step_pages
         done = left <= 0
-        following = jnp.minimum(unit + 1, self.units.entry.shape[0] - 1)
+        following = jnp.minimum(unit + 1, len(self.units.entry) - 1)
+        self.tables.enter(unit + 1, done)
         self.cursor[UNIT] = jnp.where(done, unit + 1, unit)
         self.cursor[ENTRY] = jnp.where(done, self.units.entry[following], self.cursor[ENTRY] + self.step_pages)
         self.cursor[LEFT] = jnp.where(done, self.units.num_pages[following], left)

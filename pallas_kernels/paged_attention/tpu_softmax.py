@@ -2,12 +2,14 @@
 
 It is that of FlashAttention-2 (arXiv 2307.08691, algorithm 1), with the sum of the weights kept a lane: lane l of
 `total` sums the keys at positions l, l + 128, ... and the lanes are added up once, at the end. The maximum is the same
-in all lanes, so nothing is broadcast from one lane to the others.
+in all lanes, so nothing is broadcast from one lane to the others. Scores are in units of ``log 2``, as a TPU has an
+instruction for powers of two and a power of e is one of them and a multiplication.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from jax import lax
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.tpu_codes import Tile, add_halves, of_row
 
+LOG2E = math.log2(math.e)
 MASKED = -1e30
 """A finite stand-in for -inf: differences of two of them stay numbers."""
 
@@ -26,14 +29,15 @@ class OnlineSoftmax:
     """Holds queries of some KV heads and what they have seen so far.
 
     Attributes:
-        q: VMEM [1, heads, rows, lanes].
-        top: VMEM float32 [heads, rows, 128], the largest score, the same in all lanes.
+        q: VMEM [heads, rows, lanes].
+        top: VMEM float32 [heads, rows, 128], the largest score in units of log 2, the same in all lanes.
         total: VMEM float32 [heads, rows, 128], the sum of the weights of the keys of a lane.
         acc: VMEM float32 [heads, rows, value lanes], the weighted values.
         scale: multiplies the scores.
         soft_cap: see `pallas_kernels.paged_attention.paged_attention`.
         compute_dtype: dtype of the operands of matrix products.
-        sinks: VMEM float32 [heads, rows, 128], a logit a row that gives nothing, the same in all lanes; None = none.
+        sinks: VMEM float32 [heads, rows, 128], a logit a row that gives nothing, in units of log 2 and the same in all
+            lanes; None = none.
     """
 
     q: Any
@@ -48,13 +52,13 @@ class OnlineSoftmax:
     def reset(self) -> None:
         """Begin with the sinks only, whose weight of one is counted in the first lane."""
         if self.sinks is None:
-            self.top[...] = jnp.full_like(self.top, MASKED)
-            self.total[...] = jnp.zeros_like(self.total)
+            self.top[...] = jnp.full(self.top.shape, MASKED, jnp.float32)
+            self.total[...] = jnp.zeros(self.total.shape, jnp.float32)
         else:
             self.top[...] = self.sinks[...]
             lane = lax.broadcasted_iota(jnp.int32, self.total.shape, 2)
             self.total[...] = jnp.where(lane == 0, 1.0, 0.0)
-        self.acc[...] = jnp.zeros_like(self.acc)
+        self.acc[...] = jnp.zeros(self.acc.shape, jnp.float32)
 
     def add(self, keys, values, spans: int, seen=None) -> None:
         """Attend to some spans of keys, each a multiple of 128.
@@ -71,11 +75,11 @@ class OnlineSoftmax:
         # A row that has seen nothing yet keeps top == MASKED and adds ones here; its first real score wipes them.
         old_top = self.top[...]
         top = functools.reduce(jnp.maximum, highest, old_top)
-        fade = jnp.exp(old_top - top)
+        fade = jnp.exp2(old_top - top)
         total = fade * self.total[...]
         acc = [fade * self.acc[:, :, t : t + LANES] for t in range(0, self.acc.shape[2], LANES)]
         for i, score in enumerate(scores):
-            parts = [jnp.exp(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
+            parts = [jnp.exp2(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
             total += sum(parts[1:], parts[0])
             weights = jnp.concatenate(parts, axis=2)
             acc = [a + self._weighted(weights, tile) for a, tile in zip(acc, values(i), strict=True)]
@@ -91,11 +95,13 @@ class OnlineSoftmax:
     def _scores(self, k: list[Tile]):
         parts = []
         for t, tile in enumerate(k):
-            part = self._product(self.q[0, :, :, t * LANES : (t + 1) * LANES], tile.rows, ((2,), (2,)))
+            part = self._product(self.q[:, :, t * LANES : (t + 1) * LANES], tile.rows, ((2,), (2,)))
             parts.append(part if tile.scales is None else part * of_row(tile.scales, part.shape[1]))
         scores = sum(parts[1:], parts[0])
-        scores = (scores if k[0].scales is None else add_halves(scores)) * self.scale
-        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        scores = scores if k[0].scales is None else add_halves(scores)
+        if self.soft_cap is None:
+            return scores * (self.scale * LOG2E)
+        return (self.soft_cap * LOG2E) * jnp.tanh(scores * (self.scale / self.soft_cap))
 
     def _weighted(self, weights, v: Tile):
         if v.scales is not None:

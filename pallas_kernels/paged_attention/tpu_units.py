@@ -1,105 +1,135 @@
-"""Makes the TPU kernel's work list: which queries and which pages each grid step takes.
+"""Makes the TPU kernel's work lists: which queries and which pages each grid step takes.
 
-A *unit* is up to `tile` consecutive queries of one sequence. All of a unit's keys lie in one range of logical
-pages, so it needs no others: pages behind its window or chunk or past its last query are never touched.
+A *tile* is so many consecutive rows of the batch, whatever sequences they are of; a *unit* is what a tile holds of one
+sequence. So queries are read from the batch where they lie, and no unit gathers its own. All of a unit's keys lie in
+one range of logical pages: pages behind its window or chunk or past its last query are never touched.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.paged_attention.reach import Reach
 
 
 class Units(NamedTuple):
-    """Lists the units, live ones first; `num_units` of them are live. Positions are token positions within the
-    sequence."""
+    """Lists the units, live ones first, by ascending tile; each field is a row of one array, indexed by unit. Positions
+    are token positions within the sequence."""
 
-    num_units: Int[Array, " 1"]
-    entry: Int[Array, " units"]
-    """Index of the first page in the flattened block tables."""
-    num_pages: Int[Array, " units"]
+    num_units: Any
+    """How many units are live, in the first place."""
+    tile: Any
+    """Which tile of the batch's rows it is in."""
+    first: Any
+    """Place in the tile of the unit's first query."""
+    stop: Any
+    """Place in the tile behind the unit's last query."""
+    query_pos: Any
+    """Position of the tile's first row, were it of the unit's sequence; negative if the sequence begins behind it."""
+    seq: Any
+    """The sequence, a row of the block tables."""
+    entry: Any
+    """Index of the first page in what a kernel has of the block tables: all of them, flattened, or the sequence's."""
+    num_pages: Any
     """Pages that hold a key some query sees."""
-    first_key: Int[Array, " units"]
+    first_key: Any
     """Position of the first page's first key, seen or not."""
-    query_pos: Int[Array, " units"]
-    """Position of the first query."""
-    key_start: Int[Array, " units"]
+    key_start: Any
     """First key any query sees."""
-    key_stop: Int[Array, " units"]
+    key_stop: Any
     """One past the last key any query sees."""
-    broken: Int[Array, " units"]
+    broken: Any
     """1 if a page that some query of the sequence sees has no block."""
 
+    @classmethod
+    def of(cls, work: Any) -> Units:
+        """Return the fields of a list that lies in scalar memory, ``[fields, units]``."""
+        return cls(*(_Row(work, number) for number in range(len(cls._fields))))
 
-def max_units(tokens: int, seqs: int, tile: int, max_query_len: int | None) -> int:
-    """Return the most units a batch of this shape can need."""
-    bound = min(tokens, seqs + tokens // tile)
-    return bound if max_query_len is None else min(bound, seqs * -(-max_query_len // tile))
+
+@dataclass(frozen=True)
+class _Row:
+    """Reads a row of a reference."""
+
+    work: Any
+    number: int
+
+    def __getitem__(self, unit: Any) -> Any:
+        return self.work[self.number, unit]
+
+    def __len__(self) -> int:
+        return self.work.shape[1]
+
+
+def max_units(tokens: int, seqs: int, tile: int) -> int:
+    """Return the most units that sequences of two queries or more have: one each, and one for each end of a tile."""
+    return max(1, min(seqs, tokens // 2) - 1 + -(-tokens // tile))
 
 
 def cut_into_units(
     query_starts: Int[Array, " seqs+1"],
     kv_lens: Int[Array, " seqs"],
     broken: Int[Array, " seqs"],
+    taken: Bool[Array, " seqs"],
     *,
     tile: int,
+    tiles: int,
     units: int,
     reach: Reach,
     pages: int,
     block_size: int,
-    last_keys: Int[Array, " tokens"] | None = None,
-) -> tuple[Units, Int[Array, " units"]]:
-    """Cut the batch into units; returns the work list, and the batch row of each unit's first query.
+    whole_tables: bool,
+    last_keys: Int[Array, " rows"] | None = None,
+) -> Int[Array, "fields units"]:
+    """Cut some sequences of the batch into units; returns the fields of `Units`.
 
     Args:
+        taken: the sequences that are cut.
+        tile: rows of a tile.
+        tiles: tiles of the batch.
+        units: length of the list.
         pages: width of the block tables.
-        last_keys: last key that each row of the batch sees; None = its own.
+        whole_tables: whether the kernel has all tables flattened, or each sequence's for itself.
+        last_keys: last key that each row of the tiles sees; None = its own.
     """
-    lengths = jnp.diff(query_starts)
-    tiles = (lengths + tile - 1) // tile
-    ends = jnp.cumsum(tiles)
+    starts, stops = query_starts[:-1], query_starts[1:]
+    counts = jnp.where(taken, (stops + tile - 1) // tile - starts // tile, 0)
+    ends = jnp.cumsum(counts)
     unit = jnp.arange(units, dtype=jnp.int32)
     seq = jnp.minimum(jnp.sum(unit[:, None] >= ends, axis=1), len(kv_lens) - 1)
-    offset = (unit - (ends - tiles)[seq]) * tile
-    query_pos = (kv_lens - lengths)[seq] + offset
+    at = jnp.clip(starts[seq] // tile + unit - (ends - counts)[seq], 0, tiles - 1)
+    first, stop = jnp.maximum(starts[seq] - at * tile, 0), jnp.minimum(stops[seq] - at * tile, tile)
+    query_pos = (kv_lens - stops)[seq] + at * tile
+    own = query_pos + first
     # At most the query itself: the compiler would compute zeros, which it knows, in each layer anew.
-    key_start = jnp.minimum(reach.first_key(query_pos), query_pos)
-    first_row, key_stop = query_starts[seq] + offset, query_pos + tile
+    key_start = jnp.minimum(reach.first_key(own), own)
+    key_stop = query_pos + stop
     if last_keys is not None:
         place = jnp.arange(tile)
-        last = last_keys[jnp.minimum(first_row[:, None] + place, len(last_keys) - 1)]
-        mine = place < (lengths[seq] - offset)[:, None]
-        key_stop = jnp.maximum(key_stop, jnp.max(jnp.where(mine, last, 0), axis=1) + 1)
+        mine = (place >= first[:, None]) & (place < stop[:, None])
+        seen = jnp.where(mine, last_keys.reshape(tiles, tile)[at], 0)
+        key_stop = jnp.maximum(key_stop, jnp.max(seen, axis=1) + 1)
     key_stop = jnp.minimum(key_stop, jnp.minimum(kv_lens[seq], pages * block_size))
     first_page = key_start // block_size
-    num_pages = jnp.maximum((key_stop + block_size - 1) // block_size - first_page, 0)
-    fields = (
-        ends[-1:],
-        seq * pages + first_page,
-        num_pages,
-        first_page * block_size,
-        query_pos,
-        key_start,
-        key_stop,
-        broken[seq],
+    fields = Units(
+        num_units=jnp.broadcast_to(ends[-1], (units,)),
+        tile=at,
+        first=first,
+        stop=stop,
+        query_pos=query_pos,
+        seq=seq,
+        entry=first_page + (seq * pages if whole_tables else 0),
+        num_pages=jnp.maximum((key_stop + block_size - 1) // block_size - first_page, 0),
+        first_key=first_page * block_size,
+        key_start=key_start,
+        key_stop=key_stop,
+        broken=broken[seq],
     )
-    return Units(*(x.astype(jnp.int32) for x in fields)), first_row
-
-
-def unit_of_token(
-    query_starts: Int[Array, " seqs+1"], tokens: int, tile: int
-) -> tuple[Int[Array, " tokens"], Int[Array, " tokens"]]:
-    """Return (unit, place in it) of each batch row; rows from ``query_starts[-1]`` on get some unit."""
-    lengths = jnp.diff(query_starts)
-    first = jnp.cumsum((lengths + tile - 1) // tile) - (lengths + tile - 1) // tile
-    token = jnp.arange(tokens, dtype=jnp.int32)
-    seq = jnp.minimum(jnp.sum(token[:, None] >= query_starts[1:], axis=1), lengths.shape[0] - 1)
-    offset = jnp.maximum(token - query_starts[seq], 0)
-    return first[seq] + offset // tile, offset % tile
+    return jnp.stack([field.astype(jnp.int32) for field in fields])
 
 
 def check_tables(

@@ -24,6 +24,7 @@ from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.kv_write import gpu as gpu_write
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import view_shape
+from pallas_kernels.matmul import gpu_grouped
 from pallas_kernels.paged_attention import gpu as paged_attention
 from pallas_kernels.paged_attention import gpu_shapes
 from pallas_kernels.paged_attention import reference as attention_reference
@@ -133,12 +134,36 @@ def copies_differ(dtype: str, shape: tuple[int, ...], src: list[int], dst: list[
     return float(np.sum(np.asarray(got) != np.asarray(block_copy_reference.block_copy(*arguments))))
 
 
+EXPERT_COUNTS = {
+    "experts": [40, 0, 3, 90, 17],
+    "experts, none of them twice": [1, 1, 0, 1, 1],
+    "no rows of experts": [0, 0, 0, 0, 0],
+    "more experts than rows": [0] * 30 + [2, 0, 1],
+}
+"""How many rows each expert has; three rows of no expert follow."""
+
+
+def experts_errors(name: str, counts: list[int], dtype: str) -> float:
+    """Largest difference to products in float64, of rows and matrices that fill no tile."""
+    random = np.random.default_rng(len(name))
+    x = cast(random.normal(size=(sum(counts) + 3, 75)) / 9, dtype)
+    table = cast(random.normal(size=(len(counts), 75, 140)), dtype)
+    got = gpu_grouped.matmul_grouped(*map(jnp.asarray, (x, table, np.asarray(counts))), launch=interpret)
+    expert = np.repeat(np.arange(len(counts)), counts)
+    want = np.zeros((len(x), 140))
+    want[: len(expert)] = np.einsum("ri,rio->ro", x[: len(expert)].astype(float), table[expert].astype(float))
+    return float(np.abs(np.asarray(got, np.float64) - want).max())
+
+
 def main() -> None:
     def report(name: str, error: float) -> None:
         print(json.dumps({"name": name, "error": None if np.isnan(error) else error}), flush=True)
 
     for name, error in attention_errors(CASES):
         report(name, error)
+    for name, counts in EXPERT_COUNTS.items():
+        report(name, experts_errors(name, counts, "float32"))
+        report(f"{name}, bfloat16", experts_errors(name, counts, "bfloat16"))
     for name, error in errors_with_images():
         report(name, error)
     with compiling_for(90):

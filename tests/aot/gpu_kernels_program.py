@@ -19,6 +19,7 @@ from pallas_kernels.block_copy.gpu import block_copy
 from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.kv_write.gpu import kv_write
 from pallas_kernels.layout import view_shape
+from pallas_kernels.matmul.gpu_grouped import matmul_grouped
 from pallas_kernels.paged_attention.gpu import paged_attention
 
 BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
@@ -86,7 +87,26 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     return compiler.kernels
 
 
+EXPERTS = {"Mixtral-8x7B": (8, 4096, 28672, jnp.bfloat16), "Qwen3-30B-A3B, float32": (128, 2048, 1536, jnp.float32)}
+"""Experts, width of what they take, columns of the first product, dtype."""
+
+
+def compile_experts(
+    capability: int, tokens: int, experts: int, inputs: int, outputs: int, dtype: Any
+) -> dict[str, Any]:
+    """What the products of `tokens` rows with experts take."""
+    compiler = Compiler(capability)
+    arrays = ((tokens, inputs), dtype), ((experts, inputs, outputs), dtype), ((experts,), jnp.int32)
+    jax.eval_shape(partial(matmul_grouped, launch=compiler), *(jax.ShapeDtypeStruct(*array) for array in arrays))
+    return compiler.kernels
+
+
 def main() -> None:
+    for capability in TARGETS:
+        for name, shape in EXPERTS.items():
+            for tokens in (64, 8192):
+                for kernel, needs in compile_experts(capability, tokens, *shape).items():
+                    print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
     for capability, names in TARGETS.items():
         for name in names:
             for kernel, needs in compile_all(capability, SHAPES[name]).items():

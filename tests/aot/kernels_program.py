@@ -12,7 +12,7 @@ from math import prod
 from targets import AXIS, tpu_mesh
 
 LAYERS, KV_HEADS, GROUP, HEAD_DIM, BLOCK = 32, 8, 4, 128, 16
-BLOCKS, SEQS, PAGES = 4096, 64, 512
+BLOCKS, SEQS, PAGES, LONG_PAGES = 4096, 64, 512, 8192
 
 
 def main() -> None:
@@ -66,16 +66,18 @@ def main() -> None:
 
     step_specs = (P(AXIS), heads, heads, heads, P(), P(), P(), P())
     programs = (
-        ("decode", SEQS, {"max_query_len": 1}, local_view, pool),
-        ("mixed", 1024, {}, local_view, pool),
-        ("mixed, window", 1024, {"sliding_window": 1000}, local_view, pool),
-        ("mixed, chunks", 1024, {"chunk_size": 1000}, local_view, pool),
-        ("mixed, int8", 1024, {}, view_of_codes, pool_of_codes),
+        ("decode", SEQS, {"max_query_len": 1}, local_view, pool, PAGES),
+        ("decode, tables in HBM", SEQS, {"max_query_len": 1}, local_view, pool, LONG_PAGES),
+        ("mixed", 1024, {}, local_view, pool, PAGES),
+        ("mixed, window", 1024, {"sliding_window": 1000}, local_view, pool, PAGES),
+        ("mixed, chunks", 1024, {"chunk_size": 1000}, local_view, pool, PAGES),
+        ("mixed, int8", 1024, {}, view_of_codes, pool_of_codes, PAGES),
+        ("mixed, tables in HBM", 1024, {}, local_view, pool, LONG_PAGES),
     )
-    for name, tokens, limits, shape, blocks in programs:
+    for name, tokens, limits, shape, blocks, pages in programs:
         q = array((tokens, KV_HEADS, GROUP, HEAD_DIM), jnp.bfloat16, heads)
         kv = array((tokens, KV_HEADS, HEAD_DIM), jnp.bfloat16, heads)
-        batch = (ints((tokens,)), ints((SEQS, PAGES)), ints((SEQS + 1,)), ints((SEQS,)))
+        batch = (ints((tokens,)), ints((SEQS, pages)), ints((SEQS + 1,)), ints((SEQS,)))
         step = partial(writes_and_attention, shape, **limits)
         report(name, step, step_specs, (P(AXIS), heads), (blocks, q, kv, kv, *batch))
     pairs = ints((SEQS,))

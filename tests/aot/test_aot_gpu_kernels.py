@@ -89,6 +89,14 @@ def test_writes_and_copies_leave_exactly_what_the_reference_leaves(errors, name)
     assert errors[name] == 0
 
 
+@pytest.mark.parametrize(
+    "name", ["experts", "experts, none of them twice", "no rows of experts", "more experts than rows"]
+)
+def test_rows_meet_their_experts_and_others_give_nothing_on_a_gpu(errors, name):
+    assert errors[name] < 2e-5
+    assert errors[f"{name}, bfloat16"] < 2e-2
+
+
 @pytest.mark.parametrize("target", SHARED_BYTES)
 def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
     mine = [kernel for kernel in kernels if kernel["target"] == target]
@@ -99,6 +107,7 @@ def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
         "write_tokens",
         "write_codes",
         "copy_columns",
+        "multiply_groups",
     }
     assert [kernel for kernel in mine if kernel["shared"] > SHARED_BYTES[target]] == []
     assert [kernel for kernel in mine if kernel["spilled"] > MAX_SPILLED_BYTES] == []

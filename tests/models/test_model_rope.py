@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from jpaged_models.rope import rotary_from_config, rotate
+from jpaged_models.rope import rotary_from_config, rotate, rotate_by_product
 
 LLAMA3 = {
     "factor": 8.0,
@@ -59,3 +59,16 @@ def test_rotation_is_computed_in_float32_and_returned_in_the_dtype_given():
 def test_equal_rotaries_hash_alike():
     """They are static parts of modules, so a second model must not recompile the step."""
     assert hash(rotary_from_config(LlamaConfig(), 128)) == hash(rotary_from_config(LlamaConfig(), 128))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("turning", [64, 40], ids=["whole heads", "part of each head"])
+def test_a_product_rotates_what_turns_and_leaves_the_last_rows_as_they_are(turning, dtype):
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.normal(size=(9, 2, 5, 64)), dtype)
+    angles = random.normal(size=(9, turning // 2)).astype(np.float32)
+    tables = jnp.cos(angles), jnp.sin(angles)
+    got = np.asarray(rotate_by_product(x, tables, still=1), np.float32)
+    want = np.asarray(rotate(x, tables), np.float32)
+    np.testing.assert_allclose(got[:, :, :-1], want[:, :, :-1], rtol=0, atol=1e-6 if dtype == "float32" else 0.02)
+    np.testing.assert_array_equal(got[:, :, -1], np.asarray(x, np.float32)[:, :, -1])

@@ -14,15 +14,16 @@ from tpu_interpreter import run_recording_races
 from pallas_kernels import latent_attention as package
 from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.layout import latent_view_shape
-from pallas_kernels.paged_attention import tpu
+from pallas_kernels.paged_attention import Tuning, tpu, tpu_plan
 
 IMPLS = ["reference", "xla", "cpu", "tpu_interpret"]
 
 
 @pytest.fixture(autouse=True)
-def short_steps(monkeypatch):
-    """Steps of 128 keys, so that short contexts take several."""
-    monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 128)
+def small_tuning(monkeypatch):
+    """Steps of 128 keys, tiles of 32 query rows in products of 16: short contexts and prompts take several."""
+    tuning = Tuning(flight_bytes=2**21, step_keys=128, product_rows=16, tile_rows=32)
+    monkeypatch.setattr(tpu_plan, "tuning_of", lambda *_: tuning)
 
 
 @cache

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, last_keys, last_keys_of_images, make_batch
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import cpu, paged_attention, plan_attention, tpu, tpu_plan
+from pallas_kernels.paged_attention import Tuning, cpu, paged_attention, plan_attention, tpu, tpu_plan, tpu_tables
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
@@ -41,9 +41,13 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def short_steps(monkeypatch):
-    """Steps of 128 keys, so that short contexts take several."""
-    monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 128)
+def small_tuning(monkeypatch):
+    """Steps of 128 keys, tiles of 32 query rows in products of 16: short contexts and prompts take several."""
+    tune(monkeypatch, step_keys=128, product_rows=16, tile_rows=32)
+
+
+def tune(monkeypatch, **sizes):
+    monkeypatch.setattr(tpu_plan, "tuning_of", lambda *_: Tuning(flight_bytes=2**21, **sizes))
 
 
 @cache
@@ -143,6 +147,37 @@ def test_the_tpu_kernel_has_no_race_where_tokens_see_images():
     got, races = run_recording_races(tpu.paged_attention, *arrays, **case.options, last_keys=jnp.asarray(last))
     assert not races
     assert_close(got, dense_attention(case, batch, last), case.dtype)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"product_rows": 64, "tile_rows": 64}, {"product_rows": 1, "tile_rows": 1}])
+def test_prompts_that_share_tiles_with_decodes_are_attended_to_whatever_the_tiles(monkeypatch, sizes):
+    """Tiles of all rows, of one chunk, and of one row."""
+    tune(monkeypatch, **sizes)
+    case = Case(q_per_kv=3, tokens=57, seqs=9, pages=12, sliding_window=70)
+    batch = make_batch(case, [1, 20, 1, 0, 2, 3, 1, 1, 22], [150, 33, 0, 9, 128, 170, 15, 16, 100])
+    got = jax.jit(partial(paged_attention, impl="tpu_interpret", **case.options))(*batch.arrays)
+    assert_close(got, dense_attention(case, batch), case.dtype)
+    assert not np.asarray(got)[51:].any()
+
+
+@pytest.mark.parametrize("name", ["llama heads", "decode only", "window shorter than a block, odd group"])
+def test_block_tables_beyond_scalar_memory_change_no_bit(monkeypatch, name):
+    case = CASES[name]
+    batch = make_batch(case, [1, 1, 1, 1] if case.max_query_len else [5, 1, 3, 7], [140, 0, 37, 300])
+    tables = batch.block_tables.copy()
+    tables[0, 8] = NOWHERE
+    arrays = (*map(jnp.asarray, (*batch.arrays[:3], tables, *batch.arrays[4:])),)
+    want, _ = run_recording_races(tpu.paged_attention, *arrays, **case.options)
+    monkeypatch.setattr(tpu_plan, "fit_whole", lambda *_: False)
+    got, races = run_recording_races(tpu.paged_attention, *arrays, **case.options)
+    assert not races
+    assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+@pytest.mark.parametrize(("pages", "depth"), [(8192, 8), (24576, 4), (49152, 2)])
+def test_a_ring_is_as_deep_as_the_tables_of_its_steps_fit_in_scalar_memory(pages, depth):
+    assert tpu_tables.deepest_ring(pages) == depth
+    assert tpu_tables.windows_for(depth) >= depth + 2
 
 
 def test_a_plan_with_images_serves_all_layers_and_one_without_is_refused():
@@ -302,7 +337,7 @@ COMMON = ("one head", "int8", "blocks of 128, packed rows")
 )
 def test_steps_of_several_spans_that_need_no_mask(monkeypatch, case):
     """Steps of 512 keys in spans of 256; 1280 keys are two such steps, and half a one."""
-    monkeypatch.setattr(tpu, "MAX_STEP_KEYS", 512)
+    tune(monkeypatch, step_keys=512)
     batch = make_batch(case, [1, 1, 1, 1], [1279, 1279, 1023, 1200])
     got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
     assert not races
@@ -332,11 +367,11 @@ def test_a_view_of_other_heads_is_refused(impl):
         paged_attention(batch.q[..., :64], *batch.arrays[1:], scale=1.0, impl=impl)
 
 
-def test_the_tpu_kernel_refuses_block_tables_beyond_scalar_memory():
+def test_the_tpu_kernel_refuses_block_tables_of_which_a_few_are_beyond_scalar_memory():
     batch = make_batch(Case(), [1], [3])
     q, view, layer, _, starts, kv_lens = map(jnp.asarray, batch.arrays)
-    tables = jnp.zeros((4, tpu_plan.TABLE_BYTES // 16 + 1), jnp.int32)
-    with pytest.raises(ValueError, match=str(tpu_plan.TABLE_BYTES)):
+    tables = jnp.zeros((4, tpu_tables.TABLE_BYTES // 16 + 1), jnp.int32)
+    with pytest.raises(ValueError, match=f"block tables of 49153 pages.* more than {tpu_tables.TABLE_BYTES}"):
         tpu.paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0)
 
 

@@ -7,7 +7,15 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from llo_bundles import Turn, inner_copying_turn, last_copying_turn, multiplying_turn, parse, steady_turn
+from llo_bundles import (
+    Turn,
+    inner_copying_turn,
+    last_copying_turn,
+    multiplying_turn,
+    parse,
+    steady_turn,
+    turn_without_copies,
+)
 
 DMA = "%{} = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s1, /*size_in_granules=*/{}, /*vmem=*/%s2"
 MULTIPLY = "%9 = vmatmul.bf16.gmra.mxu0 %v3"
@@ -94,6 +102,27 @@ def test_keys_that_are_masked_are_multiplied_by_the_innermost_loop():
     assert multiplying_turn(parse(dump(*loop))) == Turn(cycles=2 + 4, dma_bytes=0)
     with pytest.raises(ValueError, match="no loop"):
         multiplying_turn(parse(dump(MULTIPLY)))
+
+
+def test_chunks_that_share_what_was_copied_are_counted_by_the_way_that_multiplies_most():
+    loop = [
+        f"LB| {DMA.format(1, 1)}//Start region 1",
+        "LB| %1 = sbr.rel (%p4_p0) target = $region4//Start region 2",
+        *DELAY,
+        *[MULTIPLY] * 3,
+        "%2 = sbr.rel target = $region5",
+        *DELAY,
+        f"LB| {MULTIPLY}//Start region 4",
+        "%5 = sbr.rel (!%p3_p0) target = $region4",
+        *DELAY,
+        "PF| %6 = sbr.rel (!%p2_p0) target = $region2//Start region 5",
+        *DELAY,
+        "%7 = sbr.rel (!%p1_p0) target = $region1",
+        *DELAY,
+    ]
+    assert turn_without_copies(parse(dump(*loop))) == Turn(cycles=5 + 3 + 5 + 5, dma_bytes=0)
+    with pytest.raises(ValueError, match="starts no copy"):
+        turn_without_copies(parse(dump(MULTIPLY)))
 
 
 def test_a_kernel_that_only_copies_has_no_such_loop():

@@ -221,6 +221,7 @@ def plan_of_slots(
             q_per_kv=q_per_kv,
             last_keys=None if arrays.last_keys is None else jnp.asarray(arrays.last_keys),
             max_query_len=call.max_query_len,
+            device_kind=call.mesh.devices.flat[0].device_kind,
             impl=call.impl,
             **mask,
         )

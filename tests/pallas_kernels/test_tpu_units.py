@@ -1,0 +1,79 @@
+"""Work lists of the TPU kernel: every query of the sequences that are taken lies in exactly one unit."""
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.paged_attention import Tuning
+from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.tpu_plan import tile_of_batch
+from pallas_kernels.paged_attention.tpu_tuning import tuning_of
+from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_units
+
+BLOCK, PAGES = 16, 8
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    spare=st.integers(0, 9),
+    tile=st.sampled_from([1, 2, 8, 32]),
+)
+def test_units_hold_each_query_of_a_prompt_once_and_are_never_too_many(lengths, spare, tile):
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    tokens = max(1, int(starts[-1]) + spare)
+    kv_lens = np.asarray(lengths, np.int32) + 7
+    bound = max_units(tokens, len(lengths), tile)
+    work = cut_into_units(
+        jnp.asarray(starts),
+        jnp.asarray(kv_lens),
+        jnp.zeros(len(lengths), jnp.int32),
+        jnp.asarray(lengths) > 1,
+        tile=tile,
+        tiles=-(-tokens // tile),
+        units=bound,
+        reach=Reach(),
+        pages=PAGES,
+        block_size=BLOCK,
+        whole_tables=True,
+    )
+    units = Units(*np.asarray(work))
+    live = int(units.num_units[0])
+    assert live <= bound
+    assert (np.diff(units.tile[:live]) >= 0).all()
+    found = []
+    for u in range(live):
+        rows = np.arange(units.first[u], units.stop[u]) + units.tile[u] * tile
+        found += rows.tolist()
+        seq = units.seq[u]
+        assert ((rows >= starts[seq]) & (rows < starts[seq + 1])).all()
+        positions = units.query_pos[u] + np.arange(units.first[u], units.stop[u])
+        np.testing.assert_array_equal(positions, 7 + rows - starts[seq])
+        assert units.key_stop[u] == positions[-1] + 1
+    want = [row for s, n in enumerate(lengths) if n > 1 for row in range(starts[s], starts[s + 1])]
+    assert found == want
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.integers(1, 5000),
+    q_per_kv=st.integers(1, 200),
+    dtype=st.sampled_from(["bfloat16", "int8"]),
+    sizes=st.sampled_from([(128, 512), (256, 1024), (16, 16)]),
+)
+def test_tiles_are_powers_of_two_within_their_tuning(tokens, q_per_kv, dtype, sizes):
+    tuning = Tuning(product_rows=sizes[0], tile_rows=sizes[1])
+    tile = tile_of_batch(tokens, None, q_per_kv, jnp.dtype(dtype), tuning)
+    rows = q_per_kv * (2 if dtype == "int8" else 1)
+    assert tile.chunk.bit_count() == tile.chunks.bit_count() == 1
+    assert tile.chunk * rows <= sizes[0] or tile.chunk == 1
+    assert tile.tokens * rows <= sizes[1] or tile.tokens == 1
+    assert tile.tokens < 2 * tokens
+
+
+def test_a_chip_that_reads_faster_has_more_in_flight_and_an_unknown_one_is_taken_for_a_v5e():
+    v5e, v6e, tpu7x = (tuning_of(kind, 8, 128) for kind in ("TPU v5 lite", "TPU v6 lite", "TPU7x"))
+    assert v5e.flight_bytes < v6e.flight_bytes < tpu7x.flight_bytes == 16 * 2**20
+    assert tuning_of("cpu", 8, 128) == v5e
+    assert tuning_of("TPU v5p", 8, 256).tile_rows < tuning_of("TPU v5", 8, 128).tile_rows

@@ -25,7 +25,7 @@ def serving(
             exists=True,
             file_okay=False,
             help="Folder of alpaca*.jsonl (prompt, output), rag-nq*.jsonl (question, title, text), humaneval*.jsonl "
-            "(prompt, canonical_solution) and mtbench*.jsonl (turns); GSM8K, which is shipped, stands for what it lacks.",
+            "(prompt, canonical_solution) and mtbench*.jsonl (turns); shipped text stands for what it lacks.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of arrivals of each run.")] = SECONDS,

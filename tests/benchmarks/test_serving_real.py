@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
@@ -75,7 +76,7 @@ def test_files_of_a_folder_are_read_and_what_it_lacks_is_made(tmp_path):
 def test_a_conversations_turn_begins_with_all_that_was_said(tmp_path):
     (talk,) = read_texts(written(tmp_path), encode, CAPS).talks["several turns"]
     assert len(talk) == 3
-    for turn, following in zip(talk, talk[1:], strict=False):
+    for turn, following in pairwise(talk):
         assert following.prompt[: len(turn.prompt)] == turn.prompt
     assert bytes(talk[1].prompt).endswith(b" First.\nUser: Two?\nAssistant:") and talk[0].output == len(" First.\n")
 
@@ -88,7 +89,7 @@ def test_turns_come_in_their_order_between_others():
     for talk in talks:
         places = [tasks.index(turn.prompt) for turn in talk if turn.prompt in tasks]
         assert places == sorted(places)
-    assert any(b[: len(a)] != a for a, b in zip(tasks, tasks[1:], strict=False)), "conversations are mixed"
+    assert any(b[: len(a)] != a for a, b in pairwise(tasks)), "conversations are mixed"
 
 
 def test_prompts_about_documents_begin_alike_where_the_document_is_popular(tmp_path):
@@ -176,7 +177,11 @@ def results():
     systems = {PAGED: system((2.0, 6.0), (0.1, 0.4)), ORACLE: system((2.0, 5.0), (0.1, 0.4))}
     systems[MAX] = system((0.5, 1.5), (0.1, math.inf))
     load = {"model": "demo", "says": "", "alone": 0.04, "limit": 0.2, "systems": systems}
-    hybrid = load | {"model": RANDOM, "says": "12 layers.", "systems": {PAGED: systems[PAGED], LARGEST: systems[ORACLE]}}
+    hybrid = load | {
+        "model": RANDOM,
+        "says": "12 layers.",
+        "systems": {PAGED: systems[PAGED], LARGEST: systems[ORACLE]},
+    }
     ways = [made(2.0, seed, 0.1, policy=name) for name in ("one way", "another") for seed in (0, 1, 2)]
     engines = [made(3.0, 0, 0.1, engine=PAGED), made(3.0, 0, 0.3, engine="vllm"), made(3.0, 0, 0.05, engine="openvino")]
     settings = {
@@ -209,10 +214,10 @@ def test_the_page_is_written_whole_from_the_figures():
     for heading in ("## demo: latency", "## A Gemma-3-shaped", "### Chunks", "### The way back", "## Against other"):
         assert heading in text
     assert "| jpaged | 6.00 | 3.46 |  |" in text and "| Orca (Oracle) | 5.00 | 3.16 | 1.10 |" in text
-    assert "a pool of 2,048 tokens" in text and "(Max) runs 2 at" in text and "3 seeds" in text
+    assert "a pool of 2,048 tokens" in text and "(Max) runs 2\n  at once" in text and "3 seeds" in text
     assert "2 times Orca (Max)'s rate is reached" in text and "1.3 times Orca (Oracle)'s rate is not reached" in text
     assert "random weights: latency against rate\n\n12 layers.\n\n![" in text
-    assert "\\* Requests were cut off" in text and "in steps of 128 tokens" in text
+    assert "\\* Requests were cut off" in text and "In steps of 128 tokens" in text
     assert "jpaged's p99 of whole answers, 0.20 s, is below vllm's (0.60 s) and above openvino's (0.10 s)" in text
     for name in (PAGED, LARGEST, ORACLE, MAX):
         assert f"- **{name}**: " in text
@@ -247,7 +252,10 @@ def test_a_plan_names_what_is_wrong(wrong, told):
 
 def test_a_pages_command_names_what_is_not_the_default(tmp_path):
     given = [("workloads", tmp_path, None), ("seconds", 6.0, 6.0), ("quick", True, False), ("share", 0.5, None)]
-    assert page_command("serving", given) == f"jpaged bench serving --workloads {tmp_path.name} --quick --share 0.5 --docs docs"
+    assert (
+        page_command("serving", given)
+        == f"jpaged bench serving --workloads {tmp_path.name} --quick --share 0.5 --docs docs"
+    )
 
 
 @pytest.mark.parametrize(

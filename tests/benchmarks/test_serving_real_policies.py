@@ -10,14 +10,15 @@ from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory
 from jpaged.benchmarks.serving_real.host import MARGIN, RANDOM, Sizes, hosted
 from jpaged.benchmarks.serving_real.policies import (
     POLICIES,
-    UNCACHED,
     WholePrompts,
     chunking,
     evicting,
     returning,
+    scheduler_for,
 )
 from jpaged.benchmarks.serving_real.reservation import ReservingScheduler
 from jpaged.benchmarks.serving_real.workload import Task
+from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
 from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, reservation
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout
 from jpaged.sampling_params import SamplingParams
@@ -90,9 +91,12 @@ def test_pages_hold_more_than_any_reservation_of_the_same_pool():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 200)), min_size=1, max_size=40), st.sampled_from([MAX, POW2, ORACLE]))
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.integers(1, 200)), min_size=1, max_size=40),
+    st.sampled_from([MAX, POW2, ORACLE]),
+)
 def test_the_engine_lets_in_whom_the_simulated_orca_lets_in(lengths, name):
-    """Regions below a block are rounded up to one, as the simulation, which has no blocks, does not: none is so small."""
+    """No region is below a block, to which the engine rounds it up."""
     lengths = [(prompt + BLOCK, output) for prompt, output in lengths]
     simulated = ContiguousMemory(Buddy(SLOTS), reservation(name, LONGEST), lengths)
     inside = 0
@@ -167,7 +171,7 @@ def host():
 
 
 def test_every_policy_generates_the_same_on_one_engine(host):
-    """Memory is so small that jpaged preempts, and that Orca (Max) runs two."""
+    """Memory is so small that the largest page preempts, and that Orca (Max) runs two."""
     prompts = [{"prompt_token_ids": [(7 * n + i) % 500 + 3 for i in range(20 + n)]} for n in range(10)]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     policies = [*POLICIES.values(), *chunking(64), *returning(), *evicting()]
@@ -180,7 +184,7 @@ def test_every_policy_generates_the_same_on_one_engine(host):
         if host.llm.stats().num_preemptions:
             preempted.add(policy.name)
     assert all(found == answers[PAGED] for found in answers.values())
-    assert {PAGED, UNCACHED} & preempted and not {ORACLE, POW2, MAX} & preempted
+    assert LARGEST in preempted and not {ORACLE, POW2, MAX} & preempted
     assert host.llm.stats().num_recompiles == compiled, "all policies run the same programs"
 
 
@@ -203,10 +207,6 @@ def test_requests_are_served_in_real_time_and_late_ones_are_cut_off(host):
 
 
 def test_a_policy_that_could_run_nothing_is_refused(host):
-    from dataclasses import replace
-
-    from jpaged.benchmarks.serving_real.policies import scheduler_for
-
     engine = host.llm._engine
     with pytest.raises(ValueError, match="holds no region of max_model_len=4,096"):
-        scheduler_for(POLICIES[MAX], replace(host.llm.config), engine.runner.spec, 4096)
+        scheduler_for(POLICIES[MAX], host.llm.config, engine.runner.spec, 4096)

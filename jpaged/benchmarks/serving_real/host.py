@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,7 +189,10 @@ def hosted(model: str, sizes: Sizes) -> Iterator[Host]:
             "preemption_mode": "swap",  # so that all ways back are compiled
             "disable_log_stats": True,
         }
-        with LLM(source, **settings) as llm:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* has no tokenizer")  # requests are token ids
+            llm = LLM(source, **settings)
+        with llm:
             llm.warmup(use_tqdm=False)
             yield Host(model, llm, says)
 

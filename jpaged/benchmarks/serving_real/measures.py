@@ -61,7 +61,7 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def figure(rows: Sequence[Row], *names: str) -> tuple[float, float, float]:
-    """Return `over_seeds` of a figure by its path in each row, such as ("ttft", "p99"); rows without it are left out."""
+    """Return `over_seeds` of a figure by its path in each row, such as ("ttft", "p99"), without rows that lack it."""
     values = []
     for row in rows:
         value: Any = row

@@ -35,8 +35,8 @@ Made by `{command}` on {machine}.
 - **Requests**: {shares}. Prompts are cut to {prompt} tokens, answers have at most {output}, all are greedy and run to
   their whole length.
 {sources}
-- **Memory**: a pool of {pool:,} tokens of all layers; a request may have {longest:,} tokens, so that {max} runs {runs} at
-  once. Steps have {step} tokens and {seqs} sequences at most. Each run begins with an empty pool and an empty prefix
+- **Memory**: a pool of {pool:,} tokens of all layers; a request may have {longest:,} tokens, so that {max} runs {runs}
+  at once. Steps have {step} tokens and {seqs} sequences at most. Each run begins with an empty pool and an empty prefix
   cache.
 - **Rates**: each policy first serves a batch of {batch} requests that are there from the start ("batch, requests/s");
   its rates are {rates} of that. Arrivals last {seconds:g} s, and all that arrived is answered to the end. All policies
@@ -166,12 +166,11 @@ def _title(model: str) -> str:
 
 
 def _model(load: Mapping[str, Any]) -> str:
-    name, says = load["model"], load["says"]
+    name = load["model"]
+    says = f"{load['says']}\n\n" if load["says"] else ""
     return f"""## {_title(name)}: latency against rate
-{says and f"""
-{says}
-"""}
-![Normalised latency against rate]({figure_name(name)}.png)
+
+{says}![Normalised latency against rate]({figure_name(name)}.png)
 
 {tables.sustained(load)}
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jpaged.benchmarks.serving_real import peer_engine
 from jpaged.benchmarks.serving_real.experiments import Bench, Plan, Say, finite, load, mechanisms, policies_of
 from jpaged.benchmarks.serving_real.host import RANDOM, Sizes, hosted, kv_bytes
-from jpaged.benchmarks.serving_real import peer_engine
 from jpaged.benchmarks.serving_real.peers import CACHE_GIB, against
 from jpaged.benchmarks.serving_real.workload import KINDS, Caps, Encode, Texts, read_texts
 

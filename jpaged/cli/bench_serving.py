@@ -15,6 +15,7 @@ from jpaged.cli.page_command import page_command
 
 DEMO = "smollm2-135m"
 SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 6.0, 3, 2048, 1024, 5.0
+BATCH = 24
 
 
 def serving(
@@ -34,6 +35,9 @@ def serving(
         typer.Option(help="A rate, as a share of what a policy answers of a batch; may be repeated. [0.6, 1, 1.5]"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of arrivals, from 0 on.")] = SEEDS,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Requests that are there from the start, by which a policy's rates are chosen.")
+    ] = BATCH,
     pool_tokens: Annotated[int, typer.Option(min=64, help="Tokens that the pool holds.")] = POOL_TOKENS,
     max_model_len: Annotated[int, typer.Option(min=64, help="Most tokens of a request.")] = MAX_MODEL_LEN,
     slower: Annotated[
@@ -70,7 +74,7 @@ def serving(
             if name not in PARTS:
                 raise ValueError(f"--part {name} is none of {', '.join(PARTS)}")
         environments = dict(_environment(entry) for entry in env or ())
-        plan = Plan(seconds=seconds, seeds=tuple(range(seeds)), slower=slower)
+        plan = Plan(seconds=seconds, seeds=tuple(range(seeds)), batch=batch, slower=slower)
         plan = replace(plan, shares=tuple(share)) if share else plan
         ask = Ask(model, workloads, plan, pool_tokens=pool_tokens, max_model_len=max_model_len, quick=quick)
         wanted = commands(environments, peer_model, max_model_len)
@@ -80,6 +84,7 @@ def serving(
         results = run(ask, chosen, wanted, typer.echo)
     given: list[tuple[str, Any, Any]] = [("model", model, DEMO), ("workloads", workloads, None)]
     given += [("seconds", seconds, SECONDS), *(("share", one, None) for one in share or ()), ("seeds", seeds, SEEDS)]
+    given += [("batch", batch, BATCH)]
     given += [("pool-tokens", pool_tokens, POOL_TOKENS), ("max-model-len", max_model_len, MAX_MODEL_LEN)]
     given += [("slower", slower, SLOWER), *(("part", one, None) for one in part or ())]
     given += [*(("env", f"{name}={folder.name}", None) for name, folder in environments.items())]

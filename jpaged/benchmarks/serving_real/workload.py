@@ -165,10 +165,10 @@ def _turns(rows: Rows, encode: Encode, caps: Caps, rng: np.random.Generator) -> 
     """Make conversations of two questions' turns, the answers before a turn being in its prompt; one that grows beyond
     the cap ends there."""
     answers = cycle(answer for _, answer in questions())
-    rows = iter(rows)
-    while two := list(islice(rows, 2)):
+    left = iter(rows)
+    while two := list(islice(left, 2)):
         said: list[int] = []
-        talk = []
+        talk: list[Task] = []
         for row in two:
             given = [*(row.get("reference") or ()), None, None]
             for turn, answer in zip(row["turns"], given, strict=False):

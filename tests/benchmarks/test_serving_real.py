@@ -185,6 +185,7 @@ def results():
     ways = [made(2.0, seed, 0.1, policy=name) for name in ("one way", "another") for seed in (0, 1, 2)]
     engines = [made(3.0, 0, 0.1, engine=PAGED), made(3.0, 0, 0.3, engine="vllm"), made(3.0, 0, 0.05, engine="openvino")]
     settings = {
+        "quick": False,
         "shares": KINDS,
         "sources": {"chat": "Alpaca's prompts"},
         "prompt": 384,
@@ -210,7 +211,7 @@ def results():
 def test_the_page_is_written_whole_from_the_figures():
     text = page(finite(results()), "jpaged bench serving --docs docs", "2 cores of a machine")
     assert text.startswith("# Serving over time, measured\n")
-    assert "`jpaged bench serving --docs docs` on 2 cores of a machine" in text
+    assert "`jpaged bench serving --docs docs`\non 2 cores of a machine" in text
     for heading in ("## demo: latency", "## A Gemma-3-shaped", "### Chunks", "### The way back", "## Against other"):
         assert heading in text
     assert "| jpaged | 6.00 | 3.46 |  |" in text and "| Orca (Oracle) | 5.00 | 3.16 | 1.10 |" in text
@@ -228,6 +229,9 @@ def test_the_page_without_other_engines_and_mechanisms_has_no_such_headings():
     found = results()
     del found["mechanisms"], found["peers"]
     text = page(finite(found), "x", "y")
+    assert "no number here" not in text
+    found["settings"] |= {"quick": True}
+    assert "no number here is a measurement" in page(finite(found), "x", "y")
     assert "Against other engines" not in text and "each mechanism" not in text and "What this does not say" in text
 
 

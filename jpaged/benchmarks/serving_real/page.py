@@ -30,10 +30,11 @@ the client are the same ones, and what differs is which requests the memory lets
 worth here, and not what another implementation would lose besides. The same experiments at the papers' sizes, in
 simulated time: [serving-sim](serving-sim.md).
 
-Made by `{command}` on {machine}.
-
-- **Requests**: {shares}. Prompts are cut to {prompt} tokens, answers have at most {output}, all are greedy and run to
-  their whole length.
+Made by `{command}`
+on {machine}.
+{quick}
+- **Requests**: {shares}. Prompts are cut to {prompt} tokens,
+  answers have at most {output}; all are greedy and run to their whole length.
 {sources}
 - **Memory**: a pool of {pool:,} tokens of all layers; a request may have {longest:,} tokens, so that {max} runs {runs}
   at once. Steps have {step} tokens and {seqs} sequences at most. Each run begins with an empty pool and an empty prefix
@@ -47,6 +48,11 @@ Made by `{command}` on {machine}.
   itself.
 - Numbers are means over {seeds}; in brackets the least and the most of the seeds. First tokens, gaps between tokens and
   percentiles are those of requests that were answered. Latencies count from when a request was due.
+"""
+
+QUICK = """
+**A tiny model and runs of less than a second: this shows what the command writes, and no number here is a measurement.**
+Run it without `--quick`.
 """
 
 POLICIES = {
@@ -139,6 +145,7 @@ def _head(results: Mapping[str, Any], command: str, machine: str) -> str:
     text = HEAD.format(
         command=command,
         machine=machine,
+        quick=QUICK if settings["quick"] else "",
         shares=shares,
         prompt=settings["prompt"],
         output=settings["output"],

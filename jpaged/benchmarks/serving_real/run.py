@@ -91,6 +91,7 @@ def run(ask: Ask, parts: Sequence[str], peers: Mapping[str, Sequence[str]], say:
 def _settings(ask: Ask, texts: Texts) -> dict[str, Any]:
     sizes, plan, caps = ask.sizes, ask.timing, ask.caps
     return {
+        "quick": ask.quick,
         "shares": KINDS,
         "sources": texts.sources,
         "prompt": caps.prompt,

@@ -231,7 +231,7 @@ def test_the_page_without_other_engines_and_mechanisms_has_no_such_headings():
     text = page(finite(found), "x", "y")
     assert "no number here" not in text
     found["settings"] |= {"quick": True}
-    assert "no number here is a measurement" in page(finite(found), "x", "y")
+    assert "no number here is a\nmeasurement" in page(finite(found), "x", "y")
     assert "Against other engines" not in text and "each mechanism" not in text and "What this does not say" in text
 
 

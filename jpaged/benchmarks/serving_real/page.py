@@ -51,8 +51,8 @@ on {machine}.
 """
 
 QUICK = """
-**A tiny model and runs of less than a second: this shows what the command writes, and no number here is a measurement.**
-Run it without `--quick`.
+**A tiny model and runs of less than a second: this shows what the command writes, and no number here is a
+measurement.** Run it without `--quick`.
 """
 
 POLICIES = {

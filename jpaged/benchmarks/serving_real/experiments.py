@@ -48,7 +48,7 @@ class Plan:
         slower: the limit on latency, as a multiple of a request's normalised latency when it is alone.
     """
 
-    seconds: float = 6.0
+    seconds: float = 5.0
     shares: tuple[float, ...] = (0.6, 1.0, 1.5)
     seeds: tuple[int, ...] = (0, 1, 2)
     batch: int = 24

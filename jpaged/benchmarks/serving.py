@@ -15,7 +15,8 @@ from functools import partial
 
 import httpx
 
-from jpaged.benchmarks.serving_client import Answer, Target, ask_one, first_model
+from jpaged.benchmarks.serving_answer import Answer
+from jpaged.benchmarks.serving_client import Target, ask_one, first_model
 from jpaged.benchmarks.serving_load import Ask, arrival_times
 from jpaged.benchmarks.serving_report import Limits, RateReport, summarise
 

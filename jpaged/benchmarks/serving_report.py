@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from jpaged.benchmarks.serving_client import Answer
+from jpaged.benchmarks.serving_answer import Answer
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.bench_serve import serve
+from jpaged.cli.bench_serving import serving
 from jpaged.cli.bench_serving_sim import serving_sim
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
 from jpaged.cli.options import Dtype, MaxModelLen, Model, Temperature, bad_parameters, build_llm, read_speculative
+from jpaged.cli.page_command import page_command
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"))
 app.command(epilog=examples("bench serve"))(serve)
+app.command(epilog=examples("bench serving"))(serving)
 app.command("serving-sim", epilog=examples("bench serving-sim"))(serving_sim)
 
 
@@ -151,7 +153,7 @@ def speculative(
         text = speculative_report.page(
             found,
             couplings,
-            command=_command("speculative", given),
+            command=page_command("speculative", given),
             machine=this_machine(),
             model=model,
             rounds=rounds,
@@ -159,20 +161,6 @@ def speculative(
             coupling_temperature=warmer,
         )
         (docs / "speculative.md").write_text(text, encoding="utf-8")
-
-
-def _command(name: str, given: Sequence[tuple[str, Any, Any]]) -> str:
-    """Return the command line of a measurement that writes a page; folders are named without where they lie.
-
-    Args:
-        given: each option with its value and its default, which is not written.
-    """
-    options = "".join(
-        f" --{option} {value.name if isinstance(value, Path) else value}"
-        for option, value, default in given
-        if value != default
-    )
-    return f"jpaged bench {name}{options} --docs docs"
 
 
 @app.command(epilog=examples("bench memory"))
@@ -221,7 +209,7 @@ def memory(
         ]
         given += [("long", long, None), ("conversations", conversations, None)]
         given += [("num-requests", num_requests, 300), ("seed", seed, 0)]
-        page = memory_page.page(results, _command("memory", given), asked.names)
+        page = memory_page.page(results, page_command("memory", given), asked.names)
         (docs / "memory.md").write_text(page, encoding="utf-8")
 
 
@@ -240,7 +228,7 @@ def memory_real(
     typer.echo(real.table(runs))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        command = _command("memory-real", [("num-requests", num_requests, 12), ("seed", seed, 0)])
+        command = page_command("memory-real", [("num-requests", num_requests, 12), ("seed", seed, 0)])
         page = real.page(runs, command, this_machine())
         (docs / "memory_real.md").write_text(page, encoding="utf-8")
 

@@ -46,6 +46,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged bench serve --url http://127.0.0.1:8000 --rate 1 --rate 2 --num-requests 50 --out figures.json",
         "jpaged bench serve --prompts questions.jsonl --endpoint chat --limit-ttft 500 --limit-token 50",
     ),
+    "bench serving": (
+        "jpaged bench serving --seconds 4 --part load --out figures.json",
+        "jpaged bench serving --env openvino=DIR --part peers",
+    ),
     "bench serving-sim": ("jpaged bench serving-sim",),
 }
 

@@ -152,7 +152,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     speculation = None
     if config.speculative is not None:
         speculation = make_speculation(config.speculative, platform(mesh), drafting.share)
-    schedulers = [_scheduler(config, spec, max_model_len, speculation) for _ in range(config.data_parallel_size)]
+    schedulers = [make_scheduler(config, spec, max_model_len, speculation) for _ in range(config.data_parallel_size)]
     engine = Engine(schedulers, runner, max_model_len=max_model_len)
     inputs = InputProcessor(
         loaded.tokenizer,
@@ -211,7 +211,9 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
     )
 
 
-def _scheduler(config: SizedConfig, spec: PoolSpec, max_model_len: int, speculation: Speculation | None) -> Scheduler:
+def make_scheduler(
+    config: SizedConfig, spec: PoolSpec, max_model_len: int, speculation: Speculation | None = None
+) -> Scheduler:
     """Return a replica's scheduler, with the memory of its pool."""
     memory = MemoryManager(
         spec.layout,

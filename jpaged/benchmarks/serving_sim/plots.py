@@ -11,8 +11,14 @@ LINES = (("black", "-", "o"), ("0.25", "--", "s"), ("0.4", "-.", "^"), ("0.55", 
 """Colour, dashes and mark of each policy, told apart without colours."""
 
 
-def load(rows: list[dict[str, Any]], folder: Path, name: str = "serving-sim") -> None:
-    """Draw a panel for each setting, both axes logarithmic, as PNG and SVG."""
+def load(rows: list[dict[str, Any]], folder: Path, name: str = "serving-sim", limit: float = LIMIT) -> None:
+    """Draw a panel for each setting, both axes logarithmic, as PNG and SVG.
+
+    Args:
+        rows: the name of each setting, and of its systems the `points` (rate, latency); with a `spread` (rate, least,
+            most) of several seeds, which is drawn upright through its point.
+        limit: latency at which rates are compared.
+    """
     pyplot = _pyplot()
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -26,10 +32,13 @@ def load(rows: list[dict[str, Any]], folder: Path, name: str = "serving-sim") ->
             continue
         row = rows[place]
         for (system, found), (colour, dashes, mark) in zip(row["systems"].items(), LINES, strict=False):
-            points = [(rate, latency) for rate, latency in found["points"] if latency <= 2 * FAR]
+            points = [(rate, at) for rate, at in found["points"] if at is not None and at <= 2 * FAR]
             if points:
                 axes.plot(*zip(*points, strict=True), dashes, color=colour, marker=mark, markersize=4, label=system)
-        axes.axhline(LIMIT, color="0.8", linewidth=1)
+            for rate, least, most in found.get("spread", ()):
+                if most is not None and most <= 2 * FAR:
+                    axes.vlines(rate, least, most, color=colour, linewidth=1)
+        axes.axhline(limit, color="0.8", linewidth=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, cast
 
-from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory, Regions, oracle, powers_of_two
+from jpaged.benchmarks.memory_contiguous import (
+    Buddy,
+    ContiguousMemory,
+    Regions,
+    Reservation,
+    oracle,
+    powers_of_two,
+)
 from jpaged.benchmarks.serving_sim.models import Served
 from jpaged.benchmarks.serving_sim.workload import Ask
 from jpaged.memory import MemoryManager, PoolLayout
@@ -178,7 +185,7 @@ class Contiguous(Policy):
         self,
         name: str,
         regions: Buddy | Regions,
-        reserve: Callable[[int, int], int],
+        reserve: Reservation,
         longest: int,
         *,
         copied: float = 0.0,
@@ -270,11 +277,23 @@ def build(name: str, served: Served, *, block_size: int = 16, copied: float = 0.
         return Policy(name, MemoryManager(layout, max_step_tokens=BUDGET, **options), preemption_mode=mode)
     if name == FASTER:
         return RequestLevel(name, Regions(slots, longest), longest, slots // longest, copied=copied)
-    if name not in SYSTEMS:
-        raise ValueError(f"name={name!r} is not one of {', '.join(SYSTEMS)}")
-    reserve = {
+    return Contiguous(name, Buddy(slots), reservation(name, longest), longest, copied=copied)
+
+
+def reservation(name: str, longest: int) -> Reservation:
+    """Return what one of the three Orcas reserves for a request.
+
+    Args:
+        longest: most tokens of a sequence.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    known: dict[str, Reservation] = {
         MAX: lambda prompt, output: longest,
         POW2: lambda prompt, output: min(longest, powers_of_two(prompt, output)),
         ORACLE: oracle,
-    }[name]
-    return Contiguous(name, Buddy(slots), reserve, longest, copied=copied)
+    }
+    if name not in known:
+        raise ValueError(f"name={name!r} is not one of {', '.join(SYSTEMS)}")
+    return known[name]

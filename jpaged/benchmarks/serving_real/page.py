@@ -1,0 +1,234 @@
+"""Writes docs/serving-real.md whole: what was measured, how, and what it does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jpaged.benchmarks.serving_real import tables
+from jpaged.benchmarks.serving_real.experiments import ALONE
+from jpaged.benchmarks.serving_real.host import RANDOM
+from jpaged.benchmarks.serving_real.measures import over_seeds
+from jpaged.benchmarks.serving_real.peers import CACHE_GIB, SHARE
+from jpaged.benchmarks.serving_real.policies import SMALL_STEPS, UNCACHED
+from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
+from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2
+
+GOALS = {MAX: 2.0, ORACLE: 1.3}
+"""What the sustained rate is to be as a multiple, at the least, where memory binds."""
+
+PAPER = (
+    "The PagedAttention paper tells 1.7 to 2.7 times Oracle's rate and 2.7 to 8 times Max's of its vLLM, on GPUs and "
+    "without prefix caching."
+)
+
+HEAD = """# Serving over time, measured
+
+Requests arrive over time, by Poisson processes with seeds, at the engine itself (`AsyncLLM`), which answers them in
+real time. jpaged and what the papers compare with run in one engine: the weights, the compiled programs, the pool and
+the client are the same ones, and what differs is which requests the memory lets in. So a ratio is what the memory is
+worth here, and not what another implementation would lose besides. The same experiments at the papers' sizes, in
+simulated time: [serving-sim](serving-sim.md).
+
+Made by `{command}`
+on {machine}.
+{quick}
+- **Requests**: {shares}. Prompts are cut to {prompt} tokens,
+  answers have at most {output}; all are greedy and run to their whole length.
+{sources}
+- **Memory**: a pool of {pool:,} tokens of all layers; a request may have {longest:,} tokens, so that {max} runs {runs}
+  at once. Steps have {step} tokens and {seqs} sequences at most. Each run begins with an empty pool and an empty prefix
+  cache.
+- **Rates**: each policy first serves a batch of {batch} requests that are there from the start ("batch, requests/s");
+  its rates are {rates} of that. Arrivals last {seconds:g} s, and all that arrived is answered to the end. All policies
+  get the same requests in the same order, and the same times between them but for the rate's scale.
+- **Normalised latency**: seconds from a request's arrival to its end over the tokens of its answer, mean over requests.
+  The rate that a policy sustains is where that is {slower:g} times what {alone} requests take that run one after
+  another; between two measured rates by a straight line through the logarithms. A good request stays below that limit
+  itself.
+- Numbers are means over {seeds}; in brackets the least and the most of the seeds. First tokens, gaps between tokens and
+  percentiles are those of requests that were answered. Latencies count from when a request was due.
+"""
+
+QUICK = """
+**A tiny model and runs of less than a second: this shows what the command writes, and no number here is a
+measurement.** Run it without `--quick`.
+"""
+
+POLICIES = {
+    PAGED: "blocks are taken as tokens come, prefixes are shared and cached, the newest request is preempted where "
+    "memory is short",
+    UNCACHED: "the same without prefix caching, so that what pages alone are worth can be told",
+    LARGEST: "every layer keeps every token, as engines do that know one kind of KV; else like jpaged",
+    ORACLE: "a request reserves a contiguous region for its prompt and its answer, whose length is known beforehand; a "
+    "buddy allocator rounds it up to a power of two. No prefix is shared or cached",
+    POW2: "the same, with the answer's length rounded up to a power of two first",
+    MAX: "the same, for the longest request",
+}
+
+CAVEATS = """## What this does not say
+
+- Runs are short beside the papers' hours: a policy that cannot keep up has less time to fall behind, so that its curve
+  bends later and ratios are smaller. `--seconds` makes runs longer.
+- On a CPU a step of many sequences costs more than one of few much sooner than on an accelerator, which reads its
+  weights once for all of them: a larger batch is worth less here than in the papers.
+- The reservations run on pages: a region is granted or not as a buddy allocator would, but KV is read and written in
+  blocks as ever. What contiguous KV might gain in a kernel is not here.
+- Percentiles of some dozens of requests are not steady: look at the brackets.
+"""
+
+MECHANISMS = """## What each mechanism is worth
+
+{title}, at the rate at which the first way of each table answers a batch that is there from the start.
+"""
+
+CHUNKING = """### Chunks of prompts
+
+{table}
+
+All kinds of requests. In steps of {chunk} tokens a prompt takes several steps, and who decodes waits less for each;
+"whole prompts" lets a request in only where its prompt fits what is left of a step.
+"""
+
+PREEMPTION = """### The way back of a preempted request
+
+{table}
+
+Chats only, whose answers are long beside their prompts, without prefix caching, as a hit would save much of what
+recomputation computes. Blocks that are swapped move within the same memory on a CPU, which is cheap.
+"""
+
+EVICTION = """### The order in which cached prefixes are lost
+
+{table}
+
+Questions about documents, of which some are popular, and conversations, half of each.
+"""
+
+PEERS = """## Against other engines
+
+{table}
+
+The demo model in float32, prefix caching on, {gib} GiB for KV, steps of 512 tokens and 64 sequences at most, all cores;
+every engine in a process of its own but jpaged, which shares one with the client. All get the same arrivals, at
+{share:g} times what the best of them answers of a batch; they take turns, so that a disturbance meets all. Versions are
+those of the environments that `scripts/peers_env.sh` makes.
+"""
+
+
+def page(results: Mapping[str, Any], command: str, machine: str) -> str:
+    """Return the text of docs/serving-real.md.
+
+    Args:
+        results: what `jpaged bench serving` writes as JSON.
+        command: what made them.
+        machine: what they were made on.
+    """
+    parts = [_head(results, command, machine)]
+    parts += [_model(load) for load in results["models"]]
+    if mechanisms := results.get("mechanisms"):
+        parts.append(MECHANISMS.format(title=_title(mechanisms["model"])))
+        few = results["settings"]["step_tokens"] // SMALL_STEPS
+        parts.append(CHUNKING.format(table=tables.ways(mechanisms["chunking"]), chunk=few))
+        parts.append(PREEMPTION.format(table=tables.ways(mechanisms["preemption"])))
+        parts.append(EVICTION.format(table=tables.ways(mechanisms["eviction"])))
+    if peers := results.get("peers"):
+        parts.append(PEERS.format(table=tables.peers(peers), share=SHARE, gib=CACHE_GIB) + "\n" + _ahead(peers))
+    return "\n".join([*parts, CAVEATS])
+
+
+def _head(results: Mapping[str, Any], command: str, machine: str) -> str:
+    settings = results["settings"]
+    shares = ", ".join(f"{100 * share:.0f} % {kind}" for kind, share in settings["shares"].items())
+    systems = {name for load in results["models"] for name in load["systems"]}
+    told = "\n".join(f"- **{name}**: {says}." for name, says in POLICIES.items() if name in systems)
+    text = HEAD.format(
+        command=command,
+        machine=machine,
+        quick=QUICK if settings["quick"] else "",
+        shares=shares,
+        prompt=settings["prompt"],
+        output=settings["output"],
+        sources="\n".join(f"  - {kind}: {says};" for kind, says in settings["sources"].items()).rstrip(";") + ".",
+        pool=settings["pool_tokens"],
+        longest=settings["max_model_len"],
+        max=MAX,
+        runs=settings["pool_tokens"] // settings["max_model_len"],
+        step=settings["step_tokens"],
+        seqs=settings["max_num_seqs"],
+        batch=settings["batch"],
+        rates=", ".join(f"{rate:g}" for rate in settings["rates"]),
+        seconds=settings["seconds"],
+        slower=settings["slower"],
+        alone=ALONE,
+        seeds="one seed" if len(settings["seeds"]) == 1 else f"{len(settings['seeds'])} seeds",
+    )
+    return f"{text}\nThe policies:\n\n{told}\n"
+
+
+def _title(model: str) -> str:
+    if model != RANDOM:
+        return model
+    return "A Gemma-3-shaped model of random weights"
+
+
+def _model(load: Mapping[str, Any]) -> str:
+    name = load["model"]
+    says = f"{load['says']}\n\n" if load["says"] else ""
+    return f"""## {_title(name)}: latency against rate
+
+{says}![Normalised latency against rate]({figure_name(name)}.png)
+
+{tables.sustained(load)}
+
+A request alone takes {1e3 * load["alone"]:.0f} ms a token. {_goals(load)}
+
+{tables.latencies(load)}
+{_cut_off(load)}
+By kind of request, at each policy's lowest rate:
+
+{tables.by_kind(load)}
+"""
+
+
+def figure_name(model: str) -> str:
+    """Return the name of a model's plot, without its ending."""
+    return "serving-real-hybrid" if model == RANDOM else "serving-real"
+
+
+def _goals(load: Mapping[str, Any]) -> str:
+    """Say of each goal whether it is reached."""
+    mine, told = load["systems"][PAGED]["sustained_by_seed"], []
+    for name, goal in GOALS.items():
+        if name not in load["systems"]:
+            continue
+        other = load["systems"][name]["sustained_by_seed"]
+        ratios = [a / b for a, b in zip(mine, other, strict=True) if b]
+        mean, _, _ = over_seeds(ratios)
+        if not ratios:
+            told.append(f"{name} sustains no rate that was measured")
+            continue
+        reached = "reached" if mean >= goal else "not reached"
+        told.append(f"{goal:g} times {name}'s rate is {reached} ({mean:.2f})")
+    if not told:
+        return ""
+    return f"The goals: {'; '.join(told)}. {PAPER if load['model'] != RANDOM else ''}".rstrip()
+
+
+def _cut_off(load: Mapping[str, Any]) -> str:
+    rows = [row for found in load["systems"].values() for row in found["runs"]]
+    return "" if all(row["normalised"]["all"] for row in rows) else "\n\\* Requests were cut off, and are left out.\n"
+
+
+def _ahead(found: Mapping[str, Any]) -> str:
+    """Say whether jpaged's p99 of whole answers is below each other engine's."""
+    worst = {
+        name: over_seeds([row["latency"]["p99"] for row in found["runs"] if row["engine"] == name])[0]
+        for name in found["saturation"]
+    }
+    told = [
+        f"{'below' if worst[PAGED] < theirs else 'above'} {name}'s ({theirs:.2f} s)"
+        for name, theirs in worst.items()
+        if name != PAGED
+    ]
+    return f"jpaged's p99 of whole answers, {worst[PAGED]:.2f} s, is {' and '.join(told)}.\n"

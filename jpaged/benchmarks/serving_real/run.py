@@ -1,0 +1,118 @@
+"""Puts the parts of `jpaged bench serving` together: one engine after another, and the figures of all as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jpaged.benchmarks.serving_real import peer_engine
+from jpaged.benchmarks.serving_real.experiments import Bench, Plan, Say, finite, load, mechanisms, policies_of
+from jpaged.benchmarks.serving_real.host import RANDOM, Sizes, hosted, kv_bytes
+from jpaged.benchmarks.serving_real.peers import CACHE_GIB, against
+from jpaged.benchmarks.serving_real.workload import KINDS, Caps, Encode, Texts, read_texts
+
+PARTS = ("load", "hybrid", "mechanisms", "peers")
+"""What there is to measure: latency against rate on the model and on one whose layers differ, chunks, preemption and
+eviction on the first, and other engines."""
+SEQUENCES, STEP_TOKENS = 32, 512
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Says what is measured on what.
+
+    Attributes:
+        model: what `LLM` takes.
+        workloads: folder of real texts, see `read_texts`.
+        quick: whether everything is tiny, which makes no measurement.
+    """
+
+    model: str
+    workloads: Path | None
+    plan: Plan
+    pool_tokens: int
+    max_model_len: int
+    quick: bool = False
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return the engine's sizes."""
+        if self.quick:
+            return Sizes(256, 128, 8, 64, small=True)
+        return Sizes(self.pool_tokens, self.max_model_len, SEQUENCES, STEP_TOKENS)
+
+    @property
+    def caps(self) -> Caps:
+        """Return the bounds on requests, which have room in a request of the longest length."""
+        if self.quick:
+            return Caps(48, 12)
+        return Caps(min(384, self.max_model_len // 2), min(128, self.max_model_len // 4))
+
+    @property
+    def timing(self) -> Plan:
+        """Return how long runs are."""
+        return replace(self.plan, seconds=min(self.plan.seconds, 0.3), batch=6) if self.quick else self.plan
+
+
+def run(ask: Ask, parts: Sequence[str], peers: Mapping[str, Sequence[str]], say: Say) -> dict[str, Any]:
+    """Measure `parts`, and return all figures.
+
+    Args:
+        peers: what starts each of the other engines.
+
+    Raises:
+        ValueError: a file of the workloads has not what it should, a model does not fit, or an engine did not start.
+    """
+    texts = read_texts(ask.workloads, _encode(ask), ask.caps)
+    results: dict[str, Any] = {"models": [], "settings": _settings(ask, texts)}
+    first = RANDOM if ask.quick else ask.model
+    if {"load", "mechanisms"} & set(parts):
+        with hosted(first, ask.sizes) as host:
+            bench = Bench(host, texts, ask.timing, say)
+            if "load" in parts:
+                results["models"].append(load(bench, policies_of(first)))
+            if "mechanisms" in parts:
+                limit = results["models"][0]["limit"] if results["models"] else ask.plan.slower * bench.alone()
+                results["mechanisms"] = {"model": host.name, **mechanisms(bench, limit)}
+    if "hybrid" in parts and not ask.quick:
+        with hosted(RANDOM, ask.sizes) as host:
+            results["models"].append(load(Bench(host, texts, ask.timing, say), policies_of(RANDOM)))
+    if "peers" in parts:
+        tokens = (CACHE_GIB << 30) // kv_bytes(ask.model)
+        sizes = Sizes(tokens, ask.max_model_len, peer_engine.SEQUENCES, peer_engine.STEP_TOKENS)
+        with hosted(ask.model, sizes) as host:
+            results["peers"] = against(Bench(host, texts, ask.timing, say), peers)
+    made: dict[str, Any] = finite(results)
+    return made
+
+
+def _settings(ask: Ask, texts: Texts) -> dict[str, Any]:
+    sizes, plan, caps = ask.sizes, ask.timing, ask.caps
+    return {
+        "quick": ask.quick,
+        "shares": KINDS,
+        "sources": texts.sources,
+        "prompt": caps.prompt,
+        "output": caps.output,
+        "pool_tokens": sizes.pool_tokens,
+        "max_model_len": sizes.max_model_len,
+        "max_num_seqs": sizes.max_num_seqs,
+        "step_tokens": sizes.step_tokens,
+        "seconds": plan.seconds,
+        "rates": plan.shares,
+        "seeds": plan.seeds,
+        "batch": plan.batch,
+        "slower": plan.slower,
+    }
+
+
+def _encode(ask: Ask) -> Encode:
+    """Return what makes tokens of a text: the model's tokenizer, or bytes for a test."""
+    if ask.quick:
+        return lambda text: list(text.encode())
+    from jpaged.loading.tokenizer import find_tokenizer
+
+    tokenizer = find_tokenizer(ask.model)
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))

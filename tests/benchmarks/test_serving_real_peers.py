@@ -1,0 +1,116 @@
+"""Other engines at the same arrivals: their processes, and the whole command on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+from typer.testing import CliRunner
+
+from jpaged.benchmarks.serving_real import peer_engine
+from jpaged.benchmarks.serving_real.peers import ENGINE, Peer, commands, started
+from jpaged.benchmarks.serving_real.workload import Task
+from jpaged.cli.main import app
+
+FAKE = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("peer_engine", {str(ENGINE)!r})
+engine = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(engine)
+
+def fake(model, context, cache_gib):
+    running = {{}}
+    def add(number, prompt, output):
+        running[number] = [0, output]
+    def step():
+        told = []
+        for number, state in list(running.items()):
+            state[0] += 1
+            told.append((number, state[0]))
+            if state[0] == state[1]:
+                del running[number]
+        if model == "fails":
+            raise RuntimeError("out of memory")
+        return told
+    return add, step
+
+engine.ENGINES["fake"] = fake
+engine.main()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path):
+    script = tmp_path / "fake.py"
+    script.write_text(textwrap.dedent(FAKE), encoding="utf-8")
+    return lambda model: [sys.executable, str(script), "fake", model, "128", "1"]
+
+
+def test_requests_are_added_when_they_are_due_and_all_tokens_are_told():
+    added, running = [], {}
+
+    def add(number, prompt, output):
+        added.append((number, prompt))
+        running[number] = 0
+
+    def step():
+        for number in running:
+            running[number] += 2  # more tokens than asked for are not counted
+        return list(running.items())
+
+    tasks = [{"prompt": [1, 2], "output": 3}, {"prompt": [3], "output": 4}]
+    came = peer_engine.serve(add, step, tasks, [0.0, 0.01])
+    assert [number for number, _ in added] == [0, 1]
+    assert [len(times) for times in came] == [3, 4] and all(times == sorted(times) for times in came)
+    assert came[1][0] >= 0.01
+
+
+def test_an_engines_process_answers_run_after_run(fake):
+    with started({"one": fake("fits"), "two": fake("fits")}) as peers:
+        for peer in peers:
+            for _ in range(2):
+                first, second = peer.serve([Task("chat", (1, 2), 3), Task("chat", (1,), 5)], [0.0, 0.02])
+                assert (first.output_tokens, second.output_tokens) == (3, 5)
+                assert second.due == 0.02 <= second.token_times[0] <= second.ended
+
+
+def test_an_engine_that_ends_is_named(fake):
+    with pytest.raises(ValueError, match="--env bad=DIR: the engine ended"):
+        Peer("bad", [sys.executable, "-c", "pass"])
+    with started({"one": fake("fails")}) as (peer,):
+        with pytest.raises(ValueError, match="--env one=DIR: the engine ended"):
+            peer.serve([Task("chat", (1,), 2)], [0.0])
+        with pytest.raises(ValueError, match="--env one=DIR: the engine ended"):
+            peer.serve([Task("chat", (1,), 2)], [0.0])
+
+
+def test_environments_are_looked_at_before_anything_runs(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no .*python"):
+        commands({"openvino": tmp_path}, None, 128)
+    with pytest.raises(ValueError, match="needs --peer-model"):
+        commands({"vllm": tmp_path}, None, 128)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    (made,) = commands({"vllm": tmp_path}, tmp_path, 128).values()
+    assert made == [str(tmp_path / "bin" / "python"), str(ENGINE), "vllm", str(tmp_path), "128", "1"]
+
+
+def test_the_command_measures_a_tiny_model_and_writes_everything(tmp_path):
+    pytest.importorskip("matplotlib")
+    out, docs = tmp_path / "figures.json", tmp_path / "docs"
+    options = ["--quick", "--seeds", "1", "--share", "0.7", "--share", "1.4", "--out", str(out), "--docs", str(docs)]
+    done = CliRunner().invoke(app, ["bench", "serving", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text(encoding="utf-8"))
+    (load,) = found["models"]
+    assert set(load["systems"]) == {"jpaged", "largest page", "Orca (Oracle)", "Orca (Max)"}
+    for system in load["systems"].values():
+        assert system["saturation"] > 0
+        assert [run["completed"] for run in system["runs"]] == [run["planned"] for run in system["runs"]]
+    assert len(found["mechanisms"]["eviction"]) == 4 and len(found["mechanisms"]["chunking"]) == 3
+    text = (docs / "serving-real.md").read_text(encoding="utf-8")
+    assert "`jpaged bench serving --share 0.7 --share 1.4 --seeds 1 --quick --docs docs`" in text
+    for kind in ("png", "svg"):
+        assert (docs / f"serving-real-hybrid.{kind}").stat().st_size > 1000

@@ -62,6 +62,8 @@ Where they differ:
 
 SEVERAL = """## Several outputs and beams, OPT-13B on Alpaca (PagedAttention, figure 14)
 
+![Normalised latency against request rate, several outputs and beams](serving-sim-several.png)
+
 {table}
 
 The paper's ratio against Oracle grows from 1.3 with one output to 2.3 with beams of 6. Beams are made up here: their
@@ -194,8 +196,26 @@ HOST = """## What the host's code costs
 {table}
 
 Processor time of one core, of scheduling a step of decodes and taking its tokens (median), and of whole simulations of
-OPT-13B. Programs that share the core's caches make it larger.
-It bounds the real engine too: no device can take steps faster than its host plans them.
+OPT-13B; programs that share the core's caches make it larger. The first table bounds the real engine too: no device can
+take steps faster than its host plans them. In the second, "coasting" is what all runs of this page do that nobody
+watches step by step: while all that runs decodes, no sequence ends and nobody can come in, only blocks are asked for,
+in the scheduler's order, and the steps are not planned one by one. A test says that it changes no number.
+"""
+
+
+SOURCES = """## Where the workloads come from
+
+ShareGPT's lengths are shipped with the package. The others are files of the folder that `--workloads` names; what is
+not there is left out of the page.
+
+| workload | file | fields | source |
+| --- | --- | --- | --- |
+| ShareGPT | shipped | prompt_len, output_len | efeslab/Nanoflow, `datasets/traces/sharegpt.csv` (Apache-2.0) |
+| Alpaca | `alpaca*.jsonl` | prompt, output | tatsu-lab/stanford_alpaca, `alpaca_data.json` (CC BY-NC 4.0) |
+| WMT16 | `wmt16*.jsonl` | en, de | newstest2016 of the WMT16 news task |
+| ShareGPT, several turns | `sharegpt*multiturn*.csv` | prompt_len, output_len | project-etalon/etalon, `sharegpt_8k` (Apache-2.0) |
+| arXiv summarization | `arxiv*.csv` | prompt_len, output_len | project-etalon/etalon, `arxiv_summarization` (Apache-2.0) |
+| Mooncake | `mooncake-conversation*.csv` | prompt_len, output_len | kvcache-ai/Mooncake, conversation trace (Apache-2.0) |
 """
 
 
@@ -245,4 +265,5 @@ def page(
         attained, sequence, step = found["engine"]
         fit = {"attained": attained, "sequence": 1e3 * sequence, "step": 1e3 * step}
         parts.append(CALIBRATION.format(table=tables.calibration(found), cpus=cpus, **fit))
+    parts.append(SOURCES)
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)

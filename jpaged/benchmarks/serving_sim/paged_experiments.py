@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
@@ -131,8 +131,13 @@ def prefixes(context: Context) -> list[dict[str, Any]]:
 
 
 def chatbot(context: Context) -> list[dict[str, Any]]:
-    """Measure conversations whose last 1,024 tokens are the prompt, OPT-13B (figure 17)."""
-    return [_curves(context, context.setting(OPT_13B, "ShareGPT, several turns", 0.5), ITERATION_LEVEL)]
+    """Measure conversations whose last 1,024 tokens are the prompt, OPT-13B (figure 17): all, and the longest."""
+    setting = context.setting(OPT_13B, "ShareGPT, several turns", 0.5)
+    workload = setting.workload
+    most = max(prompt for prompt, _ in workload.pairs)
+    longest = tuple(pair for pair in workload.pairs if pair[0] == most)
+    cut = Workload(f"{workload.name}, {most:,} tokens or more", longest)
+    return [_curves(context, each, ITERATION_LEVEL) for each in (setting, replace(setting, workload=cut))]
 
 
 def block_sizes(context: Context) -> list[dict[str, Any]]:

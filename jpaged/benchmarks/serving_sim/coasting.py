@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from jpaged.memory.policies import UNBOUNDED
 from jpaged.scheduling import ScheduledStep, Scheduler
 from jpaged.scheduling import Sequence as Stream
 
@@ -22,21 +23,30 @@ class Coast:
 
     Attributes:
         sequences: how many there are, each of which gets a token in each step.
-        left: steps in which none of them ends.
+        left: steps in which none of them ends; 0 where one of them has more to compute than its next token, too.
         seen: tokens that the next step reads, over all sequences.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._allocation = scheduler.allocation
-        self._seqs = [seq for request in scheduler.running for seq in request.live]
-        self._starts = [seq.num_computed for seq in self._seqs]
+        self._steps = self.left = self.seen = self.sequences = 0
+        self._seqs: list[Stream] = []
+        self._starts: list[int] = []
         self._due: defaultdict[int, list[tuple[int, Stream]]] = defaultdict(list)
-        for place, seq in enumerate(self._seqs):
-            self._due[max(0, seq.capacity - seq.num_computed)].append((place, seq))
-        self._steps = 0
-        self.sequences = len(self._seqs)
-        self.left = least_left(scheduler)
-        self.seen = sum(self._starts)
+        left = UNBOUNDED
+        for request in scheduler.running:
+            for seq in request.sequences:
+                if seq.finish_reason is not None:
+                    continue
+                number, start = len(seq.token_ids), seq.num_computed
+                left = min(left, request.max_total_tokens - number - 1)
+                if left < 1 or number != start + 1 or not seq.capacity:
+                    return
+                self._due[max(0, seq.capacity - start)].append((len(self._seqs), seq))
+                self._seqs.append(seq)
+                self._starts.append(start)
+        if self._seqs:
+            self.left, self.seen, self.sequences = left, sum(self._starts), len(self._seqs)
 
     def step(self) -> bool:
         """Give the sequences the blocks of one more step and count it; return False, where there are too few."""
@@ -66,15 +76,11 @@ class Coast:
             seq.token_ids += tokens
 
 
-def least_left(scheduler: Scheduler) -> int:
-    """Return in how many steps from now on, all of decodes, no sequence ends."""
-    return min(r.max_total_tokens - len(seq.token_ids) for r in scheduler.running for seq in r.live) - 1
-
-
 def is_level(step: ScheduledStep, scheduler: Scheduler) -> bool:
-    """Tell whether the next steps plan what a step did whose tokens were taken: it gave every running sequence one, and
-    those that wait could not come in and cannot now."""
-    if step.preempted or step.swap_in or step.chunks[-1].length > 1 or not scheduler.running:
+    """Tell whether nobody can come in before a sequence ends, as a step shows whose tokens were taken: nobody waits, or
+    it gave every running sequence a token and did not let in who waits."""
+    if not (scheduler.waiting or scheduler.swapped):
+        return True
+    if step.preempted or step.swap_in or step.chunks[-1].length > 1:
         return False
-    ended = len(step.chunks) - (scheduler.max_num_seqs - len(scheduler.allocation.free_slots))
-    return ended == 0 or (ended > 0 and not (scheduler.waiting or scheduler.swapped))
+    return len(step.chunks) == scheduler.max_num_seqs - len(scheduler.allocation.free_slots)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
-from jpaged.benchmarks.serving_sim.coasting import Coast, is_level, least_left
+from jpaged.benchmarks.serving_sim.coasting import Coast, is_level
 from jpaged.benchmarks.serving_sim.machine import BytesPerToken, Machine, mean
 from jpaged.benchmarks.serving_sim.policies import Job, Policy
 from jpaged.benchmarks.serving_sim.workload import Ask
@@ -171,7 +171,7 @@ class _Run:
         Where nobody can come in before a sequence ends, requests arrive meanwhile; else the first arrival ends it.
         """
         closed, scheduler = self.policy.closed, self.policy.scheduler
-        if (self._is_due and not closed) or least_left(scheduler) < 1:
+        if self._is_due and not closed:
             return
         batch = Coast(scheduler)
         while batch.left > 0 and not self.gave_up:

@@ -55,11 +55,23 @@ def test_it_is_the_same_with_blocks_of_any_size_and_either_way_of_return(asks, m
     assert coasted == planned
 
 
+def planned_steps(monkeypatch, **options):
+    """Serve two long requests; return how many steps there were, and how many of them were planned."""
+    planned, take = [], simulation._Run.take
+
+    def count(run, *rest):
+        planned.append(1)
+        take(run, *rest)
+
+    monkeypatch.setattr(simulation._Run, "take", count)
+    outcome = simulate(build(PAGED, SMALL, **options), SMALL.machine(PAPER_ENGINE), [Ask(0.0, 16, 200)] * 2)
+    return outcome.steps, len(planned)
+
+
 def test_most_steps_of_a_lone_batch_are_not_planned(monkeypatch):
-    steps = []
-    monkeypatch.setattr(simulation._Run, "take", lambda run, *rest, take=simulation._Run.take: steps.append(take(run, *rest)))
-    outcome = simulate(build(PAGED, SMALL), SMALL.machine(PAPER_ENGINE), [Ask(0.0, 16, 200)] * 2)  # fmt: skip
-    assert outcome.steps == 200 and len(steps) < 10
-    steps.clear()
-    simulate(build(PAGED, SMALL, prefix_caching=True), SMALL.machine(PAPER_ENGINE), [Ask(0.0, 16, 200)] * 2)
-    assert len(steps) == 200, "a cache is told of every block when it is full"
+    steps, planned = planned_steps(monkeypatch)
+    assert steps == 200 and planned < 10
+
+
+def test_a_cache_is_told_of_every_block_so_all_steps_are_planned(monkeypatch):
+    assert planned_steps(monkeypatch, prefix_caching=True) == (200, 200)

@@ -28,17 +28,13 @@ arrivals = st.lists(
 def told(steps, order):
     """What was planned, with sequences named by their request's place in `order`."""
     names = {seq.seq_id: (place, seq.index) for place, request in enumerate(order) for seq in request.sequences}
-    return [
-        (
-            [(names[c.seq.seq_id], c.start, c.length, c.source_row, tables) for c, tables in zip(s.chunks, kept, strict=True)],
-            [names[sample.seq.seq_id] for sample in s.samples],
-            s.copies,
-            s.swap_out,
-            s.swap_in,
-            [order.index(request) for request in s.preempted],
-        )
-        for s, kept in steps
-    ]  # fmt: skip
+    plans = []
+    for step, tables in steps:
+        chunks = [(names[c.seq.seq_id], c.start, c.length, c.source_row) for c in step.chunks]
+        samples = [names[sample.seq.seq_id] for sample in step.samples]
+        preempted = [order.index(request) for request in step.preempted]
+        plans.append((chunks, tables, samples, step.copies, step.swap_out, step.swap_in, preempted))
+    return plans
 
 
 def serve(arrivals, num_pages, **options):

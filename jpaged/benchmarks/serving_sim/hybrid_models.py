@@ -90,8 +90,8 @@ BINDING = (
     Case(_served(PYRAMID_70B, 5, 70e9, 70e9, 8192, 80, 8, weight_bytes=1), ARTICLE, (0.14, 0.21)),
     Case(_served("Llama-3.1-8B + 1B draft", 12, 9e9, 9e9, 4096, 48, 4), LONG, (1.0, 1.58)),
 )
-"""The cases of which the pool hardly binds above, where it does: Ministral with a pool in which the largest page's batch
-of decodes is the paper's, Jamba and the drafted model with a quarter of theirs, the other two with 70B parameters of 8
+"""The cases of which the pool hardly binds above, where it does: Ministral with a pool in which the largest page's
+batch of decodes is near the paper's, Jamba and the drafted model with a quarter of theirs, the other two with 70B parameters of 8
 bits, which leave 5 GiB on an H100."""
 
 PAPER_DECODE_BATCH = (2.5, 5.39)

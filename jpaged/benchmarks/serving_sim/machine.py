@@ -108,9 +108,7 @@ class Machine:
                 read += seen(start + length)
                 attended += length * seen(start + length // 2)
         once = self.read_by(starts)
-        seconds = self._lasts(
-            tokens + len(starts), len(step.samples), read + once, attended + once, len(step.chunks)
-        )
+        seconds = self._lasts(tokens + len(starts), len(step.samples), read + once, attended + once, len(step.chunks))
         moved = self.copied_seconds(len(step.copies) * self.block_bytes) if step.copies else 0.0
         return seconds + moved + self.swap_seconds(len(step.swap_in) + len(step.swap_out))
 

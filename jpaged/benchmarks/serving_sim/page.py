@@ -208,14 +208,17 @@ SOURCES = """## Where the workloads come from
 ShareGPT's lengths are shipped with the package. The others are files of the folder that `--workloads` names; what is
 not there is left out of the page.
 
-| workload | file | fields | source |
-| --- | --- | --- | --- |
-| ShareGPT | shipped | prompt_len, output_len | efeslab/Nanoflow, `datasets/traces/sharegpt.csv` (Apache-2.0) |
-| Alpaca | `alpaca*.jsonl` | prompt, output | tatsu-lab/stanford_alpaca, `alpaca_data.json` (CC BY-NC 4.0) |
-| WMT16 | `wmt16*.jsonl` | en, de | newstest2016 of the WMT16 news task |
-| ShareGPT, several turns | `sharegpt*multiturn*.csv` | prompt_len, output_len | project-etalon/etalon, `sharegpt_8k` (Apache-2.0) |
-| arXiv summarization | `arxiv*.csv` | prompt_len, output_len | project-etalon/etalon, `arxiv_summarization` (Apache-2.0) |
-| Mooncake | `mooncake-conversation*.csv` | prompt_len, output_len | kvcache-ai/Mooncake, conversation trace (Apache-2.0) |
+| workload | file | source |
+| --- | --- | --- |
+| ShareGPT | shipped | efeslab/Nanoflow, `datasets/traces/sharegpt.csv` (Apache-2.0) |
+| Alpaca | `alpaca*.jsonl` | tatsu-lab/stanford_alpaca, `alpaca_data.json` (CC BY-NC 4.0) |
+| WMT16 | `wmt16*.jsonl` | newstest2016 of the WMT16 news task |
+| ShareGPT, several turns | `sharegpt*multiturn*.csv` | project-etalon/etalon, `sharegpt_8k` (Apache-2.0) |
+| arXiv summarization | `arxiv*.csv` | project-etalon/etalon, `arxiv_summarization` (Apache-2.0) |
+| Mooncake | `mooncake-conversation*.csv` | kvcache-ai/Mooncake, conversation trace (Apache-2.0) |
+
+Files of texts have the fields `prompt` and `output`, or `en` and `de`; files of lengths have `prompt_len` and
+`output_len`.
 """
 
 

@@ -174,7 +174,9 @@ def host(found: dict[str, Any]) -> str:
         name = f"{row['workload']}, {row['rate']:g}/s"
         requests.append([name, f"{row['requests']:,}", f"{planned:,.0f}", f"{each:,.0f}", f"{each / 60:.1f}"])
     head = ["workload", "requests run", "microseconds a request, every step planned", "coasting"]
-    return table(["sequences", "microseconds a step"], steps) + "\n\n" + table([*head, "minutes for 1,000,000"], requests)
+    return (
+        table(["sequences", "microseconds a step"], steps) + "\n\n" + table([*head, "minutes for 1,000,000"], requests)
+    )
 
 
 def _times(mine: float, other: float) -> str:

@@ -196,8 +196,7 @@ class Request:
     def is_plain(self) -> bool:
         """Whether its next token takes nothing but a row of the step: it has one sequence and no image, adapter, pooled
         vector, beam or grammar."""
-        special = self.images or self.adapter or self.pooling or self.params.structured_outputs
-        return len(self.sequences) == 1 and self.beam is None and not special
+        return len(self.sequences) == 1 and not (self.images or self.adapter or self.pooling or self.needs_host)
 
     @property
     def computes_whole_prompt(self) -> bool:

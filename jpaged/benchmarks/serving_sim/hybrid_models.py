@@ -91,8 +91,8 @@ BINDING = (
     Case(_served("Llama-3.1-8B + 1B draft", 12, 9e9, 9e9, 4096, 48, 4), LONG, (1.0, 1.58)),
 )
 """The cases of which the pool hardly binds above, where it does: Ministral with a pool in which the largest page's
-batch of decodes is near the paper's, Jamba and the drafted model with a quarter of theirs, the other two with 70B parameters of 8
-bits, which leave 5 GiB on an H100."""
+batch of decodes is near the paper's, Jamba and the drafted model with a quarter of theirs, the other two with 70B
+parameters of 8 bits, which leave 5 GiB on an H100."""
 
 PAPER_DECODE_BATCH = (2.5, 5.39)
 PAPER_WASTE = (0.382, 0.0004)

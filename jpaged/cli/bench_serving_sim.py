@@ -21,8 +21,8 @@ def serving_sim(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Folder of alpaca*.jsonl (prompt, output), wmt16*.jsonl (en, de), sharegpt*multiturn*.csv and "
-            "mooncake-conversation*.csv (prompt_len, output_len); ShareGPT's lengths are shipped.",
+            help="Folder of alpaca*.jsonl (prompt, output), wmt16*.jsonl (en, de), sharegpt*multiturn*.csv, "
+            "arxiv*.csv and mooncake-conversation*.csv (prompt_len, output_len); ShareGPT's lengths are shipped.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate.")] = 600,
@@ -77,6 +77,8 @@ def serving_sim(
         docs.mkdir(parents=True, exist_ok=True)
         if "load" in found:
             plots.load(found["load"], docs)
+        if "several" in found:
+            plots.load(found["several"], docs, "serving-sim-several")
         if "memory" in found:
             plots.memory(found["memory"], docs)
         (docs / "serving-sim.md").write_text(text, encoding="utf-8")

@@ -22,6 +22,7 @@ class RequestBlocks:
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
         begun: what the first `begin` was told; None before it.
         groups: policy and block size (tokens) of each layer group, for this request.
+        releases: whether any group's policy may give up blocks while a sequence grows.
         num_seqs: number of its sequences.
     """
 
@@ -33,6 +34,7 @@ class RequestBlocks:
         "kept_tokens",
         "num_seqs",
         "prompt_tokens",
+        "releases",
         "request_id",
     )
 
@@ -52,6 +54,7 @@ class RequestBlocks:
         self.kept_tokens = kept_tokens
         self.begun: tuple[int, int] | None = None
         self.groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
+        self.releases = any(policy.releases for policy, _ in groups)
         self.num_seqs = 0
 
     def begin(self, cached: int, shared: int) -> None:

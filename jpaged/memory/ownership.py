@@ -78,19 +78,20 @@ class Ownership:
         needs, replaced = [], []
         for g, (policy, size) in enumerate(sequence.request.groups):
             table = sequence.tables[g]
-            total = policy.num_blocks(num_tokens, size)
-            if first_write and first_write > (capacity := policy.capacity(len(table), size, sequence.num_slots)):
+            number, total = len(table), policy.num_blocks(num_tokens, size)
+            if first_write and first_write > (capacity := policy.capacity(number, size, sequence.num_slots)):
                 raise ValueError(f"first_write={first_write} leaves a hole after {capacity} tokens")
-            shared = []
-            ref_count = self._allocator.groups[g].ref_count
+            shared: list[int] = []
             written = policy.written_blocks(first_write, num_tokens, size)
-            for i in policy.placed(range(written.start, min(len(table), written.stop)), size):
-                if table[i] == NO_BLOCK:
-                    raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
-                if ref_count[table[i]] > 1:
-                    shared.append(i)
+            if written.start < number:
+                ref_count = self._allocator.groups[g].ref_count
+                for i in policy.placed(range(written.start, min(number, written.stop)), size):
+                    if table[i] == NO_BLOCK:
+                        raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
+                    if ref_count[table[i]] > 1:
+                        shared.append(i)
             replaced.append(shared)
-            needs.append(len(policy.placed(range(len(table), total), size)) + len(shared))
+            needs.append(len(policy.placed(range(number, total), size)) + len(shared))
         return needs, replaced
 
     def install(
@@ -104,14 +105,14 @@ class Ownership:
         """Extend the tables to `num_tokens` with the blocks `taken` for each group, which first take the places of the
         logical ones `replaced`; return the copies to make."""
         copies = []
-        now = Time(self.clock, 0)  # never used: these blocks have other owners left
         for g, new_blocks in enumerate(taken):
             table, (policy, size) = sequence.tables[g], sequence.request.groups[g]
             for i in replaced[g]:
                 old, table[i] = table[i], new_blocks.pop()
                 if policy.holds(i, first_write, size):
                     copies.append(BlockCopy(g, old, table[i]))
-                self._allocator.release(g, old, now, keep=False)
+                # The time is never used: the block has other owners left.
+                self._allocator.release(g, old, Time(self.clock, 0), keep=False)
             added = range(len(table), policy.num_blocks(num_tokens, size))
             places = policy.placed(added, size)
             if len(places) < len(added):
@@ -151,7 +152,8 @@ class Ownership:
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
         """Give up the blocks that no token from position `length` on will read."""
         self.clock += 1
-        for g, (policy, size) in enumerate(sequence.request.groups):
+        groups = sequence.request.groups if sequence.request.releases else ()
+        for g, (policy, size) in enumerate(groups):
             self._cut(sequence, g, policy.most_blocks(length, size))
             runs = policy.active_blocks(length, size)
             behind, first_active = sequence.behind[g], runs[-1].start

@@ -73,10 +73,10 @@ class MemoryState:
     def capacity(self, seq_id: int) -> int:
         """Return how many tokens the sequence's tables can hold without a new block, the least over groups."""
         sequence = self._sequences[seq_id]
-        return min(
-            policy.capacity(len(table), size, sequence.num_slots)
-            for (policy, size), table in zip(sequence.request.groups, sequence.tables, strict=True)
-        )
+        slots, capacities = sequence.num_slots, []
+        for (policy, size), table in zip(sequence.request.groups, sequence.tables, strict=True):
+            capacities.append(policy.capacity(len(table), size, slots))
+        return min(capacities)
 
     def tail_shared(self, seq_id: int) -> bool:
         """Tell whether another sequence shares the last block of any group, so that a write may have to copy it."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -190,6 +191,12 @@ class Request:
         """Tell whether both run with the same adapter."""
         mine, its = self.adapter, other.adapter
         return mine is not None and its is not None and mine.digest == its.digest
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether its next token takes nothing but a row of the step: it has one sequence and no image, adapter, pooled
+        vector, beam or grammar."""
+        return len(self.sequences) == 1 and not (self.images or self.adapter or self.pooling or self.needs_host)
 
     @property
     def computes_whole_prompt(self) -> bool:

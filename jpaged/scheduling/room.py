@@ -68,7 +68,8 @@ class Room:
     def fits(self, request: Request, others: list[Request], relief: Relief | None) -> bool:
         """Tell whether a request, of which the first sequence's cached blocks are attached or which is swapped out,
         fits beside `others` and what these have yet to take."""
-        reserved = self._outstanding(other for other in others if urgency(other) <= urgency(request))
+        most = urgency(request)  # that of the others is read in place: there may be thousands
+        reserved = self._outstanding(other for other in others if (other.priority or 0) <= most)
         live = request.live
         if not self._allocation.adapting.has_place(request, others):
             return False
@@ -132,7 +133,7 @@ class Room:
         for request in requests:
             for seq in request.sequences:
                 # One token more is what every step takes: the watermark is for those.
-                if seq.num_computed + 1 < seq.num_tokens and seq.finish_reason is None:
+                if seq.num_computed + 1 < len(seq.token_ids) + seq.num_pending and seq.finish_reason is None:
                     reserved = _sum(reserved, self._to_take(seq))
             if request.images and self._memory.images.stays:
                 features = self._allocation.encoding.outstanding(request)

@@ -17,6 +17,7 @@ from jpaged.scheduling.encoding import Encoding
 from jpaged.scheduling.entrance import Entrance
 from jpaged.scheduling.forks import children_due, tokens_to_fork
 from jpaged.scheduling.order import SchedulingPolicy, service_order
+from jpaged.scheduling.plain_decodes import plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence, Status
@@ -25,8 +26,8 @@ from jpaged.scheduling.room import Room
 from jpaged.scheduling.shared_prefills import SharedPrefills
 from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.step import Chunk, ScheduledStep
-from jpaged.scheduling.step_builder import StepPlan, missing_tokens, source_row
-from jpaged.scheduling.stops import find_stop
+from jpaged.scheduling.step_builder import StepPlan, decodes_due, missing_tokens, source_row
+from jpaged.scheduling.stops import find_stop, token_stop
 from jpaged.scheduling.top_tokens import TopTokens
 
 logger = logging.getLogger(__name__)
@@ -155,18 +156,26 @@ class Scheduler(Entrance):
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
         if not (self.waiting or self.swapped):  # whoever is admitted takes rows of the sampler too
             plan.free_rows = len(self.allocation.free_slots)
-        plan.reserved = sum(missing_tokens(r, s) == 1 for r in self.running for s in r.sequences)
-        position = 0
-        while position < len(self.running):
-            current = self.running[position]
-            if (self.policy == "priority" and self._overtake(current, plan)) or self._extend(current, plan):
-                position += 1
+        self._plan_running(plan)
         if not (plan.preempted or plan.closed):
             while (request := self._next_in_line()) is not None and self._enter(request, plan):
                 pass
         plan.encodes = self.encoding.take_encodes()
         plan.loads = self.allocation.adapting.take_loads()
         return plan.step()
+
+    def _plan_running(self, plan: StepPlan) -> None:
+        """Plan the next tokens of all running requests, in service order."""
+        running, overtakes = self.running, self.policy == "priority"
+        in_bulk = self.speculation is None and not overtakes
+        position = plan_decodes(running, 0, plan, self.allocation) if in_bulk else 0
+        plan.reserved = decodes_due(running[position:])
+        while position < len(running):
+            current = running[position]
+            if (overtakes and self._overtake(current, plan)) or self._extend(current, plan):
+                position += 1
+                if in_bulk:
+                    position = plan_decodes(running, position, plan, self.allocation)
 
     def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
         """Plan the request's next tokens, preempting the last in service order for room.
@@ -255,12 +264,13 @@ class Scheduler(Entrance):
         tokens; return the requests that finished."""
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}
-        now = time.monotonic()
+        now, speculates = time.monotonic(), self.speculation is not None
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
-            if not chunk.drafts:
+            drafts = chunk.drafts
+            if not drafts:
                 seq.num_pending -= 1
-            if seq.finish_reason is not None or not drafts_kept(seq, chunk):
+            if seq.finish_reason is not None or (drafts and not drafts_kept(seq, chunk)):
                 continue
             if request.first_token_time is None:
                 request.first_token_time = now
@@ -275,18 +285,20 @@ class Scheduler(Entrance):
                 seq.grammar.accept(token)
             if top is not None and request.params.logprobs is not None:
                 seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
-            seq.token_ids.append(token)
+            token_ids = seq.token_ids
+            token_ids.append(token)
             seq.cumulative_logprob += logprob
             if seq.slot >= 0:
-                seq.num_computed += bool(chunk.drafts)  # the step computed the draft that this token follows
-                if len(seq.token_ids) >= seq.capacity or chunk.drafts:
+                seq.num_computed += bool(drafts)  # the step computed the draft that this token follows
+                if drafts or len(token_ids) >= seq.capacity:
                     self.allocation.commit(seq)  # the token ends a block that a step on its way fills
-            stop = find_stop(request, seq)
-            if stop is None:
-                went_on[seq] = request
-            elif self.finish(request, seq, *stop):
+            stop = token_stop(request, seq) if seq.stop_search is None else find_stop(request, seq)
+            if stop is not None and self.finish(request, seq, *stop):
                 finished.append(request)
-            self._drafting.took(seq)
+            if speculates:
+                if stop is None:
+                    went_on[seq] = request
+                self._drafting.took(seq)
         self._drafting.learn(step, went_on)
         return finished
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jpaged.memory import BlockCopy, HostBlock, SwapCopy
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import AdapterLoad, AdapterUse, Chunk, Encode, ImageRead, Sample, ScheduledStep
@@ -20,7 +22,10 @@ class StepPlan:
         closed: whether a request could not come into the batch, so that nobody behind it may come.
         free_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
+        decodes: chunks of one token, as planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
+        samples: tokens to draw, as planned so far.
+        copies: block copies that the device makes before the chunks run.
         encodes: images to encode first.
         reads: tokens that stand for images, as planned so far.
         loads: adapters to load first.
@@ -35,15 +40,15 @@ class StepPlan:
         self.preempted: list[Request] = []
         self.swap_out: list[SwapCopy] = []
         self.swap_in: list[SwapCopy] = []
+        self.decodes: list[Chunk] = []
         self.prefills: list[tuple[Request, Chunk]] = []
+        self.samples: list[Sample] = []
+        self.copies: list[BlockCopy] = []
         self.encodes: list[Encode] = []
         self.reads: list[ImageRead] = []
         self.loads: list[AdapterLoad] = []
         self._adapted: list[AdapterUse] = []
-        self._decodes: list[Chunk] = []
         self._verified: list[Chunk] = []
-        self._samples: list[Sample] = []
-        self._copies: list[BlockCopy] = []
         self._dropped = dropped
         self._scored: list[tuple[Request, Chunk]] = []
         self._pooled: list[tuple[Request, Chunk]] = []
@@ -53,7 +58,7 @@ class StepPlan:
         for chunk in chunks:
             seq, start, length, _, _, drafts = chunk
             if length == 1:
-                self._decodes.append(chunk)
+                self.decodes.append(chunk)
             elif drafts:
                 self._verified.append(chunk)
                 seq.needs_host = True
@@ -70,22 +75,22 @@ class StepPlan:
         if request.adapter is not None and chunks:
             assert request.held_adapter is not None, "a running request holds its adapter"
             self._adapted += (AdapterUse(c.seq.seq_id, request.adapter, request.held_adapter) for c in chunks)
-        self._copies += copies
+        self.copies += copies
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
         """Plan to draw the sequence's next token after the last token of `chunk`, or after each of its prefixes."""
         seq.num_pending += 1
-        seq.pending_row = len(self._samples)
+        seq.pending_row = len(self.samples)
         if chunk.drafts:
-            self._samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
+            self.samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
         else:
-            self._samples.append(Sample(request, seq, chunk))
+            self.samples.append(Sample(request, seq, chunk))
 
     def step(self) -> ScheduledStep:
         return ScheduledStep(
-            chunks=self._decodes + self._verified + [chunk for _, chunk in self.prefills],
-            samples=self._samples,
-            copies=self._copies,
+            chunks=self.decodes + self._verified + [chunk for _, chunk in self.prefills],
+            samples=self.samples,
+            copies=self.copies,
             preempted=self.preempted,
             dropped=self._dropped,
             swap_out=self.swap_out,
@@ -97,6 +102,11 @@ class StepPlan:
             loads=self.loads,
             adapted=self._adapted,
         )
+
+
+def decodes_due(requests: Iterable[Request]) -> int:
+    """Return how many sequences of `requests` have exactly one token to compute."""
+    return sum(missing_tokens(request, seq) == 1 for request in requests for seq in request.sequences)
 
 
 def missing_tokens(request: Request, seq: Sequence) -> int:

@@ -30,13 +30,14 @@ def token_stop(request: Request, seq: Sequence) -> Stop | None:
     A stop token wins over the length limit it may hit at once, and so does the end of a grammar; neither it nor
     end-of-sequence leaves a stop_reason. That of a grammar that cannot be followed any further is its error.
     """
-    token = seq.token_ids[-1]
-    if token in request.stop_ids and len(seq.token_ids) - seq.num_prompt >= request.params.min_tokens:
+    token_ids, grammar = seq.token_ids, seq.grammar
+    token = token_ids[-1]
+    if token in request.stop_ids and len(token_ids) - seq.num_prompt >= request.params.min_tokens:
         return "stop", None if token in request.eos_ids else token
-    if seq.grammar is not None and seq.grammar.error is not None:
-        return "abort", seq.grammar.error
-    if seq.grammar is not None and seq.grammar.complete:
+    if grammar is not None and grammar.error is not None:
+        return "abort", grammar.error
+    if grammar is not None and grammar.complete:
         return "stop", None
-    if len(seq.token_ids) >= request.max_total_tokens:
+    if len(token_ids) >= request.max_total_tokens:
         return "length", None
     return None

@@ -31,7 +31,7 @@ class Setting:
         n: outputs or beams of each request.
         seconds: of arrivals at each rate.
         first_rate: the rate that is tried first, requests/s.
-        most_requests: most requests of a run.
+        most_requests, least_requests: bounds of the requests of a run.
         prefix: tokens that stand before every prompt, the same ones; what pages finds them in its cache.
     """
 
@@ -45,6 +45,7 @@ class Setting:
     beams: bool = False
     prefix: int = 0
     most_requests: int = 1 << 30
+    least_requests: int = LEAST_REQUESTS
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) 
     Args:
         give_up: whether a run ends where so many wait that the latency must be `FAR`.
     """
-    number = min(setting.most_requests, max(LEAST_REQUESTS, int(rate * setting.seconds)))
+    number = min(setting.most_requests, max(setting.least_requests, int(rate * setting.seconds)))
     asks = setting.workload.arrivals(rate, number, setting.seed, n=setting.n, beams=setting.beams)
     if setting.prefix:
         asks = shared(asks, range(setting.prefix))

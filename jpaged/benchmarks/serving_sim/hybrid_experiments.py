@@ -7,7 +7,17 @@ from typing import Any
 
 from jpaged.benchmarks import memory_jenga
 from jpaged.benchmarks.memory_traces import draw_articles, prompt_tokens
-from jpaged.benchmarks.serving_sim.hybrid_models import CASES, DRAFTED, LONG, PICTURE, VERY_LONG, Case
+from jpaged.benchmarks.serving_sim.hybrid_models import (
+    ARTICLE,
+    BINDING,
+    CASES,
+    DRAFTED,
+    LONG,
+    PICTURE,
+    SHORT,
+    VERY_LONG,
+    Case,
+)
 from jpaged.benchmarks.serving_sim.hybrid_policies import (
     HYBRID_SYSTEMS,
     LARGEST,
@@ -22,9 +32,11 @@ from jpaged.benchmarks.serving_sim.simulation import Outcome, simulate
 from jpaged.benchmarks.serving_sim.workload import Ask, Workload
 from jpaged.scheduling import ScheduledStep
 
-NUMBERS = {LONG: 80, VERY_LONG: 40, PICTURE: 160}
+NUMBERS = {LONG: 80, VERY_LONG: 40, PICTURE: 160, SHORT: 600, ARTICLE: 100}
+SOURCES = {LONG: "Mooncake", VERY_LONG: "Mooncake", ARTICLE: "arXiv summarization"}
 LEAST_VERY_LONG = 60_000
-SHORT_NUMBER = 200
+ENDLESS = 8
+"""A pool so many times larger than a case's binds nowhere."""
 QUESTION = 43
 """Tokens of a question about an image, as in the Jenga paper."""
 ARTICLES = (4, 8, 12)
@@ -33,8 +45,8 @@ SAMPLE_EVERY = 8
 
 def _asks(context: Context, case: Case, rate: float) -> list[Ask]:
     """Draw a case's requests; at a rate of infinity all are there from the start."""
-    served, number = case.served, NUMBERS.get(case.asked, SHORT_NUMBER)
-    source = context.workloads["Mooncake" if case.asked in (LONG, VERY_LONG) else "ShareGPT"]
+    served, number = case.served, NUMBERS[case.asked]
+    source = context.workloads[SOURCES.get(case.asked, "ShareGPT")]
     most = served.shape.max_len - 4096
     pairs = tuple((min(p, most), min(o, 4096)) for p, o in source.pairs)
     if case.asked == VERY_LONG:
@@ -61,7 +73,9 @@ def _serve(case: Case, system: str, asks: list[Ask], **more: Any) -> Outcome:
 def throughput(context: Context) -> list[dict[str, Any]]:
     """Measure requests/s and the mean batch of decodes, all requests being there from the start (figure 14)."""
     rows = []
-    for case in (*CASES, Case(DRAFTED, LONG, (1.0, 1.58))):
+    for case in (*CASES, Case(DRAFTED, LONG, (1.0, 1.58)), *BINDING):
+        if SOURCES.get(case.asked, "ShareGPT") not in context.workloads:
+            continue
         asks = _asks(context, case, float("inf"))
         found = {}
         for system in HYBRID_SYSTEMS:
@@ -73,7 +87,13 @@ def throughput(context: Context) -> list[dict[str, Any]]:
                 "preemptions": outcome.preemptions,
             }
             context.say(f"{case.name}, {system}: {outcome.throughput:.3f} requests/s, {outcome.decode_batch:.1f}")
-        rows.append({"model": case.name, "asked": case.asked, "paper": case.paper, "systems": found})
+        shape = replace(case.served.shape, pool_gib=ENDLESS * case.served.shape.pool_gib)
+        endless = _serve(replace(case, served=replace(case.served, shape=shape)), PAGED, asks)
+        context.say(f"{case.name}, a pool that never binds: {endless.throughput:.3f}, {endless.decode_batch:.1f}")
+        row = {"model": case.name, "asked": case.asked, "paper": case.paper, "systems": found}
+        row["pool"] = case.served.shape.pool_gib
+        row["endless"] = {"throughput": endless.throughput, "decode_batch": endless.decode_batch}
+        rows.append(row)
     return rows
 
 

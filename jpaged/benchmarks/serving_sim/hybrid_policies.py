@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jpaged.benchmarks.memory_shapes import ModelShape
+from jpaged.benchmarks.memory_shapes import Layers, ModelShape
 from jpaged.benchmarks.memory_split import SplitMemory
 from jpaged.benchmarks.serving_sim.policies import BUDGET, PAGED, Policy
-from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, PoolLayout
+from jpaged.memory import BlockCopy, Fit, FullAttention, GroupSpec, MemoryManager, PoolLayout
 from jpaged.memory.pages import Association
 
 LARGEST, SPLIT, GCD, NAIVE = "largest page", "static split", "GCD page", "naive Jenga"
@@ -81,6 +81,27 @@ class GcdMemory(SplitMemory):
         return super().allocate(seq_id, num_tokens, first_write=first_write)
 
 
+def largest_page_groups(shape: ModelShape) -> list[GroupSpec]:
+    """Return the groups if there is one size of page, that of the largest group.
+
+    A recurrent group's block is the states of all its layers. So an attention group's page, which is as large, has many
+    hundred tokens (1,344 in the paper's Jamba), and a short request leaves most of one empty.
+    """
+    alike = shape.largest_page_groups()
+    states = [kind for kind in shape.layers if kind.recurrent]
+    if not states:
+        return alike
+
+    def bytes_of(kind: Layers) -> int:
+        return kind.number * kind.token_bytes
+
+    attention, largest = alike[0], max(map(bytes_of, states))
+    token_bytes = sum(bytes_of(kind) for kind in shape.layers if not kind.recurrent)
+    size = -(-largest // token_bytes)
+    page = size * token_bytes // attention.num_layers
+    return [GroupSpec("all", page, attention.num_layers, size, FullAttention()), *alike[1:]]
+
+
 def build_hybrid(name: str, shape: ModelShape, mean_length: int, *, budget: int = BUDGET, **options: Any) -> Policy:
     """Build one of `HYBRID_SYSTEMS`.
 
@@ -98,7 +119,7 @@ def build_hybrid(name: str, shape: ModelShape, mean_length: int, *, budget: int 
         kind = MemoryManager if name == PAGED else NaiveJenga
         memory = kind(PoolLayout.plan(groups, pool), max_step_tokens=budget, **options)
     elif name == LARGEST:
-        alike = shape.largest_page_groups()
+        alike = largest_page_groups(shape)
         shift, images = shape.encoder_tokens, 0
         memory = MemoryManager(PoolLayout.plan(alike, pool), max_step_tokens=budget, **options)
     elif name == SPLIT:

@@ -44,6 +44,16 @@ RECENT_ENGINE = Engine(0.7, 10e-6, 1e-3)
 
 
 @dataclass(frozen=True)
+class BytesPerToken:
+    """Counts what the next token of a sequence reads where every layer keeps every token: so many bytes for each."""
+
+    each: float
+
+    def __call__(self, length: int) -> float:
+        return self.each * length
+
+
+@dataclass(frozen=True)
 class Machine:
     """Turns scheduled steps into seconds.
 
@@ -51,7 +61,8 @@ class Machine:
         work: what a step moves and computes on each device, as `jpaged plan` counts it.
         speed: what each device attains.
         engine: the rest of what is lost.
-        kv_bytes: bytes that the next token of a sequence of some length reads, on each device.
+        kv_bytes: bytes that the next token of a sequence of some length reads, on each device; `BytesPerToken` where
+            they are proportional.
         flops_per_byte: attention's FLOP for each of these bytes, of one query.
         block_bytes: bytes of a block on each device, which is what is copied and swapped.
         shift: tokens before every prompt that stand for images, which other layers have computed.
@@ -83,29 +94,37 @@ class Machine:
 
     def seconds(self, step: ScheduledStep) -> float:
         """Return how long a step lasts."""
-        tokens, read, attended, seen = 0, 0.0, 0.0, self.kv_bytes
-        for chunk in step.chunks:
-            start, length = chunk.start, chunk.length
+        seen, tokens, starts = self.kv_bytes, 0, []
+        read = attended = 0.0
+        for _, start, length, _, _, _ in step.chunks:
             if self.shift:
                 end = max(0, start + length - self.shift)
                 start = max(0, start - self.shift)
                 length = end - start
-                if not length:
-                    continue
-            tokens += length
             if length == 1:
-                needed = seen(start)
-                read += needed
-                attended += needed
-            else:
+                starts.append(start)
+            elif length:
+                tokens += length
                 read += seen(start + length)
                 attended += length * seen(start + length // 2)
-        flops = attended * self.flops_per_byte
-        device = step_seconds(self.work, self.speed, tokens, len(step.samples), read, flops)
-        engine = self.engine
-        host = engine.step_seconds + engine.sequence_seconds * len(step.chunks)
+        once = self.read_by(starts)
+        seconds = self._lasts(tokens + len(starts), len(step.samples), read + once, attended + once, len(step.chunks))
         moved = self.copied_seconds(len(step.copies) * self.block_bytes) if step.copies else 0.0
-        return device + host + moved + self.swap_seconds(len(step.swap_in) + len(step.swap_out))
+        return seconds + moved + self.swap_seconds(len(step.swap_in) + len(step.swap_out))
+
+    def decode_seconds(self, sequences: int, read: float) -> float:
+        """Return how long a step lasts in which each of some sequences gets a token, reading so many bytes of KV."""
+        return self._lasts(sequences, sequences, read, read, sequences)
+
+    def read_by(self, starts: list[int]) -> float:
+        """Return the bytes that tokens at these positions of their sequences read."""
+        seen = self.kv_bytes
+        return seen.each * sum(starts) if isinstance(seen, BytesPerToken) else sum(map(seen, starts))
+
+    def _lasts(self, tokens: int, samples: int, read: float, attended: float, sequences: int) -> float:
+        flops = attended * self.flops_per_byte
+        device = step_seconds(self.work, self.speed, tokens, samples, read, flops)
+        return device + self.engine.step_seconds + self.engine.sequence_seconds * sequences
 
     def copied_seconds(self, num_bytes: float) -> float:
         """Return how long copying bytes within a device takes: they are read and written."""

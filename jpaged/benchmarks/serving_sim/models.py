@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, SHAPES, Layers, ModelShape
-from jpaged.benchmarks.serving_sim.machine import Engine, Machine
+from jpaged.benchmarks.serving_sim.machine import BytesPerToken, Engine, Machine
 from jpaged.memory import FullAttention
 from jpaged.planning.roofline import Work
 
@@ -74,8 +74,7 @@ class Served:
 def read_bytes(shape: ModelShape, devices: int = 1) -> Callable[[int], float]:
     """Return the function from a sequence's length to the bytes that its next token reads on each device."""
     if len(shape.layers) == 1 and isinstance(shape.layers[0].policy, FullAttention) and not shape.draft:
-        each = shape.uniform_token_bytes / devices
-        return lambda length: each * length
+        return BytesPerToken(shape.uniform_token_bytes / devices)
     places = [*range(0, 2048, 64), *range(2048, shape.max_len + 2048, 1024)]
     values = [shape.needed_bytes(place) / devices for place in places]
 

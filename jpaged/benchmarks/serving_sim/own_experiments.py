@@ -14,7 +14,7 @@ from jpaged.benchmarks.serving_sim.models import OPT_13B
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
 from jpaged.benchmarks.serving_sim.policies import PAGED, Job, Policy, build
 from jpaged.benchmarks.serving_sim.simulation import simulate
-from jpaged.benchmarks.serving_sim.workload import Ask, Workload
+from jpaged.benchmarks.serving_sim.workload import Ask
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout
 from jpaged.planning.roofline import Speed, Work
 
@@ -139,10 +139,11 @@ def host_cost(context: Context) -> dict[str, Any]:
     rows = []
     for workload, rate in (("ShareGPT", 2.0), ("Alpaca", 30.0)):
         if workload in context.workloads:
-            seconds, number = _request_seconds(context.workloads[workload], rate, context.seed)
-            rows.append({"workload": workload, "rate": rate, "requests": number, "seconds": seconds})
-            each = 1e6 * seconds / number
-            context.say(f"{workload}: {each:.0f} microseconds a request, {each / 60:.1f} minutes for 1,000,000")
+            asks = context.workloads[workload].arrivals(rate, REQUESTS, context.seed)
+            row = {"workload": workload, "rate": rate, "requests": REQUESTS}
+            rows.append(row | {"seconds": _seconds(asks), "planned": _seconds(asks[: REQUESTS // 5], coasts=False) * 5})
+            each, planned = (1e6 * rows[-1][key] / REQUESTS for key in ("seconds", "planned"))
+            context.say(f"{workload}: {each:.0f} microseconds a request, {planned:.0f} with every step planned")
     return {"steps": steps, "requests": rows}
 
 
@@ -165,10 +166,8 @@ def _step_microseconds(number: int) -> float:
     return 1e6 * float(np.median(times))
 
 
-def _request_seconds(workload: Workload, rate: float, seed: int, number: int = REQUESTS) -> tuple[float, int]:
-    """Return the processor time of simulating `number` requests, or a tenth of them where outputs are long."""
-    number = number if workload.mean_output < 100 else number // 10
-    asks = workload.arrivals(rate, number, seed)
+def _seconds(asks: list[Ask], *, coasts: bool = True) -> float:
+    """Return the processor time of simulating OPT-13B."""
     start = time.process_time()
-    simulate(build(PAGED, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks)
-    return time.process_time() - start, number
+    simulate(build(PAGED, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks, coasts=coasts)
+    return time.process_time() - start

@@ -62,6 +62,8 @@ Where they differ:
 
 SEVERAL = """## Several outputs and beams, OPT-13B on Alpaca (PagedAttention, figure 14)
 
+![Normalised latency against request rate, several outputs and beams](serving-sim-several.png)
+
 {table}
 
 The paper's ratio against Oracle grows from 1.3 with one output to 2.3 with beams of 6. Beams are made up here: their
@@ -101,8 +103,10 @@ CHATBOT = """## A chatbot (PagedAttention, figure 17), OPT-13B
 {table}
 
 Prompts are the last 1,024 tokens of the conversation, outputs at most 1,024. The three Orcas are nearly alike, as in
-the paper, since a buddy allocator rounds most requests up to the same region. The paper's ratio of 2.0 is larger: most
-of its prompts have all 1,024 tokens, while here they have 793 on the average, and its runs are longer.
+the paper, since a buddy allocator rounds most requests up to the same region, and for prompts of 1,024 tokens, as most
+of the paper's have, it is the largest: the second row has only those, all others make the first. What remains of the
+difference is the roofline, which charges for reading KV: at these lengths it is a third of a step, jpaged's larger
+batch reads more of it, and that is time which the policies with smaller batches do not spend.
 """
 
 BLOCKS = """## Block sizes (PagedAttention, figure 18b), OPT-13B
@@ -133,11 +137,25 @@ Mean batch of decodes (paper, Ministral: 2.5 and 5.39):
 
 {batches}
 
+"No bound" is jpaged with a pool eight times as large, and "at most" its multiple of the largest page: what no way to
+hold memory could exceed. Where jpaged comes up to it, memory hardly binds it: Llama 3.2 Vision, Jamba, character.ai,
+PyramidKV and Llama 3.1 in the upper rows. The lower rows, with smaller pools, serve those again that need
+them, and Ministral with one in which the largest page's batch is near the paper's 2.5.
+
 Where they differ:
 
-- The paper's character.ai and PyramidKV models are published as ratios only and have other sizes; Gemma 3 and Llama 4
-  are served in other sizes of memory. The smaller the pool beside a prompt, the larger is what Jenga gains.
-- Jamba's pool is not full with prompts as short as ShareGPT's, so that nothing differs; the paper's had less left.
+- Gemma 3 and Llama 4 are served in other sizes of memory. The smaller the pool beside a prompt, the larger is what
+  Jenga gains, and Gemma's pool is so small here that the largest page has to refuse prompts.
+- Ministral's prompts are above 60,000 tokens, and computing them is most of its time under any policy: even without a
+  bound on memory the ratio stays below the paper's, as "at most" says. The batch of decodes grows nearly as the
+  paper's.
+- The paper's rates of character.ai and PyramidKV are those of larger models. With 70B parameters of 8 bits, which leave
+  an H100 some 5 GiB, PyramidKV and character.ai come nearer to the paper's ratios; computing prompts bounds them, again
+  as "at most" says.
+- Jamba's states are most of what a short request takes, and every policy keeps them. A large page is as large as the
+  states, which is 980 tokens of attention (1,344 in the paper's Jamba): a request of some hundred tokens leaves half of
+  one empty where pages are placed by request, as they are by jpaged and Jenga, and so it does with the largest page.
+  Small pages and naive placement lose nothing there, and win. The paper's prompts (MMLU-pro) are longer.
 - Encoders of images cost nothing here, so Llama 3.2 Vision is faster throughout.
 - The paper's data sets (arXiv-QA, MMLU-pro, MMMU-pro) are replaced by conversations of Mooncake's trace (mean 12,000
   tokens; "very long" are those above 60,000) and by ShareGPT.
@@ -145,12 +163,18 @@ Where they differ:
   against them is that mixes of lengths change, and what kernels lose. Without a prefix cache naive placement hardly
   loses either, since any other request takes the blocks that one gives up.
 - With a model and its draft, each step is one token of both here; what is kept of drafts is the same under every policy
-  and cancels out (paper: 1.58).
+  and cancels out. The largest page wastes half of each of the draft's pages, a sixth of all (paper: 1.58).
 """
 
-HYBRID_LOAD = """### First token and further tokens against the rate
+HYBRID_LOAD = """### First token and further tokens against the rate (Jenga)
 
 {table}
+
+At low rates nothing waits and the policies are alike. Where the largest page's pool is full, requests wait for it and
+first tokens come later; with jpaged more of them run together, so that each further token takes longer, and the time in
+which they would have waited is worth more. The paper draws the same two curves; its text gives no table to put beside
+them. Llama 3.2 Vision's pool is full at no rate here; with the largest page the tokens of an image pass through the
+budgets of two steps more.
 """
 
 MEMORY = """### Memory over time, Ministral-8B
@@ -194,8 +218,29 @@ HOST = """## What the host's code costs
 {table}
 
 Processor time of one core, of scheduling a step of decodes and taking its tokens (median), and of whole simulations of
-OPT-13B. Programs that share the core's caches make it larger.
-It bounds the real engine too: no device can take steps faster than its host plans them.
+OPT-13B; programs that share the core's caches make it larger. The first table bounds the real engine too: no device can
+take steps faster than its host plans them. In the second, "coasting" is what all runs of this page do that nobody
+watches step by step: while all that runs decodes, no sequence ends and nobody can come in, only blocks are asked for,
+in the scheduler's order, and the steps are not planned one by one. A test says that it changes no number.
+"""
+
+
+SOURCES = """## Where the workloads come from
+
+ShareGPT's lengths are shipped with the package. The others are files of the folder that `--workloads` names; what is
+not there is left out of the page.
+
+| workload | file | source |
+| --- | --- | --- |
+| ShareGPT | shipped | efeslab/Nanoflow, `datasets/traces/sharegpt.csv` (Apache-2.0) |
+| Alpaca | `alpaca*.jsonl` | tatsu-lab/stanford_alpaca, `alpaca_data.json` (CC BY-NC 4.0) |
+| WMT16 | `wmt16*.jsonl` | newstest2016 of the WMT16 news task |
+| ShareGPT, several turns | `sharegpt*multiturn*.csv` | project-etalon/etalon, `sharegpt_8k` (Apache-2.0) |
+| arXiv summarization | `arxiv*.csv` | project-etalon/etalon, `arxiv_summarization` (Apache-2.0) |
+| Mooncake | `mooncake-conversation*.csv` | kvcache-ai/Mooncake, conversation trace (Apache-2.0) |
+
+Files of texts have the fields `prompt` and `output`, or `en` and `de`; files of lengths have `prompt_len` and
+`output_len`.
 """
 
 
@@ -245,4 +290,5 @@ def page(
         attained, sequence, step = found["engine"]
         fit = {"attained": attained, "sequence": 1e3 * sequence, "step": 1e3 * step}
         parts.append(CALIBRATION.format(table=tables.calibration(found), cpus=cpus, **fit))
+    parts.append(SOURCES)
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
@@ -18,6 +18,8 @@ from jpaged.scheduling import ScheduledStep
 ITERATION_LEVEL = (PAGED, ORACLE, POW2, MAX)
 FEWER = (PAGED, ORACLE, MAX)
 DECODINGS = tuple((n, beams) for beams in (False, True) for n in (2, 4, 6))
+LEAST_SEVERAL = 200
+"""Least requests of a run where each has several outputs."""
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 
@@ -49,7 +51,7 @@ class Context:
 
 
 def _curves(context: Context, setting: Setting, systems: tuple[str, ...]) -> dict[str, Any]:
-    """Return each system's points and sustained rate; a search begins where the one before ended."""
+    """Return each system's points and sustained rate."""
     found = {}
     for system in systems:
         made = curve(setting, system)
@@ -77,10 +79,11 @@ def load(context: Context) -> list[dict[str, Any]]:
 
 def several(context: Context) -> list[dict[str, Any]]:
     """Measure the same with several outputs, and with beams, of OPT-13B on Alpaca (figure 14)."""
-    return [
-        _curves(context, context.setting(OPT_13B, "Alpaca", 16.0 / n, n=n, beams=beams), FEWER)
+    settings = [
+        context.setting(OPT_13B, "Alpaca", 16.0 / n, n=n, beams=beams, least_requests=LEAST_SEVERAL)
         for n, beams in DECODINGS
     ]
+    return [_curves(context, setting, FEWER) for setting in settings]
 
 
 def batches(context: Context) -> list[dict[str, Any]]:
@@ -131,8 +134,13 @@ def prefixes(context: Context) -> list[dict[str, Any]]:
 
 
 def chatbot(context: Context) -> list[dict[str, Any]]:
-    """Measure conversations whose last 1,024 tokens are the prompt, OPT-13B (figure 17)."""
-    return [_curves(context, context.setting(OPT_13B, "ShareGPT, several turns", 0.5), ITERATION_LEVEL)]
+    """Measure conversations whose last 1,024 tokens are the prompt, OPT-13B (figure 17): all, and the longest."""
+    setting = context.setting(OPT_13B, "ShareGPT, several turns", 0.5)
+    workload = setting.workload
+    most = max(prompt for prompt, _ in workload.pairs)
+    longest = tuple(pair for pair in workload.pairs if pair[0] == most)
+    cut = Workload(f"{workload.name}, {most:,} tokens or more", longest)
+    return [_curves(context, each, ITERATION_LEVEL) for each in (setting, replace(setting, workload=cut))]
 
 
 def block_sizes(context: Context) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import Any, cast
 
@@ -50,6 +51,7 @@ class Policy:
         name: what tables call it.
         memory: what the scheduler is given.
         shares: whether several outputs of a prompt are one request that shares its blocks; else each is a request.
+        steady: whether a sequence that decodes does nothing to the memory but take blocks, see `Coast`.
 
     Attributes:
         jobs: the job of each request to the scheduler, by its id.
@@ -62,6 +64,7 @@ class Policy:
         memory: Any,
         *,
         shares: bool = True,
+        steady: bool = False,
         preemption_mode: PreemptionMode = "recompute",
         max_num_seqs: int = MAX_NUM_SEQS,
         budget: int = BUDGET,
@@ -72,6 +75,7 @@ class Policy:
         self.name = name
         self.memory = memory
         self.shares = shares
+        self.steady = steady
         self.scheduler = Scheduler(
             cast(MemoryManager, memory),
             max_num_seqs=max_num_seqs,
@@ -89,6 +93,11 @@ class Policy:
     def has_work(self) -> bool:
         """Tell whether a request has not ended."""
         return self.scheduler.has_work
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether a request that comes now has to wait until another one has ended."""
+        return bool(self.scheduler.waiting or self.scheduler.swapped)
 
     def arrive(self, job: Job) -> None:
         """Take a request that has come."""
@@ -143,7 +152,6 @@ class Policy:
         if self.shift:
             tokens = [*range(-self.shift, 0), *tokens]
         seq_ids = [next(self._ids) for _ in range(width)]
-        params = SamplingParams(temperature=0.0, max_tokens=ask.output, ignore_eos=True)
         beam = None
         if ask.beams and self.shares:
             wanted = BeamSearchParams(beam_width=width, max_tokens=ask.output, ignore_eos=True)
@@ -151,7 +159,7 @@ class Policy:
         return Request(
             request_id=seq_ids[0],
             prompt_token_ids=tokens,
-            params=params,
+            params=_params(ask.output),
             seed=0,
             max_total_tokens=len(tokens) + ask.output,
             stop_ids=frozenset(),
@@ -160,6 +168,12 @@ class Policy:
             beam=beam,
             encoder_tokens=self._image_tokens,
         )
+
+
+@cache
+def _params(output: int) -> SamplingParams:
+    """Return the parameters of all requests with so many tokens of output; nobody changes them."""
+    return SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
 
 
 @dataclass
@@ -196,7 +210,7 @@ class Contiguous(Policy):
         def fits(seq_id: int) -> bool:
             return sum(lengths[seq_id]) <= longest and memory.fits(seq_id)
 
-        super().__init__(name, memory, shares=False, fits=fits)
+        super().__init__(name, memory, shares=False, steady=not copied, fits=fits)
         self._copied = copied
 
     def _told(self, request: Request, ask: Ask) -> None:
@@ -233,6 +247,10 @@ class RequestLevel(Contiguous):
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._queue)
+
+    @property
+    def closed(self) -> bool:
+        return self.scheduler.has_work
 
     def arrive(self, job: Job) -> None:
         if job.ask.n > self._most:
@@ -273,8 +291,8 @@ def build(name: str, served: Served, *, block_size: int = 16, copied: float = 0.
     if name == PAGED:
         mode = options.pop("preemption_mode", "recompute")
         groups = served.shape.groups(block_size)
-        layout = PoolLayout.plan(groups, served.pool_bytes)
-        return Policy(name, MemoryManager(layout, max_step_tokens=BUDGET, **options), preemption_mode=mode)
+        memory = MemoryManager(PoolLayout.plan(groups, served.pool_bytes), max_step_tokens=BUDGET, **options)
+        return Policy(name, memory, steady=not memory.prefix_caching, preemption_mode=mode)
     if name == FASTER:
         return RequestLevel(name, Regions(slots, longest), longest, slots // longest, copied=copied)
     return Contiguous(name, Buddy(slots), reservation(name, longest), longest, copied=copied)

@@ -10,7 +10,15 @@ from typing import Any
 from jpaged.benchmarks.memory_traces import read_trace
 from jpaged.benchmarks.serving_sim import hybrid_experiments, own_experiments, paged_experiments
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
-from jpaged.benchmarks.serving_sim.workload import Workload, alpaca, chats, find, sharegpt, translations
+from jpaged.benchmarks.serving_sim.workload import (
+    Workload,
+    alpaca,
+    chats,
+    find,
+    long_prompts,
+    sharegpt,
+    translations,
+)
 
 EXPERIMENTS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "load": ("ShareGPT", paged_experiments.load),
@@ -47,6 +55,8 @@ def workloads(folder: Path | None, count: Callable[[], Callable[[str], int]]) ->
         known["WMT16"] = translations(folder, count())
     if find(folder, "sharegpt*multiturn*.csv"):
         known["ShareGPT, several turns"] = chats(folder)
+    if find(folder, "arxiv*.csv"):
+        known["arXiv summarization"] = long_prompts(folder)
     if path := find(folder, "mooncake-conversation*.csv"):
         demands = read_trace(path, 1 << 30)
         known["Mooncake"] = Workload("Mooncake, conversations", tuple((d.prompt, d.output) for d in demands))

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
-from jpaged.benchmarks.serving_sim.machine import Machine, mean
+from jpaged.benchmarks.serving_sim.coasting import Coast, is_level
+from jpaged.benchmarks.serving_sim.machine import BytesPerToken, Machine, mean
 from jpaged.benchmarks.serving_sim.policies import Job, Policy
 from jpaged.benchmarks.serving_sim.workload import Ask
 from jpaged.scheduling import ScheduledStep
+from jpaged.scheduling.top_tokens import TopTokens
 
 Watch = Callable[[Policy, ScheduledStep, float], None]
 """A function that is shown every step: the policy, the step and the clock after it."""
@@ -76,6 +78,7 @@ def simulate(
     watch: Watch | None = None,
     rankings: MadeUpRankings | None = None,
     most_waiting: int | None = None,
+    coasts: bool = True,
 ) -> Outcome:
     """Serve `asks`, which are in order of arrival, and return what became of them.
 
@@ -83,61 +86,130 @@ def simulate(
         watch: is shown every step.
         rankings: makes up the likely tokens of beams; needed where there are beams that share.
         most_waiting: the run ends where more requests wait, as its latency is beyond all interest; None = no bound.
+        coasts: whether steps in which nothing happens are run without planning each, which changes no number.
 
     Raises:
         RuntimeError: requests wait although nothing runs.
     """
-    clock, coming, steps, decodes, decoding = 0.0, 0, 0, 0, 0
-    jobs = [Job(ask) for ask in asks]
-    done: list[Job] = []
-    start, last_arrival = (asks[0].arrival, asks[-1].arrival) if asks else (0.0, 0.0)
-    if last_arrival == start:
-        last_arrival = math.inf  # all are there from the start: their batch is that of the whole run
-    area = 0.0
-    scheduler, gave_up = policy.scheduler, False
-    while coming < len(jobs) or policy.has_work:
-        while coming < len(jobs) and jobs[coming].ask.arrival <= clock:
-            policy.arrive(jobs[coming])
-            coming += 1
+    run = _Run(policy, machine, asks, most_waiting)
+    coasts = coasts and policy.steady and watch is None and rankings is None
+    coasts = coasts and isinstance(machine.kv_bytes, BytesPerToken)
+    while not run.gave_up and (run.coming < len(run.jobs) or policy.has_work):
+        run.take_arrivals()
         step = policy.schedule()
         if not step.chunks:
-            if coming == len(jobs):
-                if not policy.has_work:
-                    break
-                raise RuntimeError(f"{policy.name}: {len(scheduler.waiting)} requests wait although nothing runs")
-            clock = max(clock, jobs[coming].ask.arrival)
+            if not run.await_arrival():
+                break
             continue
-        scheduler.dispatched(step)
-        seconds = machine.seconds(step) + policy.extra_seconds(step, machine)
-        if clock <= last_arrival:
-            area += seconds * len(scheduler.running)
-        clock += seconds
-        steps += 1
-        samples = step.samples
-        if len(samples) == len(step.chunks):
-            decodes += len(samples)
-            decoding += 1
-        fresh = [sample.request for sample in samples if sample.request.first_token_time is None]
-        top = rankings.of(step) if rankings is not None else None
-        ended = scheduler.update(step, [0] * len(samples), [0.0] * len(samples), top)
-        for request in fresh:
-            job = policy.jobs[request.request_id]
-            job.first_token = clock
-        if ended:
-            done += policy.ended(ended, clock)
+        run.take(step, rankings.of(step) if rankings is not None else None)
         if watch is not None:
-            watch(policy, step, clock)
-        if most_waiting is not None and len(scheduler.waiting) > most_waiting:
-            gave_up = True
-            break
-    return Outcome(
-        policy.name,
-        done,
-        clock - start,
-        area / max(min(clock, last_arrival) - start, 1e-9),
-        decodes / max(1, decoding),
-        steps,
-        scheduler.num_preemptions,
-        policy.refused,
-        gave_up,
-    )
+            watch(policy, step, run.clock)
+        if coasts and not run.gave_up and is_level(step, policy.scheduler):
+            run.coast()
+    return run.outcome()
+
+
+class _Run:
+    """Keeps the clock and the counts of one simulation.
+
+    Attributes:
+        jobs: all requests; those from `coming` on have not arrived.
+    """
+
+    def __init__(self, policy: Policy, machine: Machine, asks: Sequence[Ask], most_waiting: int | None) -> None:
+        self.policy, self.machine = policy, machine
+        self.jobs = [Job(ask) for ask in asks]
+        self.coming = 0
+        self.clock = 0.0
+        self.gave_up = False
+        self._done: list[Job] = []
+        self._most_waiting = math.inf if most_waiting is None else most_waiting
+        self._start, self._last_arrival = (asks[0].arrival, asks[-1].arrival) if asks else (0.0, 0.0)
+        if self._last_arrival == self._start:
+            self._last_arrival = math.inf  # all are there from the start: their batch is that of the whole run
+        self._area = 0.0
+        self._steps = self._decodes = self._decoding = 0
+
+    @property
+    def _is_due(self) -> bool:
+        """Tell whether a request has arrived that was not told to the policy."""
+        return self.coming < len(self.jobs) and self.jobs[self.coming].ask.arrival <= self.clock
+
+    def take_arrivals(self) -> None:
+        """Tell the policy of the requests that have arrived."""
+        while self._is_due:
+            self.policy.arrive(self.jobs[self.coming])
+            self.coming += 1
+
+    def await_arrival(self) -> bool:
+        """Let time pass until the next request arrives, as nothing can run before; return False when all is done."""
+        if self.coming < len(self.jobs):
+            self.clock = max(self.clock, self.jobs[self.coming].ask.arrival)
+            return True
+        if self.policy.has_work:
+            number = len(self.policy.scheduler.waiting)
+            raise RuntimeError(f"{self.policy.name}: {number} requests wait although nothing runs")
+        return False
+
+    def take(self, step: ScheduledStep, top: TopTokens | None) -> None:
+        """Let a step pass and take its tokens."""
+        policy, samples = self.policy, step.samples
+        policy.scheduler.dispatched(step)
+        seconds = self.machine.seconds(step) + policy.extra_seconds(step, self.machine)
+        self._pass(seconds, len(samples) if len(samples) == len(step.chunks) else 0)
+        fresh = [sample.request for sample in samples if sample.request.first_token_time is None]
+        ended = policy.scheduler.update(step, [0] * len(samples), [0.0] * len(samples), top)
+        for request in fresh:
+            policy.jobs[request.request_id].first_token = self.clock
+        if ended:
+            self._done += policy.ended(ended, self.clock)
+        self._look_at_queue()
+
+    def coast(self) -> None:
+        """Let steps pass in which nothing but decodes can happen.
+
+        Where nobody can come in before a sequence ends, requests arrive meanwhile; else the first arrival ends it.
+        """
+        closed, scheduler = self.policy.closed, self.policy.scheduler
+        if self._is_due and not closed:
+            return
+        batch = Coast(scheduler)
+        while batch.left > 0 and not self.gave_up:
+            if self._is_due:
+                if not closed:
+                    break
+                self.take_arrivals()
+            seconds = self.machine.decode_seconds(batch.sequences, self.machine.kv_bytes(batch.seen))
+            if not batch.step():
+                break
+            self._pass(seconds, batch.sequences)
+            self._look_at_queue()
+        batch.settle()
+
+    def _pass(self, seconds: float, decodes: int) -> None:
+        """Let the time of a step pass, which gives so many sequences a token if it is one of decodes."""
+        if self.clock <= self._last_arrival:
+            self._area += seconds * len(self.policy.scheduler.running)
+        self.clock += seconds
+        self._steps += 1
+        if decodes:
+            self._decodes += decodes
+            self._decoding += 1
+
+    def _look_at_queue(self) -> None:
+        self.gave_up = len(self.policy.scheduler.waiting) > self._most_waiting
+
+    def outcome(self) -> Outcome:
+        """Return what the run gave."""
+        clock, start, scheduler = self.clock, self._start, self.policy.scheduler
+        return Outcome(
+            self.policy.name,
+            self._done,
+            clock - start,
+            self._area / max(min(clock, self._last_arrival) - start, 1e-9),
+            self._decodes / max(1, self._decoding),
+            self._steps,
+            scheduler.num_preemptions,
+            self.policy.refused,
+            self.gave_up,
+        )

@@ -116,10 +116,12 @@ def hybrid(rows: Rows, key: str = "throughput") -> str:
         cells = [f"{found[s][key]:.3g}{'*' * bool(found[s]['refused'])}" for s in HYBRID_SYSTEMS]
         before, after = row["paper"]
         ratio = _times(found[PAGED][key], found[LARGEST][key])
+        most = _times(row["endless"][key], found[LARGEST][key])
         paper = [f"{after / before:.2f}"] if key == "throughput" else []
-        lines.append([row["model"], row["asked"], *cells, ratio, *paper])
-    head = ["model", "prompts", *HYBRID_SYSTEMS, "jpaged / largest page", *(["paper"] * (key == "throughput"))]
-    return table(head, lines)
+        name = [row["model"], f"{row['pool']:g}", row["asked"]]
+        lines.append([*name, *cells, f"{row['endless'][key]:.3g}", ratio, most, *paper])
+    head = ["model", "pool, GiB", "prompts", *HYBRID_SYSTEMS, "no bound", "jpaged / largest page", "at most"]
+    return table([*head, *(["paper"] * (key == "throughput"))], lines)
 
 
 def hybrid_load(rows: Rows) -> str:
@@ -168,11 +170,13 @@ def host(found: dict[str, Any]) -> str:
     steps = [[f"{row['sequences']:,}", f"{row['microseconds']:,.0f}"] for row in found["steps"]]
     requests = []
     for row in found["requests"]:
-        each = 1e6 * row["seconds"] / row["requests"]
+        each, planned = (1e6 * row[key] / row["requests"] for key in ("seconds", "planned"))
         name = f"{row['workload']}, {row['rate']:g}/s"
-        requests.append([name, f"{row['requests']:,}", f"{each:,.0f}", f"{each / 60:.1f}"])
-    head = ["workload", "requests run", "microseconds a request, simulation included", "minutes for 1,000,000"]
-    return table(["sequences", "microseconds a step"], steps) + "\n\n" + table(head, requests)
+        requests.append([name, f"{row['requests']:,}", f"{planned:,.0f}", f"{each:,.0f}", f"{each / 60:.1f}"])
+    head = ["workload", "requests run", "microseconds a request, every step planned", "coasting"]
+    return (
+        table(["sequences", "microseconds a step"], steps) + "\n\n" + table([*head, "minutes for 1,000,000"], requests)
+    )
 
 
 def _times(mine: float, other: float) -> str:

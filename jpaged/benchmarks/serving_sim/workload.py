@@ -15,6 +15,8 @@ from jpaged.benchmarks.memory_traces import Demand, read_trace
 MOST_PROMPT, MOST_TOTAL, LEAST = 1024, 2048, 4
 """Longest prompt, longest request and shortest prompt or output that are kept, as vLLM's own benchmark filters
 ShareGPT."""
+MOST_ARTICLE = 8192
+"""Longest article to summarise."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def chats(folder: Path, most: int = 1024) -> Workload:
     return Workload("ShareGPT, several turns", tuple(cut))
 
 
-def long_prompts(folder: Path, most: int) -> Workload:
+def long_prompts(folder: Path, most: int = MOST_ARTICLE) -> Workload:
     """Return summaries of arXiv articles, with prompts of at most `most` tokens.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jpaged.memory.policies.base import Policy
 
@@ -12,6 +13,8 @@ from jpaged.memory.policies.base import Policy
 @dataclass(frozen=True)
 class FullAttention(Policy):
     """Every token reads all before it: nothing is ever released, a prefix is valid up to the first miss."""
+
+    releases: ClassVar[bool] = False
 
     def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
         return (range(-(-length // block_size)),)

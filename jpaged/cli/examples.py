@@ -44,6 +44,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged bench serve --prompts questions.jsonl --endpoint chat --limit-ttft 500 --limit-token 50",
     ),
     "bench serving-sim": ("jpaged bench serving-sim",),
+    "bench eviction": ("jpaged bench eviction", "jpaged bench eviction --workloads FOLDER --docs docs"),
 }
 
 

@@ -1,8 +1,8 @@
 """Tells a scheduler how long outputs will be, by guesses, by users' hints or truly, and measures what that is worth.
 
-None of this is in the engine: docs/eviction.md says why. What is told is used where a length could matter. Admission lets
-a request in only where the memory that will be wanted at the most crowded moment to come is there; and the request that
-gives its memory back is the one that would keep it longest, not the newest.
+None of this is in the engine: docs/eviction.md says why. What is told is used where a length could matter. Admission
+lets a request in only where the memory that will be wanted at the most crowded moment to come is there; and the request
+that gives its memory back is the one that would keep it longest, not the newest.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ToldScheduler(Scheduler):
 
 
 def most_held(requests: Sequence[Request], held: Callable[[Request], int], lacks: Callable[[Request], int]) -> int:
-    """Return the most tokens that requests will hold at once, if each ends when it has what it lacks: a request's end is
-    the most crowded moment until the next one's."""
+    """Return the most tokens that requests will hold at once, if each ends when it has what it lacks: they hold most just
+    before one of them ends."""
     most, before = 0, 0
     longest_first = sorted(((lacks(request), held(request)) for request in requests), reverse=True)
     for number, (rest, now) in enumerate(longest_first, start=1):
@@ -184,5 +184,5 @@ def run(
                 row = {"workload": workload.name, "rate": rate, "source": source or "none", "use": use}
                 row |= {"latency": outcome.latency, "preemptions": outcome.preemptions, "batch": outcome.batch}
                 rows.append(row)
-                say(f"{workload.name}, {rate:g}/s, {source}, {use}: {outcome.latency:.4f} s/token, {outcome.preemptions}")
+                say(f"{workload.name}, {rate:g}/s, {source}, {use}: {outcome.latency:.4f} s, {outcome.preemptions}")
     return rows

@@ -113,13 +113,21 @@ def conversations(number: int, seed: int, rate: float = 4.0) -> SharedWorkload:
 
 
 def mooncake(path: Path, number: int) -> SharedWorkload:
-    """Return a service's conversations at their own times."""
+    """Return a service's conversations at their own times.
+
+    Raises:
+        ValueError: the file lacks a column.
+    """
     with path.open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if int(row["prompt_len"]) and int(row["output_len"])][:number]
-    demands = read_trace(path, number + 1000)[: len(rows)]
+        reader = csv.DictReader(file)
+        if missing := {"arrival_s", "prompt_len", "output_len", "hash_ids"}.difference(reader.fieldnames or ()):
+            there = ", ".join(reader.fieldnames or ())
+            raise ValueError(f"{path} has the columns {there}, not {', '.join(sorted(missing))}")
+        times = [float(row["arrival_s"]) for row in reader if int(row["prompt_len"]) and int(row["output_len"])]
+    demands = zip(times, read_trace(path, 1 << 30), strict=True)
     asks = [
-        _ask(float(row["arrival_s"]), prompt_tokens(demand, place), demand.output)
-        for place, (row, demand) in enumerate(zip(rows, demands, strict=True))
+        _ask(time, prompt_tokens(demand, place), demand.output)
+        for place, (time, demand) in enumerate(itertools.islice(demands, number))
     ]
     return SharedWorkload("Mooncake, conversations", "conversations", tuple(asks), LONG_BLOCK)
 

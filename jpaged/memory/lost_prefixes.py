@@ -1,7 +1,7 @@
 """How much of the pool may be protected, learned from what was evicted and asked for again (as ARC does, FAST'03).
 
 What is asked for again although it was evicted could have been found, had a part of the pool been larger: the protected
-one where several requests had begun with it, else the other, where plain LRU decides. So every such token moves the
+one where it had been asked for again before, else the other, where plain LRU decides. So every such token moves the
 bound between the two by its own size, and neither order of eviction stays far behind the other for long.
 """
 
@@ -25,11 +25,13 @@ class LostPrefixes:
         group: the layer group whose evicted blocks are noted: one that keeps every token, if any does.
         most_bytes: most bytes that may be protected.
         names: names of evicted blocks that nobody asked for since, the oldest first.
+        often: names of what was asked for again, the oldest first.
     """
 
     def __init__(self, layout: PoolLayout, recent: RecentPrefixes) -> None:
         self.most_bytes = layout.pool_bytes
         self.names: OrderedDict[bytes, None] = OrderedDict()
+        self.often: OrderedDict[bytes, None] = OrderedDict()
         self._recent = recent
         self._step = layout.prefix_step
         self._pool_bytes = layout.pool_bytes
@@ -49,20 +51,27 @@ class LostPrefixes:
 
     def asked(self, request_id: int, cached: int) -> None:
         """Learn from a request that `RecentPrefixes` was told of and that found `cached` tokens of what it shares."""
-        entry = self._recent.entries[request_id]
-        for name in entry.digests[cached // self._step : entry.shared]:
-            if name in self.names:
+        entry, often = self._recent.entries[request_id], self.often
+        for place, name in enumerate(entry.digests[: entry.shared]):
+            if place >= cached // self._step and name in self.names:
                 del self.names[name]
-                # The request itself is one of the uses.
-                self._move(self._step_bytes if self._recent.uses(name) > 2 else -self._step_bytes)
+                self._move(self._step_bytes if name in often else -self._step_bytes)
+            often[name] = None
+            often.move_to_end(name)
+        while len(often) > 2 * self._most_names:
+            often.popitem(last=False)
 
     def _move(self, num_bytes: int) -> None:
         self.most_bytes = min(self._pool_bytes, max(0, self.most_bytes + num_bytes))
 
-    def load(self, most_bytes: int, names: Iterable[bytes]) -> None:
+    def data(self) -> tuple[int, list[bytes], list[bytes]]:
+        """Return what `load` takes."""
+        return self.most_bytes, list(self.names), list(self.often)
+
+    def load(self, most_bytes: int, names: Iterable[bytes], often: Iterable[bytes]) -> None:
         """Take over what was saved."""
         self.most_bytes = min(self._pool_bytes, most_bytes)
-        self.names = OrderedDict.fromkeys(names)
+        self.names, self.often = OrderedDict.fromkeys(names), OrderedDict.fromkeys(often)
 
     def forget(self) -> None:
         """Forget the names of evicted blocks: all were given up at once, which tells nothing."""

@@ -75,10 +75,6 @@ class RecentPrefixes:
             self._num_digests += len(new)
             entry.digests = digests
 
-    def uses(self, digest: bytes) -> int:
-        """Return how many recent requests began with a prefix."""
-        return self._uses[digest]
-
     def _digests(self, sequence: BlockTables) -> list[bytes]:
         every = self._step // self.chain_key
         return [link.digest for link in sequence.chains[self.chain_key].links[every - 1 :: every]]

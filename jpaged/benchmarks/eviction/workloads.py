@@ -78,7 +78,7 @@ def workloads(folder: Path | None, encode: Encode, number: int, seed: int) -> li
         encode: turns a text into token ids.
         number: most requests of a workload.
     """
-    found = [conversations(number, seed), articles(number // 4, seed), few_shot(encode, number, seed)]
+    found = [conversations(number, seed), articles(number // 2, seed), few_shot(encode, number, seed)]
     makers: list[tuple[str, Callable[[Path], SharedWorkload]]] = [
         ("mooncake-conversation*.csv", lambda path: mooncake(path, number)),
         ("metagpt*.jsonl", lambda path: agents(_rows(path), encode, number, seed)),

@@ -49,7 +49,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "pinned": sorted(memory._pinned.seq_ids),
         "recent": recent_data(memory._recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
-        "lost": None if predicted is None else [predicted.lost.most_bytes, list(predicted.lost.names)],
+        "lost": None if predicted is None else predicted.lost.data(),
         "clock": memory._ownership.clock,
         "version": memory._ownership.version,
         "links": links.data(),

@@ -29,9 +29,7 @@ def eviction(
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps results; what it has is not run again.")
     ] = None,
-    docs: Annotated[
-        Path | None, typer.Option(help="Folder for eviction.md, .png and .svg (needs matplotlib).")
-    ] = None,
+    docs: Annotated[Path | None, typer.Option(help="Folder for eviction.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
     """Simulate who gives way: orders of eviction on workloads that share prefixes, schedulers that know lengths."""
     from jpaged.benchmarks.eviction import output_lengths, page, prefix_modes

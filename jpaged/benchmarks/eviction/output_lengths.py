@@ -170,9 +170,7 @@ def _truly(request: Request) -> int:
     return _length(request) - _generated(request)
 
 
-def run(
-    workloads: Sequence[Workload], seconds: float, seed: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def run(workloads: Sequence[Workload], seconds: float, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return a row for each workload, rate, source of lengths and use of them, as plain data."""
     rows = []
     ways = [(None, "-"), *((source, use) for source in SOURCES for use in USES)]

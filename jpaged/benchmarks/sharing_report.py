@@ -144,18 +144,18 @@ def _counts() -> str:
 
 {returning_steps.table(sharing.BLOCK_SIZES)}
 
-Both ways preempt as often and take the same steps, within one. That a request comes back as a whole or not at all costs
-nothing here: recomputation, too, takes all of a request's memory and gives it all back. Large blocks cost both ways
-alike: a prompt of {returning_steps.PROMPT} tokens fills its blocks of 64 to {filled:.0%}, and the pool has
-{large.pool_blocks} whole ones, so that the batch is smaller and the same tokens take {more:.0%} more steps than with blocks
-of 16. What is copied is about the same: {small.moved} blocks of 16 are {16 * small.moved} tokens' KV, {large.moved} blocks
-of 64 are {64 * large.moved}.
+Both ways preempt as often and take the same steps, within one. That a request comes back as a whole or not at all
+costs nothing here: recomputation, too, takes all of a request's memory and gives it all back. Large blocks cost both
+ways alike: a prompt of {returning_steps.PROMPT} tokens fills its blocks of 64 to {filled:.0%}, and the pool has
+{large.pool_blocks} whole ones, so that the batch is smaller and the same tokens take {more:.0%} more steps than with
+blocks of 16. What is copied is about the same: {small.moved} blocks of 16 are {16 * small.moved} tokens' KV,
+{large.moved} blocks of 64 are {64 * large.moved}.
 
 An earlier version of this page had swapping fall from 88 tokens/s with blocks of 16 to 55 with blocks of 64, the
 opposite of the PagedAttention paper's figure 19. That was a single run of each by the clock, on a machine that others
 used: neither steps nor copies differ by as much. In the paper swapping is slow with small blocks, since each layer of
-each block is a copy of its own and small copies do not fill the bus. jpaged copies all layers of a block together and up
-to 64 blocks by one launch, so that neither end is slow."""
+each block is a copy of its own and small copies do not fill the bus. jpaged copies all layers of a block together and
+up to 64 blocks by one launch, so that neither end is slow."""
 
 
 def _speed(run: Run) -> float:

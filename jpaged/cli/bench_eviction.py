@@ -23,8 +23,8 @@ def eviction(
             "conversations of ShareGPT's lengths, GSM8K and drawn articles need none.",
         ),
     ] = None,
-    num_requests: Annotated[int, typer.Option(min=40, help="Most requests of a workload.")] = 1000,
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals where lengths are told.")] = 600,
+    num_requests: Annotated[int, typer.Option(min=40, help="Most requests of a workload.")] = 200,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals where lengths are told.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and draws.")] = 0,
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps results; what it has is not run again.")
@@ -34,7 +34,7 @@ def eviction(
     """Simulate who gives way: orders of eviction on workloads that share prefixes, schedulers that know lengths."""
     from jpaged.benchmarks.eviction import output_lengths, page, prefix_modes
     from jpaged.benchmarks.eviction.workloads import workloads as shared_workloads
-    from jpaged.benchmarks.serving_sim.workload import alpaca, find, sharegpt
+    from jpaged.benchmarks.serving_sim.workload import sharegpt
     from jpaged.loading.tokenizer import find_tokenizer
 
     if docs is not None and find_spec("matplotlib") is None:
@@ -55,14 +55,11 @@ def eviction(
             found["prefixes"] = prefix_modes.run(shared_workloads(workloads, encode, num_requests, seed), typer.echo)
             _keep(found, results)
         if "lengths" not in found:
-            lengths = [sharegpt()]
-            if workloads is not None and find(workloads, "alpaca*.jsonl"):
-                lengths.append(alpaca(workloads, lambda text: len(encode(text))))
-            found["lengths"] = output_lengths.run(lengths, seconds, seed, typer.echo)
+            found["lengths"] = output_lengths.run([sharegpt()], seconds, seed, typer.echo)
             _keep(found, results)
     options = "" if workloads is None else f" --workloads {workloads.name}"
-    options += f" --num-requests {num_requests}" * (num_requests != 1000)
-    options += f" --seconds {seconds:g}" * (seconds != 600) + f" --seed {seed}" * bool(seed)
+    options += f" --num-requests {num_requests}" * (num_requests != 200)
+    options += f" --seconds {seconds:g}" * (seconds != 200) + f" --seed {seed}" * bool(seed)
     text = page.page(found["prefixes"], found["lengths"], f"jpaged bench eviction{options} --docs docs")
     typer.echo(text)
     if docs is not None:

@@ -139,7 +139,7 @@ def row(lru: float, predicted: float, **more) -> dict:
 
 
 def length_row(source: str, use: str, latency: float) -> dict:
-    plain = {"workload": "ShareGPT", "rate": 2.0, "batch": 30.0, "preemptions": 3}
+    plain = {"workload": "ShareGPT", "rate": 2.0, "preemptions": 3}
     return plain | {"source": source, "use": use, "latency": latency}
 
 

@@ -23,8 +23,8 @@ from jpaged.memory import BlockCopy, MemoryManager, PoolLayout
 from jpaged.scheduling import Request, Scheduler
 from jpaged.scheduling.step_builder import StepPlan
 
-RATES = {"ShareGPT": (2.0, 2.25, 2.5), "Alpaca": (30.0, 33.0, 36.0)}
-"""Requests/s around the highest that OPT-13B sustains on one A100-40G."""
+RATES = {"ShareGPT": (2.0, 2.25)}
+"""Requests/s at which memory binds and requests are preempted, OPT-13B on one A100-40G."""
 
 QUANTILE = 0.8
 """Quantile of the lengths seen that a guess is."""
@@ -109,8 +109,8 @@ class ToldScheduler(Scheduler):
 
 
 def most_held(requests: Sequence[Request], held: Callable[[Request], int], lacks: Callable[[Request], int]) -> int:
-    """Return the most tokens that requests will hold at once, if each ends when it has what it lacks: they hold most just
-    before one of them ends."""
+    """Return the most tokens that requests will hold at once, if each ends when it has what it lacks: most is held just
+    before an end."""
     most, before = 0, 0
     longest_first = sorted(((lacks(request), held(request)) for request in requests), reverse=True)
     for number, (rest, now) in enumerate(longest_first, start=1):
@@ -180,7 +180,7 @@ def run(workloads: Sequence[Workload], seconds: float, seed: int, say: Callable[
             for source, use in ways:
                 outcome = simulate(ToldPolicy(source, use, seed), OPT_13B.machine(PAPER_ENGINE), asks)
                 row = {"workload": workload.name, "rate": rate, "source": source or "none", "use": use}
-                row |= {"latency": outcome.latency, "preemptions": outcome.preemptions, "batch": outcome.batch}
+                row |= {"latency": outcome.latency, "preemptions": outcome.preemptions}
                 rows.append(row)
                 say(f"{workload.name}, {rate:g}/s, {source}, {use}: {outcome.latency:.4f} s, {outcome.preemptions}")
     return rows

@@ -54,21 +54,26 @@ different tokens of a run, or three of its longest requests where that is more.
 
 Workloads: conversations have the lengths of ShareGPT's exchanges, a geometric number of turns ({TURNS} on the average)
 and {THINKING:.0f} seconds of thought between them; Mooncake's trace has its own times and shared blocks of 512 tokens.
-MetaGPT's job is asked for again and again, with another context each time: agents of a round share the context, all jobs
-the agents' roles. NQ-Open's questions are drawn by Zipf's law, and each comes behind its own document and
+MetaGPT's job is asked for again and again, with another context each time: agents of a round share the context, all
+jobs the agents' roles. NQ-Open's questions are drawn by Zipf's law, and each comes behind its own document and
 {DOCUMENTS - 1} others. {MODELS_SAID}
 
 ## Running requests: what known output lengths would be worth
 
-The engine is not told how long an output will be. Here it is, from three sources: **quantiles**, the {QUANTILE:.0%}
-quantile of the outputs that prompts of a like length had and that were longer than what was generated already; **hints**
-of users, which are wrong by {HINT_ERROR:.0%}; and an **Oracle**. Lengths are used for **admission** (a request enters when
-the most crowded moment to come fits the pool), to choose **victims** (who would keep memory longest gives it back, not
-who came last), or for both. OPT-13B on one A100-40G, as in the PagedAttention paper.
+The engine is not told how long an output will be. Here it is, from three sources: **quantiles**, the
+{QUANTILE:.0%} quantile of the outputs that prompts of a like length had and that were longer than what was generated
+already; **hints** of users, which are wrong by {HINT_ERROR:.0%}; and an **Oracle**. Lengths are used for **admission**
+(a request enters when the most crowded moment to come fits the pool), to choose **victims** (who would keep memory
+longest gives it back, not who came last), or for both. OPT-13B on one A100-40G, ShareGPT's first exchanges, as in the
+PagedAttention paper.
 
 {_length_table(lengths)}
 
 {_length_verdict(lengths)}
+
+Admission by lengths trades preemptions for a smaller batch, and loses by it even where the lengths are true: a preempted
+request costs one prefill, an empty place costs every step. Guesses that are safe are long, and cost most. So the engine
+has no predictor of lengths.
 """
 
 
@@ -138,11 +143,10 @@ def _length_table(rows: Rows) -> str:
                 row["use"],
                 f"{1e3 * row['latency']:.0f}",
                 f"{row['latency'] / plain['latency']:.2f}",
-                f"{row['batch']:.1f}",
                 str(row["preemptions"]),
             ]
         )
-    head = ["workload", "requests/s", "lengths from", "used for", "ms/token", "none = 1", "mean batch", "preemptions"]
+    head = ["workload", "requests/s", "lengths from", "used for", "ms/token", "none = 1", "preemptions"]
     return _table(head, lines)
 
 

@@ -23,7 +23,7 @@ def eviction(
             "conversations of ShareGPT's lengths, GSM8K and drawn articles need none.",
         ),
     ] = None,
-    num_requests: Annotated[int, typer.Option(min=40, help="Most requests of a workload.")] = 200,
+    num_requests: Annotated[int, typer.Option(min=40, help="Most requests of a workload.")] = 100,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals where lengths are told.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and draws.")] = 0,
     results: Annotated[
@@ -58,7 +58,7 @@ def eviction(
             found["lengths"] = output_lengths.run([sharegpt()], seconds, seed, typer.echo)
             _keep(found, results)
     options = "" if workloads is None else f" --workloads {workloads.name}"
-    options += f" --num-requests {num_requests}" * (num_requests != 200)
+    options += f" --num-requests {num_requests}" * (num_requests != 100)
     options += f" --seconds {seconds:g}" * (seconds != 200) + f" --seed {seed}" * bool(seed)
     text = page.page(found["prefixes"], found["lengths"], f"jpaged bench eviction{options} --docs docs")
     typer.echo(text)

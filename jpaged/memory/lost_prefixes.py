@@ -14,6 +14,10 @@ from jpaged.memory.layout import PoolLayout
 from jpaged.memory.recent_prefixes import RecentPrefixes
 
 
+FIRST_PART = 4
+"""The pool over the bound before anything is learned: little is lost until then where plain LRU is better."""
+
+
 class LostPrefixes:
     """Remembers the names of evicted blocks, as many as the pool has, and the bound that they taught.
 
@@ -29,7 +33,7 @@ class LostPrefixes:
     """
 
     def __init__(self, layout: PoolLayout, recent: RecentPrefixes) -> None:
-        self.most_bytes = layout.pool_bytes
+        self.most_bytes = layout.pool_bytes // FIRST_PART
         self.names: OrderedDict[bytes, None] = OrderedDict()
         self.often: OrderedDict[bytes, None] = OrderedDict()
         self._recent = recent

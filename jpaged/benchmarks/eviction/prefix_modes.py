@@ -22,8 +22,8 @@ MODELS = {"Llama-3.1-8B": 1.0, "Gemma-3-27B": 3.5}
 """One kind of layer, two kinds of layers; and how many times as far apart requests arrive, as the second model takes so
 much longer for a token."""
 
-POOLS = (0.1, 0.4)
-"""Sizes of the pool, as shares of what keeping every token of the run would take."""
+POOLS = (0.2,)
+"""Sizes of the pools, as shares of what keeping every token of the run would take."""
 LEAST_REQUESTS = 3
 """Longest requests that a pool holds at least."""
 

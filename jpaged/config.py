@@ -174,7 +174,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
-    prefix_eviction: Literal["lru", "aligned", "predicted"] = "aligned"
+    prefix_eviction: Literal["lru", "aligned", "predicted"] = "predicted"
     kv_budget: PyramidKV | None = None
     speculative: Speculative | None = None
     watermark: float = 0.01

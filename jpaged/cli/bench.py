@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jpaged.cli.bench_eviction import eviction
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.bench_serving import serving
 from jpaged.cli.bench_serving_sim import serving_sim
@@ -21,6 +22,7 @@ app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examp
 app.command(epilog=examples("bench serve"))(serve)
 app.command(epilog=examples("bench serving"))(serving)
 app.command("serving-sim", epilog=examples("bench serving-sim"))(serving_sim)
+app.command(epilog=examples("bench eviction"))(eviction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +63,27 @@ def sharing(
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
     seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
-    docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md and sharing.png (needs matplotlib).")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
     """Measure what sharing saves: samples and beams of a prompt, shared prefixes, swapping against recomputation."""
     from jpaged.benchmarks import sharing_report
+    from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.prompts import questions, translations
 
     _check_plots(docs)
     pairs = translations(examples) if examples is not None else questions()
-    text, outputs, prefixes, returned = sharing_report.run(
+    found = sharing_report.run(
         model, pairs, num_prompts=num_prompts, output_tokens=output_tokens, seed=seed, say=typer.echo
     )
-    typer.echo(text)
+    typer.echo(sharing_report.tables(found))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        sharing_report.plot(outputs, prefixes, returned, docs / "sharing.png")
-        (docs / "sharing.md").write_text(sharing_report.page(text, model), encoding="utf-8")
+        sharing_report.plot(found, docs)
+        given: list[tuple[str, Any, Any]] = [("model", model, "smollm2-135m"), ("examples", examples, None)]
+        given += [("num-prompts", num_prompts, 4), ("output-tokens", output_tokens, 48), ("seed", seed, 0)]
+        workload = sharing_report.public_name(examples)
+        page = sharing_report.page(found, model, _command("sharing", given), this_machine(), workload)
+        (docs / "sharing.md").write_text(page, encoding="utf-8")
 
 
 @app.command(epilog=examples("bench speculative"))

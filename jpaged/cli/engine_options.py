@@ -40,7 +40,7 @@ class ModelOptions:
     quantization: Quantization = None
     kv_cache_dtype: KVCacheDtype = "auto"
     max_model_len: MaxModelLen = None
-    prefix_eviction: PrefixEviction = "aligned"
+    prefix_eviction: PrefixEviction = "predicted"
     speculative: Speculative = None
     tensor_parallel_size: TensorParallel = 1
     enable_expert_parallel: ExpertParallel = False

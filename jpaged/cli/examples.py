@@ -51,6 +51,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged bench serving --env openvino=DIR --part peers",
     ),
     "bench serving-sim": ("jpaged bench serving-sim",),
+    "bench eviction": ("jpaged bench eviction", "jpaged bench eviction --workloads FOLDER --docs docs"),
 }
 
 

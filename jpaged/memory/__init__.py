@@ -3,9 +3,10 @@
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
-block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, predicted_prefixes, pinned_blocks, ownership,
-images, adapters, relief, admission, swap, state, admission_questions, manager, pins; then report and invariants; then
-block_records, live_records, group_map, map_drawing, memory_map, group_tracker and map_tracker.
+block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, lost_prefixes, predicted_prefixes,
+pinned_blocks, ownership, images, adapters, relief, admission, swap, state, admission_questions, manager, pins; then
+report and invariants; then block_records, live_records, group_map, map_drawing, memory_map, group_tracker and
+map_tracker.
 """
 
 from jpaged.memory.adapters import HeldAdapter, StoredAdapter

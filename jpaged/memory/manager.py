@@ -40,7 +40,7 @@ class MemoryManager(AdmissionQuestions):
         prefix_eviction: the order in which cached blocks are lost. "lru": least recently needed first, each group on
             its own. "aligned": "lru" and, among equals, the longest prefix first, so that all groups lose the same
             tokens (Jenga). "predicted": "aligned" and, beside it, blocks of prefixes that recent requests shared are
-            protected from new requests, see `PredictedPrefixes`.
+            protected from new requests, as far as that pays, see `PredictedPrefixes`.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
 
@@ -56,7 +56,7 @@ class MemoryManager(AdmissionQuestions):
         prefix_caching: bool = False,
         max_step_tokens: int | None = None,
         swap_space_bytes: int = 0,
-        prefix_eviction: PrefixEviction = "aligned",
+        prefix_eviction: PrefixEviction = "predicted",
     ) -> None:
         if not 0 <= swap_space_bytes <= layout.pool_bytes:
             raise ValueError(f"swap_space_bytes={swap_space_bytes:,} is outside [0, {layout.pool_bytes:,}], the pool")
@@ -116,6 +116,9 @@ class MemoryManager(AdmissionQuestions):
         elif g == self.adapters.group:
             self.adapters.lost(block)
         else:
+            link = self._cache.link(g, block)
+            if link is not None and self._predicted is not None:
+                self._predicted.lost.evicted(g, link.digest)
             self._cache.forget(g, block)
 
     def _after_taking(self) -> None:
@@ -199,6 +202,7 @@ class MemoryManager(AdmissionQuestions):
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
         sequence.request.begin(length, shared)
         if self._predicted is not None:
+            self._predicted.lost.asked(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
         if length:
             self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
@@ -300,20 +304,25 @@ class MemoryManager(AdmissionQuestions):
         """Forget all cached content; refused (False) while any block is in use."""
         if any(group.num_used for group in self._allocator.groups):
             return False
-        self._allocator.drop_evictable()
+        self._forget_cached()
         return True
 
     def new_generation(self) -> None:
         """Forget cached content, and let nobody find what sequences hold now or make of it: other weights made it than
         those that are used from now on."""
         self._cache.generation += 1
-        self._allocator.drop_evictable()
+        self._forget_cached()
 
     def take_vacated_pages(self) -> list[int]:
         """Return the large pages in use since this last returned them that hold no used or cached block now."""
         return self._allocator.pages.take_vacated()
 
     # Steps of the above.
+
+    def _forget_cached(self) -> None:
+        self._allocator.drop_evictable()
+        if self._predicted is not None:
+            self._predicted.lost.forget()
 
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences or self.swap_space.holds(seq_id):

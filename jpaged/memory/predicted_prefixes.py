@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.layout import PoolLayout
+from jpaged.memory.lost_prefixes import LostPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 
 STEP_OVERHEAD = 128
@@ -40,7 +41,8 @@ class PredictedPrefixes:
         recent: what recent requests began with.
 
     Attributes:
-        limit_bytes: size of the protected pool, see `protected_bytes`.
+        limit_bytes: size of the protected pool: see `protected_bytes`, and `LostPrefixes` for a bound.
+        lost: what was evicted.
     """
 
     def __init__(self, layout: PoolLayout, allocator: BlockAllocator, recent: RecentPrefixes) -> None:
@@ -49,6 +51,7 @@ class PredictedPrefixes:
         self._allocator = allocator
         self._recent = recent
         self._step = layout.prefix_step
+        self.lost = LostPrefixes(layout, recent)
 
     def predict(self, sequence: BlockTables, shared: int) -> None:
         """Choose what to protect of a sequence that is about to run, at most the first `shared` tokens' blocks."""
@@ -85,13 +88,14 @@ class PredictedPrefixes:
             Candidate(uses, lengths[digest] * self._step, self._num_bytes(sequence, lengths[digest]))
             for digest, uses in by_prefix.items()
         )
-        return protected_bytes(
+        worth = protected_bytes(
             candidates,
             num_requests=len(self._recent.entries),
             pool_bytes=self._layout.pool_bytes,
             request_bytes=sum(entry.num_bytes for entry in done) / len(done),
             output_tokens=max(output, self._step / 2),
         )
+        return min(worth, self.lost.most_bytes)
 
     def _num_bytes(self, sequence: BlockTables, steps: int) -> int:
         """Return the bytes that are active at the end of a prefix of `steps` steps."""

@@ -38,6 +38,7 @@ class RecentPrefixes:
 
     Attributes:
         entries: the recent requests by id, in order of arrival.
+        chain_key: block size of the hash chains by which prefixes are named.
     """
 
     def __init__(self, layout: PoolLayout) -> None:
@@ -45,7 +46,7 @@ class RecentPrefixes:
         self._uses: Counter[bytes] = Counter()
         self._num_digests = 0
         self._step = layout.prefix_step
-        self._chain = max(group.spec.block_size for group in layout.groups if group.spec.policy.names_tokens)
+        self.chain_key = max(group.spec.block_size for group in layout.groups if group.spec.policy.names_tokens)
         # A prefix that could fill the pool twice over since it was asked for is not recent.
         self._most_digests = 2 * max(
             group.num_blocks * group.spec.policy.entries_apart(group.spec.block_size) for group in layout.groups
@@ -75,8 +76,8 @@ class RecentPrefixes:
             entry.digests = digests
 
     def _digests(self, sequence: BlockTables) -> list[bytes]:
-        every = self._step // self._chain
-        return [link.digest for link in sequence.chains[self._chain].links[every - 1 :: every]]
+        every = self._step // self.chain_key
+        return [link.digest for link in sequence.chains[self.chain_key].links[every - 1 :: every]]
 
     def remember(self, request_id: int, entry: Recent) -> None:
         """Add a request to the recent ones; the oldest go where they are too many."""

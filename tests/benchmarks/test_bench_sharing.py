@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from jpaged.benchmarks.prompts import questions, translations
+from jpaged.benchmarks.returning_steps import count
 from jpaged.benchmarks.sharing import PrefixFactor, Run
-from jpaged.benchmarks.sharing_report import _outputs_table, _prefix_table, _returning_table
+from jpaged.benchmarks.sharing_report import _outputs_table, _prefix_table, _returning_table, page, plot, public_name
 from jpaged.cli import bench
 
 
 def run_of(name="n=2", seconds=2.0, tokens=100, blocks=30, saving=0.25, **more) -> Run:
-    return Run(name, seconds, tokens, more.get("cached", 0), blocks, saving, more.get("preemptions", 0))
+    cached, preemptions = more.pop("cached", 0), more.pop("preemptions", 0)
+    return Run(name, seconds, tokens, cached, blocks, saving, preemptions, computed=1592, pool_blocks=50, **more)
 
 
 def test_sharing_stands_beside_the_same_outputs_apart_and_the_papers_figure():
@@ -34,8 +37,41 @@ def test_the_prefix_table_tells_the_measured_and_the_predicted_factor():
 
 
 def test_preemptions_are_told_with_the_speed():
-    table = _returning_table([(16, "swap", run_of(preemptions=7))])
-    assert table.splitlines()[-1] == "| 16 | swap | 50.0 | 7 |"
+    table = _returning_table([(16, "swap", run_of(preemptions=7, steps=201, cpu_seconds=4.0))])
+    assert table.splitlines()[-1] == "| 16 | swap | 50 | 201 | 1,592 | 7 | 50.0 | 25.0 |"
+
+
+def test_block_sizes_cost_both_ways_of_return_alike_and_little():
+    counts = {(size, mode): count(size, mode) for size in (16, 64) for mode in ("recompute", "swap")}
+    for size in (16, 64):
+        recompute, swap = counts[size, "recompute"], counts[size, "swap"]
+        assert abs(recompute.steps - swap.steps) <= 1 and recompute.preemptions == swap.preemptions > 0
+        assert recompute.moved == 0 < swap.moved and recompute.computed > swap.computed
+    small, large = counts[16, "swap"], counts[64, "swap"]
+    assert small.steps < large.steps < 1.1 * small.steps
+    assert 64 * large.moved < 1.2 * 16 * small.moved
+
+
+def test_the_page_says_what_is_warm_and_names_the_workload():
+    outputs = [("on", run_of()), ("off", run_of(seconds=4.0))]
+    factors = [
+        PrefixFactor(1, run_of(), run_of(cached=272), predicted=1.4),
+        PrefixFactor(5, run_of(seconds=6.0), run_of(cached=2336), predicted=2.5),
+    ]
+    returned = [(size, mode, run_of(cpu_seconds=4.0)) for size in (16, 64) for mode in ("recompute", "swap")]
+    text = page((outputs, factors, returned), "some", "jpaged bench sharing", "a machine", public_name(None))
+    assert "The task is GSM8K (questions and answers). **The cache is warm**" in text
+    assert "With 1 shot the 272 tokens" in text and "With 5 shots more is saved" in text
+    assert "1.00 with blocks of 16, 1.00 with blocks of 64" in text
+    assert public_name(Path("wmt16-en-de-dev.jsonl")) == "WMT16 (English to German)"
+
+
+def test_the_plot_is_two_files(tmp_path):
+    pytest.importorskip("matplotlib")
+    factors = [PrefixFactor(5, run_of(seconds=6.0), run_of(cached=2336), predicted=2.5)]
+    returned = [(size, mode, run_of(cpu_seconds=4.0)) for size in (16, 64) for mode in ("recompute", "swap")]
+    plot(([("on", run_of("n=2"))], factors, returned), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"sharing.png", "sharing.svg"}
 
 
 def test_examples_are_pairs_of_a_question_and_its_answer(tmp_path):

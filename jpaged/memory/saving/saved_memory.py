@@ -49,6 +49,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "pinned": sorted(memory._pinned.seq_ids),
         "recent": recent_data(memory._recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
+        "lost": None if predicted is None else predicted.lost.data(),
         "clock": memory._ownership.clock,
         "version": memory._ownership.version,
         "links": links.data(),
@@ -98,6 +99,8 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
         load_recent(memory._recent, data["recent"])
     if memory._predicted is not None:
         memory._predicted.limit_bytes = data["protected_bytes"]
+        if (lost := data.get("lost")) is not None:  # saved by 0.1.0 without it
+            memory._predicted.lost.load(*lost)
 
 
 def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:

@@ -82,7 +82,7 @@ def sharing(
         given: list[tuple[str, Any, Any]] = [("model", model, "smollm2-135m"), ("examples", examples, None)]
         given += [("num-prompts", num_prompts, 4), ("output-tokens", output_tokens, 48), ("seed", seed, 0)]
         workload = sharing_report.public_name(examples)
-        page = sharing_report.page(found, model, _command("sharing", given), this_machine(), workload)
+        page = sharing_report.page(found, model, page_command("sharing", given), this_machine(), workload)
         (docs / "sharing.md").write_text(page, encoding="utf-8")
 
 

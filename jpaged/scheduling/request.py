@@ -194,8 +194,8 @@ class Request:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether a sequence's next token takes nothing but a row of the step: there is no image, adapter, pooled vector,
-        beam or grammar."""
+        """Whether a sequence's next token takes nothing but a row of the step: there is no image, adapter, pooled
+        vector, beam or grammar."""
         return not (self.images or self.adapter or self.pooling or self.needs_host)
 
     @property

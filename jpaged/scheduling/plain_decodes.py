@@ -16,18 +16,18 @@ from jpaged.scheduling.step_builder import StepPlan
 
 def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocation: Allocation) -> int:
     """Plan the next tokens of running requests from `position` on; return the position of the first one that is not
-    plain, has not exactly one token to compute, or finds no block for it.
+    plain, has several sequences, has not exactly one token to compute, or finds no block for it.
 
     Drafts are not considered: it is for schedulers without speculation.
     """
     decodes, samples, new = plan.decodes, plan.samples, tuple.__new__
     first = row = len(samples)
     for request in islice(running, position, None):
-        seq = request.sequences[0]
+        seq, *others = request.sequences
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
         is_last = end >= request.max_total_tokens
-        if is_last or not request.is_plain or end != len(seq.token_ids) + pending:
+        if others or is_last or not request.is_plain or end != len(seq.token_ids) + pending:
             break
         tables = None
         if end > seq.capacity:

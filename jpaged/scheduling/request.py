@@ -194,9 +194,9 @@ class Request:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether its next token takes nothing but a row of the step: it has one sequence and no image, adapter, pooled
+        """Whether a sequence's next token takes nothing but a row of the step: there is no image, adapter, pooled
         vector, beam or grammar."""
-        return len(self.sequences) == 1 and not (self.images or self.adapter or self.pooling or self.needs_host)
+        return not (self.images or self.adapter or self.pooling or self.needs_host)
 
     @property
     def computes_whole_prompt(self) -> bool:

@@ -71,9 +71,7 @@ def compile_programs_for(
             raise ValueError(f"{name}={getattr(asked, name)!r}: programs for another device are compiled without")
     python = compiler_python(kind, compiler_env)
     if python is None:
-        raise ValueError(
-            f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it"
-        )
+        raise ValueError(f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it")
     check_free(Path(folder))
     question = Question.of(asked, target, memory_bytes)
     digest = configuration_digest(question.described.config)

@@ -108,7 +108,7 @@ def paged_attention(
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     width = slice(start_of_v, start_of_v + (value_dim or head_dim))
     decoded = _launch(call, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")[..., width]
-    if plan.prompts is None:
+    if plan.prompts is None or plan.of_prompt is None or plan.of_decode is None:
         return decoded
     read = _launch(call, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")[..., width]
     of_prompt, of_decode = plan.of_prompt[:, None, None, None], plan.of_decode[:, None, None, None]

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.recent_prefixes import RecentPrefixes
 
-
 FIRST_PART = 4
 """The pool over the bound before anything is learned: little is lost until then where plain LRU is better."""
 

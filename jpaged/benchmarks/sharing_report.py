@@ -152,7 +152,8 @@ blocks of 16. What is copied is about the same: {small.moved} blocks of 16 are {
 {large.moved} blocks of 64 are {64 * large.moved}.
 
 On 2026-11-21 a single run of each, by the clock, had swapping fall from 88 tokens/s with blocks of 16 to 55 with
-blocks of 64, the opposite of the PagedAttention paper's figure 19. These counts rule out the scheduler: neither steps nor bytes
+blocks of 64, the opposite of the PagedAttention paper's figure 19. These counts rule out the scheduler: neither
+steps nor bytes
 differ by as much. What is left is the noise of a single run, which is why both ways take turns now.
 In the paper swapping is slow with small blocks, since each layer of
 each block is a copy of its own and small copies do not fill the bus. jpaged copies all layers of a block together and

@@ -151,9 +151,11 @@ ways alike: a prompt of {returning_steps.PROMPT} tokens fills its blocks of 64 t
 blocks of 16. What is copied is about the same: {small.moved} blocks of 16 are {16 * small.moved} tokens' KV,
 {large.moved} blocks of 64 are {64 * large.moved}.
 
-An earlier version of this page had swapping fall from 88 tokens/s with blocks of 16 to 55 with blocks of 64, the
-opposite of the PagedAttention paper's figure 19. That was a single run of each by the clock, on a machine that others
-used: neither steps nor copies differ by as much. In the paper swapping is slow with small blocks, since each layer of
+On 2026-11-21 a single run of each, by the clock, had swapping fall from 88 tokens/s with blocks of 16 to 55 with
+blocks of 64, the opposite of the PagedAttention paper's figure 19. These counts rule out the scheduler: neither
+steps nor bytes
+differ by as much. What is left is the noise of a single run, which is why both ways take turns now.
+In the paper swapping is slow with small blocks, since each layer of
 each block is a copy of its own and small copies do not fill the bus. jpaged copies all layers of a block together and
 up to 64 blocks by one launch, so that neither end is slow."""
 
@@ -251,7 +253,8 @@ def plot(found: Found, folder: Path) -> None:
     right.set_xticks(sorted({size for size, _, _ in returned}))
     right.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     right.set_xlabel("block size, tokens")
-    right.set_ylabel("output tokens/processor s")
+    timed = all(run.cpu_seconds for _, _, run in returned)
+    right.set_ylabel("output tokens/processor s" if timed else "output tokens/s")
     right.set_ylim(bottom=0)
     for axes in (left, middle, right):
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -25,9 +25,9 @@ def page(prefixes: Rows, lengths: Rows, command: str) -> str:
     """
     return f"""# Who gives way
 
-Made by `{command}`. Scheduler and memory manager are the real ones, steps take the time of a roofline
-([serving-sim.md](serving-sim.md)), requests arrive over time; any machine gives these numbers. Caches are empty at the
-start.
+Made by `{command}`.
+Scheduler and memory manager are the real ones, steps take the time of a roofline ([serving-sim.md](serving-sim.md)),
+requests arrive over time; any machine gives these numbers. Caches are empty at the start.
 
 ## Cached prefixes: the order of eviction
 
@@ -45,7 +45,7 @@ start.
 them; all shares are of prompt tokens. Pools hold {", ".join(f"{share:.0%}" for share in POOLS)} of all
 different tokens of a run, or three of its longest requests where that is more.
 
-![Prompt tokens found in the cache, as multiples of plain LRU's](eviction.png)
+![Prompt tokens found in the cache](eviction.png)
 
 {chr(10).join(_prefix_table(prefixes, model) for model in MODELS)}
 {_verdict(prefixes)}
@@ -72,9 +72,9 @@ PagedAttention paper.
 {_length_verdict(lengths)}
 
 Admission by lengths trades preemptions for a smaller batch, and gains nothing even where lengths are true: one that is
-preempted costs one prefill, an empty place costs every step. Guesses that are safe are long, and cost most. Victims that
-are chosen by true lengths save some per cent, of which guesses keep one or two. So the engine has no predictor of
-lengths, and the newest request gives way.
+preempted costs one prefill, an empty place costs every step. Guesses that are safe are long, and cost most. Victims
+chosen by true lengths save some per cent, of which guesses keep one or two. So the engine has no predictor of lengths,
+and the newest request gives way.
 """
 
 

@@ -14,7 +14,7 @@ from jpaged.config import EngineConfig
 Rows = Sequence[dict[str, Any]]
 
 GREYS = {"lru": "0.3", "aligned": "0.6", "predicted": "0.9"}
-DEFAULT: str = EngineConfig.__dataclass_fields__["prefix_eviction"].default
+DEFAULT = str(EngineConfig.__dataclass_fields__["prefix_eviction"].default)
 
 
 def page(prefixes: Rows, lengths: Rows, command: str) -> str:

@@ -97,10 +97,12 @@ def workloads(folder: Path | None, encode: Encode, number: int, seed: int) -> li
 def conversations(number: int, seed: int, rate: float = 4.0) -> SharedWorkload:
     """Draw conversations whose turns have the lengths of ShareGPT's exchanges; each prompt is all that was said."""
     rng = np.random.default_rng(seed)
-    pairs, asks, talks = sharegpt().pairs, [], 0
+    pairs, talks = sharegpt().pairs, 0
+    asks: list[Ask] = []
     starts = _arrivals(rate / TURNS, number, rng)
     while len(asks) < number:
-        clock, said = starts[talks], []
+        clock = starts[talks]
+        said: list[int] = []
         for turn in range(int(rng.geometric(1 / TURNS))):
             prompt, output = pairs[int(rng.integers(len(pairs)))]
             own = (1 << 40) + ((talks << 24) + (turn << 16))

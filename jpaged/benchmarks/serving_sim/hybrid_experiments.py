@@ -90,7 +90,7 @@ def throughput(context: Context) -> list[dict[str, Any]]:
         shape = replace(case.served.shape, pool_gib=ENDLESS * case.served.shape.pool_gib)
         endless = _serve(replace(case, served=replace(case.served, shape=shape)), PAGED, asks)
         context.say(f"{case.name}, a pool that never binds: {endless.throughput:.3f}, {endless.decode_batch:.1f}")
-        row = {"model": case.name, "asked": case.asked, "paper": case.paper, "systems": found}
+        row: dict[str, Any] = {"model": case.name, "asked": case.asked, "paper": case.paper, "systems": found}
         row["pool"] = case.served.shape.pool_gib
         row["endless"] = {"throughput": endless.throughput, "decode_batch": endless.decode_batch}
         rows.append(row)

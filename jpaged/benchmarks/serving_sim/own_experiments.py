@@ -136,7 +136,7 @@ def host_cost(context: Context) -> dict[str, Any]:
     for number in HOST_SEQS:
         steps.append({"sequences": number, "microseconds": _step_microseconds(number)})
         context.say(f"{number} sequences: {steps[-1]['microseconds']:.0f} microseconds a step")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for workload, rate in (("ShareGPT", 2.0), ("Alpaca", 30.0)):
         if workload in context.workloads:
             asks = context.workloads[workload].arrivals(rate, REQUESTS, context.seed)

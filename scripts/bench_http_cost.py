@@ -129,7 +129,7 @@ def cpu_seconds(process: int, thread: int | None = None) -> float:
 def start_server(model: str, streams: int) -> tuple[subprocess.Popen[str], str]:
     """Start a server and return its process and URL, once it takes requests."""
     command = [sys.executable, "-m", "jpaged.cli.main", "serve", model, "--port", "0", "--served-model-name", "m"]
-    command += ["--max-num-seqs", str(streams), "--max-model-len", "1024", "--dtype", "float32"]
+    command += ["--max-num-seqs", str(streams), "--max-model-len", "1024", "--dtype", "float32", "--warmup"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

@@ -7,7 +7,7 @@ import pytest
 from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
 
 from jpaged import LLM, SamplingParams
-from jpaged.execution import encode, encoder_calls
+from jpaged.execution import encode, encoder_calls, shapes
 from jpaged.execution.encode import calls, numbers_together
 from jpaged.model_api import CrossAttentionGroup, ImageGroup
 
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1
 @pytest.fixture
 def together(monkeypatch):
     """Let a CPU encode several images at once, as other devices do, and count the images of each call."""
-    monkeypatch.setattr(encoder_calls, "platform", lambda mesh: "tpu")
+    monkeypatch.setattr(shapes, "platform", lambda mesh: "tpu")
     made, stacked = [], encode.calls
 
     def counted(each, numbers):

@@ -28,7 +28,7 @@ from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.scheduling.saving import plain_array
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a room's data change their meaning; a state of another format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"

@@ -301,8 +301,8 @@ LAYOUT_OF_FORMAT_4 = {
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
     "replicas": "held host_blocks lost_pins memory scheduler",
-    "replicas.memory": "associations blocks cached clock generation host images links lost pinned protected_bytes recent "
-    "requests sequences swapped version",
+    "replicas.memory": "associations blocks cached clock generation host images links lost pinned protected_bytes "
+    "recent requests sequences swapped version",
     "replicas.memory.blocks": "free groups num_pages pages touched",
     "replicas.memory.blocks.groups": "evictable open protected stale",
     "replicas.memory.requests": "association begun encoder_tokens id kept_tokens prompt_tokens",

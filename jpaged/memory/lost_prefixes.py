@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.recent_prefixes import RecentPrefixes
@@ -67,9 +68,9 @@ class LostPrefixes:
     def _move(self, num_bytes: int) -> None:
         self.most_bytes = min(self._pool_bytes, max(0, self.most_bytes + num_bytes))
 
-    def data(self) -> tuple[int, list[bytes], list[bytes]]:
-        """Return what `load` takes."""
-        return self.most_bytes, list(self.names), list(self.often)
+    def data(self) -> list[Any]:
+        """Return what `load` takes, as plain data."""
+        return [self.most_bytes, list(self.names), list(self.often)]
 
     def load(self, most_bytes: int, names: Iterable[bytes], often: Iterable[bytes]) -> None:
         """Take over what was saved."""

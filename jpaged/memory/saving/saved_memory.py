@@ -99,8 +99,8 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
         load_recent(memory._recent, data["recent"])
     if memory._predicted is not None:
         memory._predicted.limit_bytes = data["protected_bytes"]
-        if data["lost"] is not None:  # the engine that saved it predicted too
-            memory._predicted.lost.load(*data["lost"])
+        if (lost := data.get("lost")) is not None:  # saved by 0.2.0 without it
+            memory._predicted.lost.load(*lost)
 
 
 def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:

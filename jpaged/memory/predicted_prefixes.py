@@ -98,11 +98,14 @@ class PredictedPrefixes:
         return min(worth, self.lost.most_bytes)
 
     def _num_bytes(self, sequence: BlockTables, steps: int) -> int:
-        """Return the bytes that are active at the end of a prefix of `steps` steps."""
+        """Return the bytes that are active at the end of a prefix of `steps` steps.
+
+        One at least: of local attention nothing is active where a chunk ends.
+        """
         total = 0
         for (policy, size), group in zip(sequence.request.groups, self._layout.groups, strict=True):
             total += sum(len(run) for run in policy.active_blocks(steps * self._step, size)) * group.block_bytes
-        return total
+        return max(1, total)
 
 
 def protected_bytes(

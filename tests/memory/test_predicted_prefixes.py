@@ -6,7 +6,7 @@ import pytest
 from memory_pools import full_manager, serve, window_manager
 
 from jpaged.config import EngineConfig
-from jpaged.memory import Fit, MemoryManager
+from jpaged.memory import ChunkedLocalAttention, Fit, GroupSpec, MemoryManager, PoolLayout
 from jpaged.memory.predicted_prefixes import Candidate, protected_bytes
 
 SYSTEM = list(range(1000, 1008))
@@ -62,6 +62,15 @@ def test_requests_that_share_nothing_lose_each_others_blocks_first():
             ask(manager, i, [i] * 20)
         kept[eviction] = ask(manager, 9, [*SYSTEM, 9])
     assert kept == {"aligned": 0, "predicted": 8}
+
+
+def test_prefixes_of_which_nothing_is_active_cost_nothing():
+    chunks = GroupSpec("chunked", layer_bytes=8, num_layers=1, block_size=4, policy=ChunkedLocalAttention(4))
+    manager = MemoryManager(
+        PoolLayout.plan([chunks], 80), prefix_caching=True, prefix_eviction="predicted", watermark=0
+    )
+    for i in range(3):
+        assert ask(manager, i, [*SYSTEM, 1, 2, 3]) == 8  # no layer reads what lies before the last chunk
 
 
 def test_a_new_request_waits_rather_than_take_protected_blocks():

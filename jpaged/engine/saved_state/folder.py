@@ -29,8 +29,8 @@ from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.scheduling.saving import plain_array
 
 FORMAT = 3
-"""Raised whenever a room's data change their meaning, other than by an entry that may be missing; a state of another format
-is refused."""
+"""Raised whenever a room's data change their meaning, other than by an entry that may be missing; a state of another
+format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"
 _UNFINISHED = ".saving"

@@ -32,6 +32,8 @@ def failing(scheduled):
 llm._engine.runner.dispatch_all = failing
 threading.Thread(target=threading.Event().wait).start()
 configure_logs("info")
-kept = {"state_dir": Path(sys.argv[3]), "save_every": 0.05, "drain_seconds": 0.0, "health_timeout": 1.0}
-settings = ServerSettings(model="tiny", port=0, **(kept if len(sys.argv) > 3 else {}))
+kept = {}
+if len(sys.argv) > 3:
+    kept = {"state_dir": Path(sys.argv[3]), "save_every": 0.05, "drain_seconds": 0.0, "health_timeout": 1.0}
+settings = ServerSettings(model="tiny", port=0, **kept)
 sys.exit(run_server(AsyncLLM.from_llm(llm), settings, lambda url: print(url, flush=True)))

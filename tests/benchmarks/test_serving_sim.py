@@ -154,7 +154,7 @@ def test_results_are_kept_and_not_run_again(tmp_path):
 
 def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("jpaged.cli.bench_serving_sim._count_tokens", lambda: len)
+    monkeypatch.setattr("jpaged.benchmarks.serving_sim.workload.count_tokens", lambda: len)
     found = {PAGED: {"points": [[1.0, 0.1], [2.0, 0.3]], "sustained": 2.0}}
     found |= {name: {"points": [[0.5, 0.3]], "sustained": 0.5} for name in (ORACLE, FASTER)}
     systems = {PAGED: {"points": [[1, 0.1]], "sustained": 6.0}, ORACLE: {"points": [[1, 0.1]], "sustained": 3.0}}

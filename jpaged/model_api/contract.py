@@ -187,7 +187,7 @@ class SeesImages(Protocol):
 
     def examples(self) -> Iterable[tuple[Mapping[str, np.ndarray], int]]:
         """Yield arrays, as `padded` returns them, and the number of their features, for each shape that is worth being
-        compiled before an image comes."""
+        compiled before an image comes. An image of another shape is compiled for when the first one comes."""
         ...
 
 

@@ -44,8 +44,8 @@ def by_generate(llm: LLM, prompts: Sequence[str], tokens: int) -> float:
     return time.perf_counter() - start
 
 
-async def by_engine(llm: LLM, prompts: Sequence[str], tokens: int) -> list[list[float]]:
-    """Return when the tokens of each stream of an `AsyncLLM` came, in seconds."""
+async def by_engine(llm: LLM, prompts: Sequence[str], tokens: int) -> tuple[float, list[list[float]]]:
+    """Return the seconds that all streams of an `AsyncLLM` take, and when the tokens of each came."""
     kind = RequestOutputKind.DELTA
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=kind)
 
@@ -53,7 +53,9 @@ async def by_engine(llm: LLM, prompts: Sequence[str], tokens: int) -> list[list[
         return [time.perf_counter() async for _ in engine.generate(prompt, params, name)]
 
     async with AsyncLLM.from_llm(llm) as engine:
-        return await asyncio.gather(*(one(engine, prompt, str(i)) for i, prompt in enumerate(prompts)))
+        start = time.perf_counter()
+        streams = await asyncio.gather(*(one(engine, prompt, str(i)) for i, prompt in enumerate(prompts)))
+        return time.perf_counter() - start, streams
 
 
 class Stream(asyncio.Protocol):
@@ -145,6 +147,7 @@ class Measured:
     """One round: tokens a second, p99 between two tokens in ms, and CPU microseconds a token."""
 
     generate: float
+    engine: float
     http: float
     engine_p99: float
     http_p99: float
@@ -155,7 +158,8 @@ class Measured:
 
     def __str__(self) -> str:
         return (
-            f"generate {self.generate:.1f} tokens/s, HTTP {self.http:.1f} ({self.http / self.generate:.3f}); "
+            f"generate {self.generate:.1f} tokens/s, AsyncLLM {self.engine:.1f} "
+            f"({self.engine / self.generate:.3f}), HTTP {self.http:.1f} ({self.http / self.generate:.3f}); "
             f"p99 between tokens {self.engine_p99:.1f} ms in process, {self.http_p99:.1f} ms over HTTP; "
             f"CPU us a token: generate {self.generate_cpu:.0f}, server {self.server_cpu:.0f}, of which its event loop "
             f"{self.loop_cpu:.0f}, client {self.client_cpu:.0f}"
@@ -178,9 +182,10 @@ def one_round(llm: LLM, server: int, url: str, words: np.ndarray, tokens: int, h
         else:
             seconds[False] = by_generate(llm, prompts, tokens)
         spent[over_http] = time.process_time() - own
-    streams = asyncio.run(by_engine(llm, others, tokens))
+    engine_seconds, streams = asyncio.run(by_engine(llm, others, tokens))
     return Measured(
         generate=total / seconds[False],
+        engine=total / engine_seconds,
         http=total / seconds[True],
         engine_p99=p99(streams),
         http_p99=p99(served),

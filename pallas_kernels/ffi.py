@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numba
 import numpy as np
+from filelock import FileLock, Timeout
 from llvmlite import binding
 from numba import carray, njit, types
 from platformdirs import user_cache_path
@@ -48,22 +50,27 @@ _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN = 0, 8, 16, 24, 32, 40, 48
 _NEXT_BEFORE, _DONE_BEFORE, _ITEMS_BEFORE, _GRAIN_BEFORE, _BEFORE, _CALL, _JOB_BYTES = 56, 64, 72, 80, 88, 96, 136
 
 
+_PATIENCE = 120.0
+"""Seconds for which one process waits for what another one compiles."""
+
 _compiling = threading.RLock()
 
 
 def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
     """Compile as `numba.cfunc` does, but keep the code on disk until any file of this package changes.
 
-    Numba by itself looks at the file of the function only, but what is compiled is also what it calls. Where no folder
-    can be written, or its disk is full, the code is compiled at every start, which is logged.
+    Numba by itself looks at the file of the function only, but what is compiled is also what it calls. Processes that
+    want the same function at once wait for the first. Where no folder can be written, or its disk is full, the code is
+    compiled at every start, which is logged.
     """
 
     def compiled(function: Callable[..., None]) -> Any:
         with _compiling:  # the folder is a setting of the whole process
-            before = numba.config.CACHE_DIR
-            numba.config.CACHE_DIR = str(Path(before or user_cache_path("pallas_kernels")) / _fingerprint())
+            before, folder = numba.config.CACHE_DIR, cache_folder()
+            numba.config.CACHE_DIR = str(folder)
             try:
-                return numba.cfunc(signature, cache=True, **options)(function)
+                with _alone(folder / f"{function.__module__}.{function.__qualname__}.lock"):
+                    return numba.cfunc(signature, cache=True, **options)(function)
             except (RuntimeError, OSError) as error:
                 logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
                 return numba.cfunc(signature, **options)(function)
@@ -71,6 +78,23 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
                 numba.config.CACHE_DIR = before
 
     return compiled
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps the code of this version of the package."""
+    return Path(numba.config.CACHE_DIR or user_cache_path("pallas_kernels")) / _fingerprint()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes out until the end, where their file system can, and for some minutes at most."""
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path, timeout=_PATIENCE))
+        except (OSError, NotImplementedError, Timeout) as error:
+            logger.debug("%s is not locked: %s", path, error)
+        yield
 
 
 def known_again(function: F) -> F:

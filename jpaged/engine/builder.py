@@ -22,6 +22,7 @@ from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_me
 from jpaged.execution.device_memory import memory_limit
 from jpaged.execution.gpu_share import claim_gpu_share
 from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.execution.loops_ahead import compile_loops_ahead
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import MemoryManager
@@ -94,6 +95,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
     config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)), mesh)
     check_compute_dtype(config.dtype, platform(mesh), mesh.size)
+    compile_loops_ahead(mesh, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype, block_size=config.block_size)
     loaded = load_model(
         config.model,
         dtype=config.dtype,

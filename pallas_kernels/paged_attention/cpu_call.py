@@ -17,6 +17,7 @@ from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi_primitives import add, allocate, free, pointer
 from pallas_kernels.layout import LANES
+from pallas_kernels.paged_attention.cpu_ahead import note_compiled
 from pallas_kernels.paged_attention.cpu_kernel import Memory, attend, floats, scratch_at, scratch_bytes, words
 from pallas_kernels.paged_attention.cpu_math import FAST, HALF, LOG2_E, f32
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
@@ -267,4 +268,6 @@ _LOOPS = {"float32": _float32, "bfloat16": _bfloat16, "uint16": _bfloat16, "int8
 
 @cache
 def _compiled(dtype: str) -> Any:
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(_LOOPS[dtype])
+    loops = ffi.cfunc(ffi.RUN, error_model="numpy")(_LOOPS[dtype])
+    note_compiled(dtype)
+    return loops

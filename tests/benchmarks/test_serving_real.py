@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -223,6 +224,19 @@ def test_the_page_is_written_whole_from_the_figures():
     for name in (PAGED, LARGEST, ORACLE, MAX):
         assert f"- **{name}**: " in text
     assert "{" not in text, "every blank is filled"
+
+
+def test_a_rate_that_is_known_from_below_only_decides_no_goal():
+    found = results()
+    systems = found["models"][0]["systems"]
+    systems[MAX]["is_least"] = True
+    text = page(finite(found), "x", "y")
+    assert "whether 2 times Orca (Max)'s rate is reached is not known" in text
+    assert re.search(r"\\| Orca \\(Max\\) \\| 1\\.50 \\| at least [0-9.]+ \\|  \\|", text)
+    systems[PAGED]["is_least"] = True
+    text = page(finite(found), "x", "y")
+    assert "1.3 times Orca (Oracle)'s rate is not known (at least 1.10)" in text
+    assert "| Orca (Oracle) | 5.00 | 3.16 | at least 1.10 |" in text
 
 
 def test_the_page_without_other_engines_and_mechanisms_has_no_such_headings():

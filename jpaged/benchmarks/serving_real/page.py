@@ -197,19 +197,29 @@ def figure_name(model: str) -> str:
 
 
 def _goals(load: Mapping[str, Any]) -> str:
-    """Say of each goal whether it is reached."""
-    mine, told = load["systems"][PAGED]["sustained_by_seed"], []
+    """Say of each goal whether it is reached; where the other's rate is only known from below, that is not known."""
+    paged, told = load["systems"][PAGED], []
+    mine = paged["sustained_by_seed"]
     for name, goal in GOALS.items():
         if name not in load["systems"]:
             continue
-        other = load["systems"][name]["sustained_by_seed"]
+        system = load["systems"][name]
+        other = system["sustained_by_seed"]
+        if system["is_least"]:
+            batch = paged["saturation"] / system["saturation"]
+            told.append(
+                f"whether {goal:g} times {name}'s rate is reached is not known, as {name} stayed below the limit at "
+                f"every rate (of a batch that is there from the start jpaged answers {batch:.2f} times as much)"
+            )
+            continue
         ratios = [a / b for a, b in zip(mine, other, strict=True) if b]
         mean, _, _ = over_seeds(ratios)
         if not ratios:
             told.append(f"{name} sustains no rate that was measured")
             continue
-        reached = "reached" if mean >= goal else "not reached"
-        told.append(f"{goal:g} times {name}'s rate is {reached} ({mean:.2f})")
+        reached = "reached" if mean >= goal else "not known" if paged["is_least"] else "not reached"
+        least = "at least " if paged["is_least"] else ""
+        told.append(f"{goal:g} times {name}'s rate is {reached} ({least}{mean:.2f})")
     if not told:
         return ""
     return f"The goals: {'; '.join(told)}. {PAPER if load['model'] != RANDOM else ''}".rstrip()

@@ -12,7 +12,7 @@ from jpaged.benchmarks.serving_sim.tables import table
 
 
 def sustained(load: Mapping[str, Any]) -> str:
-    """Return the rates that each policy sustains at the limit, and jpaged's as multiples."""
+    """Return the rates that each policy sustains at the limit, and jpaged's as multiples where the other's is known."""
     systems = load["systems"]
     mine = systems[PAGED]
     lines = []
@@ -21,7 +21,8 @@ def sustained(load: Mapping[str, Any]) -> str:
         ratios = [ratio for ratio in each if ratio is not None]
         least = "at least " if found["is_least"] else ""
         rates = least + spread(over_seeds(found["sustained_by_seed"]), 2)
-        times = "" if name == PAGED else spread(over_seeds(ratios), 2)
+        times = "" if name == PAGED or found["is_least"] else spread(over_seeds(ratios), 2)
+        times = f"at least {times}" if times and mine["is_least"] else times
         lines.append([name, f"{found['saturation']:.2f}", rates, times])
     head = ["policy", "batch, requests/s", f"sustained at {1e3 * load['limit']:.0f} ms a token", "jpaged / it"]
     return table(head, lines)

@@ -1,0 +1,58 @@
+"""Compiles attention's loops for a CPU in a process of its own, while this one does other things.
+
+They take Numba twenty seconds, half of a cold start, once a machine and version of this package. Import this module
+only where Numba is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pallas_kernels import ffi
+
+_COMMAND = "from pallas_kernels.paged_attention.cpu_call import target; import sys; target(sys.argv[1])"
+
+
+def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
+    """Start a process that compiles the loops for views of this dtype and keeps them on disk, where this process finds
+    them when it asks for them, or waits for them.
+
+    If that process fails, this one compiles the loops itself.
+
+    Returns:
+        The process; None: the loops are on disk already, or this one has a single core or cannot start another.
+    """
+    if is_compiled(dtype) or _cores() < 2:
+        return None
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, dtype],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    return None
+
+
+def is_compiled(dtype: str) -> bool:
+    """Tell whether some process of this machine has compiled and kept the loops for views of this dtype."""
+    return _mark(dtype).exists()
+
+
+def note_compiled(dtype: str) -> None:
+    """Note that the loops are on disk."""
+    with contextlib.suppress(OSError):  # a folder that cannot be written holds no loops either
+        _mark(dtype).touch()
+
+
+def _mark(dtype: str) -> Path:
+    return ffi.cache_folder() / f"attention-{dtype}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from pallas_kernels import ffi
@@ -29,13 +30,15 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
     if is_compiled(dtype) or _cores() < 2:
         return None
     with contextlib.suppress(OSError):
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, dtype],
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        threading.Thread(target=process.wait, name="jpaged-loops", daemon=True).start()  # no zombie stays behind
+        return process
     return None
 
 

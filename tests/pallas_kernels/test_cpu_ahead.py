@@ -17,7 +17,15 @@ def started(monkeypatch, tmp_path):
     """The commands of the processes that were started, none of which runs, with an empty cache."""
     commands = []
     monkeypatch.setattr(ffi, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(cpu_ahead.subprocess, "Popen", lambda command, **_: commands.append(command))
+
+    class Process:
+        def __init__(self, command, **_):
+            commands.append(command)
+
+        def wait(self):
+            return 0
+
+    monkeypatch.setattr(cpu_ahead.subprocess, "Popen", Process)
     monkeypatch.setattr(cpu_ahead, "_cores", lambda: 2)
     return commands
 

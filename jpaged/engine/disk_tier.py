@@ -41,14 +41,17 @@ def open_disk(config: EngineConfig, spec: PoolSpec, *, is_distributed: bool) -> 
     num_bytes, page_bytes = int(space * (1 << 30)), spec.layout.page_bytes * spec.shards
     if num_bytes < page_bytes:
         raise ValueError(f"disk_space={space} GiB, {num_bytes:,} bytes, holds no large page of {page_bytes:,} bytes")
+    file = None
     try:
         file = BlockFile(folder, num_bytes // page_bytes * page_bytes)
+        speeds = file.measure()
     except OSError as error:
+        if file is not None:
+            file.close()
         warnings.warn(
             f"disk_folder={folder!r}, disk_space={space} GiB: {error}; the engine runs without a disk", stacklevel=2
         )
         return None
-    speeds = file.measure()
     logger.info(
         "disk tier of %s bytes in %s: writes %.0f MB/s, reads %.0f MB/s after %.2f ms, checksums included; what is read "
         "rather than computed is known after the first steps with prompts",

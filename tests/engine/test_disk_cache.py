@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +65,17 @@ def answers(llm, which=range(len(PROMPTS))):
     return found
 
 
+@contextmanager
+def hanging(llm):
+    """The disk does nothing meanwhile."""
+    gate = threading.Event()
+    llm._engine.memory.disk._store._thread.submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
 def check_empty(llm):
     engine = llm._engine
     assert not engine.has_work and engine.memory.num_used_blocks == 0
@@ -116,35 +129,26 @@ def test_a_damaged_file_is_a_miss(model, llm, caplog):
 
 def test_a_request_that_is_aborted_while_its_blocks_are_read_leaves_nothing(model, llm):
     answers(llm)
-    thread, gate = llm._engine.memory.disk._store, os.pipe()
-    thread._thread.submit(os.read, gate[0], 1)  # the disk hangs
-    used = llm._engine.memory.num_used_blocks
-    request = llm.input_processor.process({"prompt_token_ids": PROMPTS[0]}, PARAMS[0])
-    llm._engine.add(request)
-    assert llm._engine.memory.disk.waits_for(request.request_id, 0.0) is not None
-    llm._engine.step()
-    assert llm._engine.memory.num_used_blocks == used
-    llm._engine.abort(request)
-    check_empty(llm)
-    os.write(gate[1], b"1")
-    for end in gate:
-        os.close(end)
+    with hanging(llm):
+        request = llm.input_processor.process({"prompt_token_ids": PROMPTS[0]}, PARAMS[0])
+        llm._engine.add(request)
+        assert llm._engine.memory.disk.waits_for(request.request_id, 0.0) is not None
+        llm._engine.step()
+        assert llm._engine.memory.num_used_blocks == 0
+        llm._engine.abort(request)
+        check_empty(llm)
     assert answers(llm) == model.answers
 
 
 def test_ctrl_c_while_blocks_are_read_leaves_nothing(model, llm):
     answers(llm)
-    thread, gate = llm._engine.memory.disk._store, os.pipe()
-    thread._thread.submit(os.read, gate[0], 1)
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    with pytest.raises(KeyboardInterrupt):
-        answers(llm)
-    signal.signal(signal.SIGALRM, before)
-    check_empty(llm)
-    os.write(gate[1], b"1")
-    for end in gate:
-        os.close(end)
+    with hanging(llm):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            answers(llm)
+        signal.signal(signal.SIGALRM, before)
+        check_empty(llm)
     assert answers(llm) == model.answers
 
 
@@ -184,8 +188,9 @@ def test_after_the_warm_up_nothing_is_compiled_for_the_disk(model, tmp_path):
     answers(llm)
     assert answers(llm) == model.answers
     assert llm.stats().disk.hits > 0 and llm.num_recompiles == 0
+    tier = llm._engine.memory.disk
     llm.close()
-    assert not llm._engine.memory.disk.is_open
+    assert not tier.is_open
 
 
 def test_without_a_place_on_disk_the_engine_warns_and_goes_without(model, tmp_path):

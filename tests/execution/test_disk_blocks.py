@@ -90,7 +90,7 @@ def test_a_cancelled_read_ends_without_reading(runner, thread):
     written = writes(runner, range(3))
     runner.dispatch(ScheduledStep(to_disk=written))
     gate = threading.Event()
-    thread._thread.submit(gate.wait)
+    thread._thread.submit(gate.wait, 60)
     stored = [StoredBlock(0, write.name, b"", write.place, 8) for write in written]
     asked = DiskRead(stored, [write.name for write in written])
     thread.read(asked)
@@ -101,7 +101,7 @@ def test_a_cancelled_read_ends_without_reading(runner, thread):
 
 def test_what_was_to_be_written_when_all_was_forgotten_is_not_found(runner, thread):
     gate = threading.Event()
-    thread._thread.submit(gate.wait)
+    thread._thread.submit(gate.wait, 60)
     written = writes(runner, range(3))
     runner.dispatch(ScheduledStep(to_disk=written))
     assert thread.num_queued_bytes > 0

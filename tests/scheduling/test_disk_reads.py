@@ -115,6 +115,15 @@ def test_a_read_that_does_not_end_is_given_up():
     loop.run()
     check_tokens(again)
     assert again.num_cached_tokens == 0 and loop.scheduler.memory.disk.stats().failures == 1
+    another = make_request([8] * 20, 4)
+    serve(loop, another)  # does not wait as long for the same disk
+    assert another.num_cached_tokens == 0 and loop.scheduler.memory.disk.stats().failures == 1
+    loop.device.disk.reads[0][1].finish()
+    loop.device.disk.reads.clear()
+    loop.device.disk.delay = 0
+    third = make_request(PROMPT, 4)
+    serve(loop, *others(), third)
+    assert third.num_cached_tokens == 16
 
 
 def test_what_is_computed_faster_than_read_is_computed():

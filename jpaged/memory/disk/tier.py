@@ -98,7 +98,7 @@ class DiskTier:
         break_even: says what is worth reading.
 
     Attributes:
-        version: changes when the pool loses a block.
+        version: changes when the pool loses a block, or one can be read that could not before.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class DiskTier:
         self._incoming: set[tuple[int, int]] = set()
         self._asked: OrderedDict[int, Asked] = OrderedDict()
         self._num_staged = 0
+        self._late: DiskRead | None = None
         self._is_planning = False
 
     def clear(self) -> None:
@@ -191,6 +192,7 @@ class DiskTier:
     def take_moves(self) -> tuple[list[DiskWrite], list[DiskFill]]:
         """Return what the device is to do before the step: copy these blocks out, then fill those."""
         writes, fills = self._writes, list(self._fills.values())
+        self.version += bool(writes)  # from now on they can be read
         self._writes, self._fills = [], {}
         self._incoming.clear()
         self._unsent.clear()
@@ -221,6 +223,8 @@ class DiskTier:
         self._take(asked)
         if asked.read is not None or asked.has_given_up or asked.seen == self.version or not self.is_open:
             return
+        if self._late is not None and not self._late.is_done:
+            return  # the disk hangs, and nobody else should wait for it
         tokens, blocks = self._missing(asked, prefix, cache)
         num_bytes = sum(block.num_bytes for block in blocks)
         if not blocks or not self.break_even.is_worth(tokens, num_bytes):
@@ -245,6 +249,7 @@ class DiskTier:
         self._take(asked)
         if asked.read is not None and now > asked.deadline:
             logger.warning("%d bytes were not read from disk in time: they are computed", asked.read.num_bytes)
+            self._late = asked.read
             asked.cancel()
             asked.has_given_up = True
             self._failures += 1

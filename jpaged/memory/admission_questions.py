@@ -127,7 +127,7 @@ class AdmissionQuestions(MemoryState):
         """Begin to read from disk what `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
-            now, is_next: see `DiskTier.look`.
+            now, is_next: see `DiskReading.look`.
         """
         if self.disk is None or not self.prefix_caching:
             return

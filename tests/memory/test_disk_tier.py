@@ -7,7 +7,8 @@ from fake_device import FakeDisk, group, layout_of
 from memory_pools import run
 
 from jpaged.memory import DiskTier, MemoryManager
-from jpaged.memory.disk import BreakEven, tier
+from jpaged.memory.disk import BreakEven
+from jpaged.memory.disk.tier import BACKLOG_BYTES
 
 LAYOUT = layout_of([group()], 8)
 TOKENS = list(range(16))
@@ -62,7 +63,7 @@ def test_a_block_that_comes_from_host_memory_in_this_step_is_not_written(memory)
 
 
 def test_a_disk_that_cannot_keep_up_is_given_no_more(memory):
-    memory.disk._store.num_queued_bytes = tier.BACKLOG_BYTES
+    memory.disk._store.num_queued_bytes = BACKLOG_BYTES
     memory.disk.begin_step()
     fill_pool(memory)
     assert memory.disk.take_moves() == ([], []) and memory.disk.stats().skipped == 4

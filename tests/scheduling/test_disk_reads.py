@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from fake_device import FakeDisk, Loop, alone, group, make_request, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler_random import GROUPS, arrivals, pages_for
 from thorough import examples
 
-from jpaged.memory.disk import BreakEven, tier
-from jpaged.scheduling import Request
+from jpaged.memory.disk import BreakEven, reading
+from jpaged.scheduling import Request, disk_reads
 
 FULL = [group()]
 PROMPT = list(range(1, 10)) + [3, 1, 4, 1, 5, 9, 2, 6]  # 17 tokens: four full blocks and one more token
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_stops():
+    """A fake disk goes on with the device's steps and not with the clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_reads, "LONGEST_STOP", 0.0)
+        yield
 
 
 def disk_loop(num_blocks: int = 8, *, delay: int = 0, **options) -> Loop:
@@ -111,7 +120,7 @@ def test_a_read_that_does_not_end_is_given_up():
     again = make_request(PROMPT, 4)
     loop.scheduler.add(again)
     assert not loop.step().chunks
-    now[0] = tier.LONGEST_WAIT + 1
+    now[0] = reading.LONGEST_WAIT + 1
     loop.run()
     check_tokens(again)
     assert again.num_cached_tokens == 0 and loop.scheduler.memory.disk.stats().failures == 1

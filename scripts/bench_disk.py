@@ -2,9 +2,9 @@
 
     python scripts/bench_disk.py --folder /tmp/disk --articles 8 --article-tokens 960 --rounds 3
 
-Prints what the folder was measured to do, then a line for each round and engine: tokens computed and read from disk, time
-to the first token and processor time. The engines, without a disk and with one, take turns, so that what else the machine
-does hits both; the first round fills the disk. At last it prints from how many tokens on a prefix is read.
+Prints what the folder was measured to do, then a line for each round and engine: tokens computed and read from disk,
+time to the first token and processor time. The engines, without a disk and with one, take turns, so that what else the
+machine does hits both; the first round fills the disk. At last it prints from how many tokens on a prefix is read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def main() -> None:
     probe.close()
     engines = {
         "no disk": LLM(args.model, kv_cache_memory_bytes=pool, **settings),
-        "disk": LLM(
-            args.model, kv_cache_memory_bytes=pool, disk_folder=args.folder, disk_space=args.space, **settings
-        ),
+        "disk": LLM(args.model, kv_cache_memory_bytes=pool, disk_folder=args.folder, disk_space=args.space, **settings),
     }
     for llm in engines.values():
         llm.warmup(use_tqdm=False)
@@ -62,8 +60,8 @@ def main() -> None:
             read = after.disk.hits - before.disk.hits if after.disk and before.disk else 0
             print(
                 f"round {number}, {name}: {after.num_computed_tokens - before.num_computed_tokens} tokens computed, "
-                f"{read} read from disk; first token after {median(firsts):.3f} s (median), {max(firsts):.3f} s (most); "
-                f"{time.process_time() - started:.1f} s of processor time",
+                f"{read} read from disk; first token after {median(firsts):.3f} s (median), {max(firsts):.3f} s "
+                f"(most); {time.process_time() - started:.1f} s of processor time",
                 flush=True,
             )
         print("the same tokens" if tokens["disk"] == tokens["no disk"] else "DIFFERENT tokens", flush=True)

@@ -53,8 +53,8 @@ def open_disk(config: EngineConfig, spec: PoolSpec, *, is_distributed: bool) -> 
         )
         return None
     logger.info(
-        "disk tier of %s bytes in %s: writes %.0f MB/s, reads %.0f MB/s after %.2f ms, checksums included; what is read "
-        "rather than computed is known after the first steps with prompts",
+        "disk tier of %s bytes in %s: writes %.0f MB/s, reads %.0f MB/s after %.2f ms, checksums included; what is "
+        "read rather than computed is known after the first steps with prompts",
         f"{file.num_bytes:,}",
         folder,
         speeds.write_rate / 1e6,

@@ -42,9 +42,7 @@ class Allocation:
         self.adapting.clear()
         self.free_slots = self._all_slots
 
-    def attach(
-        self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False
-    ) -> None:
+    def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
         """Give a sequence block tables with what the prefix cache holds of its tokens.
 
         Args:

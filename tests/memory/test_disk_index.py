@@ -57,7 +57,9 @@ def test_what_was_forgotten_has_another_place():
     num_pages=st.integers(0, 5),
     sizes=st.sampled_from([[6], [3, 2], [6, 1], [1, 2, 3]]),
     moves=st.lists(
-        st.tuples(st.sampled_from(["put", "put", "put", "touch", "forget", "clear"]), st.integers(0, 2), st.integers(0, 40))
+        st.tuples(
+            st.sampled_from(["put", "put", "put", "touch", "forget", "clear"]), st.integers(0, 2), st.integers(0, 40)
+        )
     ),
 )
 def test_places_never_overlap_and_the_newest_block_is_there(num_pages, sizes, moves):

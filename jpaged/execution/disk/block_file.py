@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -133,10 +134,8 @@ class BlockFile:
         self.forget_all()
         self.num_bytes = 0
         self._bytes = np.empty(0, np.uint8)
-        try:
+        with contextlib.suppress(BufferError):  # somebody holds a slice: the map goes with it
             self._map.close()
-        except BufferError:  # somebody holds a slice: the map goes with it
-            pass
         self._file.close()
 
     def _slice(self, place: int, num_bytes: int) -> Bytes:

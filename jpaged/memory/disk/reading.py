@@ -1,4 +1,4 @@
-"""What is read from disk ahead of need: for requests that wait, into host memory; no block of the pool is held for it."""
+"""What is read from disk ahead of need: for requests that wait, into host memory, and no block of the pool is held."""
 
 from __future__ import annotations
 

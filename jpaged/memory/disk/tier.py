@@ -1,8 +1,9 @@
 """The third tier: cached blocks that the pool loses go to disk, and are read ahead for requests that begin with them.
 
-Nothing on disk is needed: what is not found, cannot be read or turns out damaged is computed again. A block goes to disk
-when the pool evicts it, under its name in the hash chain, so that whatever keeps prefixes apart (salts, adapters, images)
-keeps them apart here. It stays there when it is read, and is not written again when the pool loses it once more.
+Nothing on disk is needed: what is not found, cannot be read or turns out damaged is computed again. A block goes to
+disk when the pool evicts it, under its name in the hash chain, so that whatever keeps prefixes apart (salts, adapters,
+images) keeps them apart here. It stays there when it is read, and is not written again when the pool loses it once
+more.
 """
 
 from __future__ import annotations

@@ -121,9 +121,10 @@ def test_a_damaged_file_is_a_miss(model, llm, caplog):
     llm._engine.memory.disk._store._thread.submit(lambda: None).result()  # all is written
     file._bytes[:] ^= 1
     before = llm.stats().disk
-    assert answers(llm) == model.answers
+    assert answers(llm, [0]) == model.answers[:1]
     after = llm.stats().disk
-    assert after.failures > before.failures and after.hits == before.hits
+    assert after.failures == before.failures + 8 and after.hits == before.hits
+    assert answers(llm) == model.answers
     assert "blocks on disk are damaged: their tokens are computed" in caplog.text
 
 
@@ -221,12 +222,10 @@ def test_a_deterministic_engine_gives_the_same_bits(model, tmp_path):
     check_empty(llm)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "seed", "pages", "options"),
-    [
-        ("gemma2", 0, 20, {}),
-        pytest.param("jamba", 1, 20, {"state_checkpoint_interval": 16}, marks=pytest.mark.nightly),
-    ],
+    [("gemma2", 0, 20, {}), ("jamba", 1, 20, {"state_checkpoint_interval": 16})],
 )
 def test_windows_and_states_come_back_too(name, seed, pages, options, tmp_path):
     make_checkpoint(name, tmp_path, seed)

@@ -81,7 +81,7 @@ class DiskReads:
             plan.to_disk, plan.from_disk = self._memory.disk.take_moves()
 
     def dispatched(self, step: ScheduledStep) -> None:
-        """Note when a step began, if the one before has ended."""
+        """Note when a step was dispatched: it begins then, or when the one before ends."""
         if self._memory.disk is not None and step.chunks:
             self._dispatched.append((self._clock(), step.num_tokens))
 

@@ -40,6 +40,7 @@ _INTEGERS = {  # name: least
     "max_model_len": 1,
     "kv_cache_memory_bytes": 1,
     "swap_space_bytes": 1,
+    "disk_break_even": 1,
     "seed": 0,
     "long_prefill_token_threshold": 0,
     "max_logprobs": -1,
@@ -48,7 +49,14 @@ _INTEGERS = {  # name: least
 }
 SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 """Settings whose default follows the device, see `SizedConfig`."""
-_OPTIONAL = (*SIZES, "max_model_len", "state_checkpoint_interval", "kv_cache_memory_bytes", "swap_space_bytes")
+_OPTIONAL = (
+    *SIZES,
+    "max_model_len",
+    "state_checkpoint_interval",
+    "kv_cache_memory_bytes",
+    "swap_space_bytes",
+    "disk_break_even",
+)
 _FLAGS = (
     "enable_prefix_caching",
     "enable_expert_parallel",
@@ -59,7 +67,7 @@ _FLAGS = (
     "enable_lora",
 )
 _MODEL_FLAGS = ("language_model_only",)
-_PATHS = ("tokenizer", "revision", "download_dir", "generation_config", "compiled_programs")
+_PATHS = ("tokenizer", "revision", "download_dir", "generation_config", "compiled_programs", "disk_folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +118,12 @@ class EngineConfig:
             pool, but at most 4 GiB.
         swap_space: swap_space_bytes in GiB, which is vLLM's setting: no more than the pool is taken. Where `LLM` gets
             it without a preemption_mode, that is "auto".
+        disk_folder: folder of a local disk in which cached blocks that the pool loses are kept until the engine is
+            closed; None = they are lost. They are read again, ahead of the step that needs them, where that was
+            measured to be faster than computing their tokens. It needs enable_prefix_caching, and excludes replicas
+            and several hosts.
+        disk_space: GiB of that disk to take; None = 8.
+        disk_break_even: fewest tokens that are read from disk rather than computed; None = what is measured says.
         scheduling_policy: "fcfs" serves in order of arrival; "priority" the lowest `priority` value first.
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         enable_prefix_caching: whether the KV of full blocks is kept for later prompts that begin alike.
@@ -171,6 +185,9 @@ class EngineConfig:
     preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
     swap_space_bytes: int | None = None
     swap_space: float | None = None
+    disk_folder: str | None = None
+    disk_space: float | None = None
+    disk_break_even: int | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
@@ -218,6 +235,7 @@ class EngineConfig:
             raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
         self._check_sizes()
         self._check_swapping()
+        self._check_disk()
         if self.data_parallel_size > 1:
             if self.preemption_mode != "recompute":
                 raise ValueError(
@@ -294,6 +312,21 @@ class EngineConfig:
         for name in ("swap_space_bytes", "swap_space"):
             if self.preemption_mode == "recompute" and getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)!r} needs preemption_mode='swap' or 'auto'")
+
+    def _check_disk(self) -> None:
+        if self.disk_space is not None:
+            self._store("disk_space", number("disk_space", self.disk_space, low=0.0, open_low=True))
+        if self.disk_folder is None:
+            for name in ("disk_space", "disk_break_even"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}={getattr(self, name)!r} needs disk_folder")
+            return
+        if not self.enable_prefix_caching:
+            raise ValueError(f"disk_folder={self.disk_folder!r} needs enable_prefix_caching=True")
+        if self.data_parallel_size > 1:
+            raise ValueError(
+                f"disk_folder={self.disk_folder!r} needs data_parallel_size=1, not {self.data_parallel_size}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

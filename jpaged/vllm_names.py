@@ -42,7 +42,10 @@ _CHUNKS = "max_num_batched_tokens and long_prefill_token_threshold say how promp
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
 _SPECULATION = "give speculative=jpaged.NGram(...), Layers(...) or DraftModel(...), or speculative_config"
-_TRANSFER = "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory"
+_TRANSFER = (
+    "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder with "
+    "disk_space to a local disk"
+)
 _GRAMMARS = "structured outputs run on llguidance: give SamplingParams(structured_outputs=...)"
 _POOLING = "every model generates, and LLM.embed(), classify() and score() say how by PoolingParams"
 _TOKENIZER = "give tokenizer= a folder with that tokenizer"

@@ -62,6 +62,16 @@ def test_a_config_can_be_made_again_from_its_fields():
             {"swap_space": 1, "swap_space_bytes": 5, "preemption_mode": "swap"},
             "swap_space=1.0 and swap_space_bytes=5 are one setting",
         ),
+        ({"disk_space": 0, "disk_folder": "d"}, "disk_space=0 must be above 0"),
+        ({"disk_space": 1}, "disk_space=1.0 needs disk_folder"),
+        ({"disk_break_even": 5}, "disk_break_even=5 needs disk_folder"),
+        ({"disk_break_even": 0, "disk_folder": "d"}, "disk_break_even=0 must be at least 1"),
+        ({"disk_folder": ""}, "disk_folder='' must be a non-empty string"),
+        (
+            {"disk_folder": "d", "enable_prefix_caching": False},
+            "disk_folder='d' needs enable_prefix_caching=True",
+        ),
+        ({"disk_folder": "d", "data_parallel_size": 2}, "disk_folder='d' needs data_parallel_size=1, not 2"),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_batched_tokens=4 is below max_num_seqs=8"),
     ],
 )

@@ -90,6 +90,11 @@ class RequestOptions(EngineOptions):
         typer.Option(help="Host, or host:port, whose images requests may name; may be repeated. Default: none."),
     ] = None
 
+    disk_folder: Annotated[
+        str | None, typer.Option(help="Folder of a local disk for cached KV that the pool loses. Default: none.")
+    ] = None
+    disk_space: Annotated[float | None, typer.Option(help="GiB of that disk to take. Default: 8.")] = None
+
     enable_lora: Annotated[
         bool, typer.Option("--enable-lora", help="Serve low-rank adapters; --lora-modules does.")
     ] = False

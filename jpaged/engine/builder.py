@@ -13,6 +13,7 @@ from jpaged.engine.adapters import adapter_registry, adapters_of
 from jpaged.engine.compiled_programs import open_programs, with_compiled_pool
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.default_sizes import sized
+from jpaged.engine.disk_tier import open_disk
 from jpaged.engine.engine import Engine
 from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
@@ -25,7 +26,7 @@ from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.loops_ahead import compile_loops_ahead
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.pooling_head import PoolingHead
-from jpaged.memory import MemoryManager
+from jpaged.memory import DiskTier, MemoryManager
 from jpaged.model_api import CausalLM, CrossAttentionGroup, SeesImages
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
@@ -129,6 +130,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
+    disk = open_disk(config, spec, is_distributed=part is not None)
     runner = Runner(
         loaded.graphdef,
         loaded.params,
@@ -145,6 +147,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         adapters=adapters is not None,
         examples=_examples(loaded.model) if no_images is None else (),
         programs=open_programs(config, loaded, spec, max_model_len, collect),
+        disk=None if disk is None else disk.thread,
         **shapes,
     )
     if isinstance(part, Follower):
@@ -154,7 +157,10 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     speculation = None
     if config.speculative is not None:
         speculation = make_speculation(config.speculative, platform(mesh), drafting.share)
-    schedulers = [make_scheduler(config, spec, max_model_len, speculation) for _ in range(config.data_parallel_size)]
+    tier = None if disk is None else disk.tier  # replicas have none
+    schedulers = [
+        make_scheduler(config, spec, max_model_len, speculation, tier) for _ in range(config.data_parallel_size)
+    ]
     engine = Engine(schedulers, runner, max_model_len=max_model_len)
     inputs = InputProcessor(
         loaded.tokenizer,
@@ -214,7 +220,11 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
 
 
 def make_scheduler(
-    config: SizedConfig, spec: PoolSpec, max_model_len: int, speculation: Speculation | None = None
+    config: SizedConfig,
+    spec: PoolSpec,
+    max_model_len: int,
+    speculation: Speculation | None = None,
+    disk: DiskTier | None = None,
 ) -> Scheduler:
     """Return a replica's scheduler, with the memory of its pool."""
     memory = MemoryManager(
@@ -224,6 +234,7 @@ def make_scheduler(
         prefix_eviction=config.prefix_eviction,
         max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
         swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
+        disk=disk,
     )
     return Scheduler(
         memory,

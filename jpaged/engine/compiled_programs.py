@@ -30,6 +30,7 @@ _NO_MATTER = frozenset(
         ),
         *("kv_cache_memory_bytes", "memory_utilization", "swap_space_bytes", "swap_space", "watermark"),
         *("preemption_mode", "scheduling_policy", "long_prefill_token_threshold", "enable_prefix_caching"),
+        *("disk_folder", "disk_space", "disk_break_even"),
         *("prefix_eviction", "max_logprobs", "enforce_eager", "background_compilation", "disable_log_stats", "images"),
     )
 )

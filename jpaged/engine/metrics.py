@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged.engine.stats import STEP_BOUNDS, EngineStats
+from jpaged.memory import DiskStats
 from jpaged.metrics import Counter, Gauge, Histogram, Metric
 
 PREFIX = "jpaged:"
@@ -40,12 +41,34 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
             labels = {"group": blocks.name, "state": state}
             metrics.append(Gauge(f"{PREFIX}kv_blocks", getattr(blocks, state), labels=labels))
     metrics += [Counter(PREFIX + name, value) for name, value in counters.items()]
+    if stats.disk is not None:
+        metrics += _disk(stats.disk)
     for way, count in (("recompute", stats.num_recomputes), ("swap", stats.num_swaps)):
         metrics.append(Counter(f"{PREFIX}preemptions_by_way", count, labels={"way": way}))
     for reason, count in stats.finished.items():
         metrics.append(Counter(f"{PREFIX}request_success", count, labels={"finished_reason": reason}))
     metrics.append(_steps(stats))
     return metrics
+
+
+def _disk(disk: DiskStats) -> list[Metric]:
+    gauges = {
+        "disk_usage_perc": disk.used_bytes / disk.limit_bytes,
+        "disk_blocks": disk.num_blocks,
+        "disk_read_bytes_per_second": disk.read_rate,
+        "disk_open": int(disk.is_open),
+    }
+    if disk.break_even is not None:  # a scrape without it: nothing is read, or nothing is known yet
+        gauges["disk_break_even_tokens"] = disk.break_even
+    counters = {
+        "disk_cache_hits": disk.hits,
+        "disk_read_bytes": disk.read_bytes,
+        "disk_written_bytes": disk.written_bytes,
+        "disk_failures": disk.failures,
+        "disk_skipped_blocks": disk.skipped,
+    }
+    metrics: list[Metric] = [Gauge(PREFIX + name, value) for name, value in gauges.items()]
+    return metrics + [Counter(PREFIX + name, value) for name, value in counters.items()]
 
 
 def _steps(stats: EngineStats) -> Histogram:

@@ -19,6 +19,7 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
     finished: Counter[str] = Counter()
     for replica in replicas:
         finished.update(replica.ended)
+    disk = replicas[0].memory.disk  # several replicas have none
     speculations = [scheduler.speculation for scheduler in schedulers if scheduler.speculation is not None]
     return EngineStats(
         num_running=sum(len(scheduler.running) for scheduler in schedulers),
@@ -47,4 +48,5 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
         num_recompiles=compilations.num_recompiles,
         num_compiled_in_background=compilations.num_in_background,
         num_shapes_to_come=compilations.num_to_come,
+        disk=None if disk is None else disk.stats(),
     )

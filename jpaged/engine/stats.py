@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jpaged.memory import BlockCounts
+from jpaged.memory import BlockCounts, DiskStats
 from jpaged.scheduling import ScheduledStep
 
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -59,6 +59,7 @@ class EngineStats:
         num_recompiles: shapes compiled after a warm-up.
         num_compiled_in_background: shapes that were compiled in the background while the engine served.
         num_shapes_to_come: shapes that are still to be compiled there.
+        disk: what the disk tier has and did; None = there is none.
     """
 
     num_running: int
@@ -87,6 +88,7 @@ class EngineStats:
     num_recompiles: int
     num_compiled_in_background: int
     num_shapes_to_come: int
+    disk: DiskStats | None = None
 
     @property
     def num_preemptions(self) -> int:

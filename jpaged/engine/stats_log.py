@@ -56,11 +56,17 @@ def describe(before: EngineStats, now: EngineStats, seconds: float) -> str:
     output = now.num_output_tokens - before.num_output_tokens
     queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
     preempted = now.num_preemptions - before.num_preemptions
+    disk = ""
+    if now.disk is not None and before.disk is not None:
+        least = now.disk.break_even
+        disk = f"; {now.disk.hits - before.disk.hits} prompt tokens from disk, which pays " + (
+            "nowhere yet" if least is None else f"from {least} tokens on"
+        )
     return (
         f"{prompt / seconds:.1f} prompt tokens/s, {output / seconds:.1f} output tokens/s; {now.num_running} running, "
         f"{now.num_waiting} waiting, {now.num_swapped} swapped; {now.kv_cache_usage:.1%} of the KV pool in use, "
         f"{hits / queries if queries else 0:.1%} of prompt tokens from the prefix cache; {preempted} preempted, "
-        f"{now.num_compiled - before.num_compiled} shapes compiled"
+        f"{now.num_compiled - before.num_compiled} shapes compiled{disk}"
     )
 
 

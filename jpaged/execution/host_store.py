@@ -119,6 +119,40 @@ class HostStore:
                 pool = self._write(pool, group, batch, np.array(rows, np.int32))
         return pool
 
+    def copied_out(self, pool: Pool, group: int, blocks: Sequence[int]) -> Iterator[tuple[jax.Array, int]]:
+        """Start copying blocks out of the pool; yield each launch and how many of the blocks, in their order, it has.
+        Nothing is waited for, and nothing is kept here.
+
+        Raises:
+            RuntimeError: a block is out of range (JAX would clamp it silently).
+        """
+        moves = [SwapCopy(group, block, -1) for block in blocks]
+        for some in _launches(moves, self._sizes[group]):
+            batch: jax.Array = self._gather[group](len(some), pool, self._ids(group, some))
+            yield batch if self._pinned is None else jax.device_put(batch, self._pinned), len(some)
+
+    def fill(self, pool: Pool, group: int, blocks: Sequence[int], contents: Sequence[np.ndarray]) -> Pool:
+        """Write blocks of a group into the pool, which is donated, and return it.
+
+        Args:
+            contents: for each block the bytes of all shards, one after another.
+
+        Raises:
+            RuntimeError: a block is out of range (JAX would drop it silently).
+        """
+        moves = [SwapCopy(group, block, place) for place, block in enumerate(blocks)]
+        self._ids(group, moves)
+        for some in _launches(moves, self._sizes[group]):
+            rows = [contents[move.host_block].reshape(self._spec.shards, -1) for move in some]
+            batch = self._batch(group, np.stack(rows, axis=1))
+            pool = self._write(pool, group, batch, self._ids(group, some))
+        return pool
+
+    def _batch(self, group: int, rows: BlockBytes) -> Shaped[np.ndarray, "shards blocks ..."]:
+        """Return the bytes of some blocks as a launch has them."""
+        mine = np.ascontiguousarray(rows)
+        return mine.view(self._spec.dtype).reshape(*mine.shape[:2], *self._spec.views[group][1:])
+
     def shapes(self, pool: jax.ShapeDtypeStruct) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
         """Yield every shape of a launch: its name, and what traces it and returns what compiles it. Those into the pool
         come behind those out of it, which tell the shape of what is moved."""
@@ -158,11 +192,9 @@ class HostStore:
     def put(self, blocks: Sequence[Sequence[int]], contents: Sequence[BlockBytes]) -> None:
         """Hold the bytes of blocks of each group that another store had; none of them is here yet."""
         for group, (ids, rows) in enumerate(zip(blocks, contents, strict=True)):
-            shape = self._spec.views[group][1:]
             moves = [SwapCopy(group, place, block) for place, block in enumerate(ids)]
             for some in _launches(moves, self._sizes[group]):
-                mine = np.ascontiguousarray(rows[:, [move.device_block for move in some]])
-                batch = mine.view(self._spec.dtype).reshape(*mine.shape[:2], *shape)
+                batch = self._batch(group, rows[:, [move.device_block for move in some]])
                 there = batch if self._pinned is None else jax.device_put(batch, self._pinned)
                 for row, move in enumerate(some):
                     self._place[HostBlock(group, move.host_block)] = there, row

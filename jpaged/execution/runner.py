@@ -17,6 +17,7 @@ from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compiling import compiled_in_threads
 from jpaged.execution.deterministic import padded_bucket
+from jpaged.execution.disk import BlockThread
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encoder_calls import EncoderCalls
 from jpaged.execution.in_flight import Draw, InFlight
@@ -47,6 +48,7 @@ class Runner:
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
         programs: where the model's programs are loaded from, or collected for; None = neither.
+        disk: writes blocks to disk and reads them; None = nothing does.
 
     Attributes:
         worker: owns the device state.
@@ -74,6 +76,7 @@ class Runner:
         adapters: bool = False,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
         programs: ProgramStore | None = None,
+        disk: BlockThread | None = None,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -99,6 +102,7 @@ class Runner:
             deterministic=deterministic,
             draft=draft,
             programs=programs,
+            disk=disk,
         )
         self._deterministic = deterministic
         self._adapters = adapters
@@ -113,7 +117,7 @@ class Runner:
             drafter=self.worker.drafter,
             drafter_follows=self.worker.drafter_follows,
             copy=self.worker.copy,
-            host=self.worker.host if can_swap else None,
+            host=self.worker.host if can_swap or disk is not None else None,
             buckets=self.buckets,
             spec=spec,
             mesh=mesh,
@@ -145,8 +149,12 @@ class Runner:
     def dispatch_all(self, steps: Sequence[ScheduledStep]) -> list[InFlight | None]:
         """Start one step of each replica; see `dispatch`."""
         first = steps[0]
+        if first.to_disk:  # replicas have no disk
+            self.worker.write_to_disk(first.to_disk)
         if first.dropped or first.swap_out or first.swap_in:  # replicas do not swap
             self.worker.swap(first.dropped, first.swap_out, first.swap_in)
+        if first.from_disk:
+            self.worker.fill_from_disk(first.from_disk)
         if any(step.copies for step in steps):
             self._copy_blocks(*steps)
         if any(step.encodes for step in steps):

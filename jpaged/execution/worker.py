@@ -21,6 +21,7 @@ from jpaged.execution.caches.pool import PoolSpec, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.deterministic import launches
 from jpaged.execution.device_calls import DEVICE_CALLS, device_call, tell_nobody
+from jpaged.execution.disk import BlockThread, DiskBlocks
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import is_local, platform, replicate
@@ -35,6 +36,7 @@ from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.step import make_block_copy
 from jpaged.memory.copies import HostBlock, SwapCopy
+from jpaged.memory.disk import DiskFill, DiskWrite
 from pallas_kernels.zero_pages import frees_memory
 
 BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
@@ -52,6 +54,7 @@ class Worker:
         deterministic: whether steps run as `jpaged.execution.deterministic` says.
         draft: what drafts; None = nothing does.
         programs: where the model's programs are loaded from, or collected for; None = neither.
+        disk: writes blocks to disk and reads them; None = nothing does.
 
     Attributes:
         model: weights and programs.
@@ -75,6 +78,7 @@ class Worker:
         deterministic: bool = False,
         draft: DraftProgram | None = None,
         programs: ProgramStore | None = None,
+        disk: BlockThread | None = None,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -96,6 +100,7 @@ class Worker:
         self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
         self.host = HostStore(spec, mesh, *told)
         self.blocks = PoolBlocks(spec, mesh)
+        self._disk = None if disk is None else DiskBlocks(self.host, disk)
         self._max_num_seqs = max_num_seqs
         self._open_masks: dict[int, jax.Array] = {}
         self._begin()
@@ -192,6 +197,18 @@ class Worker:
         self.host.forget(dropped)
         self.host.swap_out(self.pool, out)
         self.pool = self.host.swap_in(self.pool, back)
+
+    @device_call
+    def write_to_disk(self, writes: Sequence[DiskWrite]) -> None:
+        """Start copying blocks out of the pool, to be written to disk."""
+        assert self._disk is not None, "an engine without a disk was asked to write to it"
+        self._disk.write(self.pool, writes)
+
+    @device_call
+    def fill_from_disk(self, fills: Sequence[DiskFill]) -> None:
+        """Fill blocks of the pool with what was read from disk."""
+        assert self._disk is not None, "an engine without a disk was asked for what is on it"
+        self.pool = self._disk.fill(self.pool, fills)
 
     @device_call
     def copy_blocks(self, src: BlockIds, dst: BlockIds) -> None:
@@ -311,6 +328,8 @@ class Worker:
     @device_call
     def close(self) -> None:
         """Free all device memory at once, but weights that somebody else holds too; nothing can be called any more."""
+        if self._disk is not None:
+            self._disk.close()
         with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call
             self.pool.delete()
         self._open_masks.clear()

@@ -6,7 +6,7 @@ each kind of layer still needs. Read in this order: layout, policies, pages, gro
 block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, lost_prefixes, predicted_prefixes,
 pinned_blocks, ownership, images, adapters, relief, admission, swap, state, admission_questions, manager, pins; then
 report and invariants; then block_records, live_records, group_map, map_drawing, memory_map, group_tracker and
-map_tracker.
+map_tracker. `disk` is the third tier: cached blocks that the pool loses.
 """
 
 from jpaged.memory.adapters import HeldAdapter, StoredAdapter
@@ -15,6 +15,7 @@ from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_records import Block, BlockState
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory.disk import DiskFill, DiskRead, DiskStats, DiskTier, DiskWrite
 from jpaged.memory.group_map import GroupMap
 from jpaged.memory.images import HeldImage, StoredImage
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
@@ -46,6 +47,11 @@ __all__ = [
     "BlockState",
     "ChunkedLocalAttention",
     "CrossAttention",
+    "DiskFill",
+    "DiskRead",
+    "DiskStats",
+    "DiskTier",
+    "DiskWrite",
     "Fit",
     "FullAttention",
     "GroupLayout",

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from jpaged.memory.adapters import HeldAdapter
 from jpaged.memory.admission import Admission, Demand, Fit
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.disk import Prefix
 from jpaged.memory.images import HeldImage
 from jpaged.memory.policies import ImageFeatures, Policy
 from jpaged.memory.relief import Relief
@@ -110,6 +111,29 @@ class AdmissionQuestions(MemoryState):
         request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
         tables = BlockTables(request, self._cache.chains(salt, spans), 0)
         return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
+
+    def read_ahead(
+        self,
+        request_id: int,
+        token_ids: Sequence[int],
+        now: float,
+        *,
+        salt: Hashable = None,
+        spans: Sequence[TokenSpan] = (),
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        is_next: bool = False,
+    ) -> None:
+        """Begin to read from disk what `match_prefix` would not find in the pool, where that is worth it.
+
+        Args:
+            now, is_next: see `DiskReading.look`.
+        """
+        if self.disk is None or not self.prefix_caching:
+            return
+        groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in self._groups]
+        prefix = Prefix(token_ids, max(len(token_ids) - 1, 0), groups, self._cache.chains(salt, spans), spans)
+        self.disk.look(request_id, prefix, self._cache, now, is_next=is_next)
 
     def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed

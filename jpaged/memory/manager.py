@@ -15,12 +15,13 @@ from jpaged.memory.admission_questions import AdmissionQuestions
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences
 from jpaged.memory.copies import BlockCopy
+from jpaged.memory.disk import DiskTier, attach_with_disk
 from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
-from jpaged.memory.prefix_cache import PrefixCache, prefix_tables
+from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.spans import TokenSpan
 from jpaged.memory.swap import SwapSpace
@@ -43,6 +44,7 @@ class MemoryManager(AdmissionQuestions):
             protected from new requests, as far as that pays, see `PredictedPrefixes`.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
+        disk: where cached blocks go that the pool loses; None = they are lost. It needs prefix caching.
 
     Raises:
         ValueError: when the watermark is outside [0, 1), or swap_space_bytes outside [0, bytes of the pool].
@@ -57,12 +59,14 @@ class MemoryManager(AdmissionQuestions):
         max_step_tokens: int | None = None,
         swap_space_bytes: int = 0,
         prefix_eviction: PrefixEviction = "predicted",
+        disk: DiskTier | None = None,
     ) -> None:
         if not 0 <= swap_space_bytes <= layout.pool_bytes:
             raise ValueError(f"swap_space_bytes={swap_space_bytes:,} is outside [0, {layout.pool_bytes:,}], the pool")
         if prefix_eviction not in get_args(PrefixEviction):
             raise ValueError(f"prefix_eviction={prefix_eviction!r} is not one of {', '.join(get_args(PrefixEviction))}")
         self.layout = layout
+        self.disk = disk
         self.prefix_caching = prefix_caching
         self.max_step_tokens = max_step_tokens
         self._watermark = watermark
@@ -79,6 +83,8 @@ class MemoryManager(AdmissionQuestions):
         What the pool and host memory hold means nothing afterwards.
         """
         layout = self.layout
+        if self.disk is not None:
+            self.disk.clear()
         self._cache = PrefixCache(self._groups)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
@@ -119,6 +125,8 @@ class MemoryManager(AdmissionQuestions):
             link = self._cache.link(g, block)
             if link is not None and self._predicted is not None:
                 self._predicted.lost.evicted(g, link.digest)
+            if link is not None and self.disk is not None:
+                self.disk.lost(g, block, link)
             self._cache.forget(g, block)
 
     def _after_taking(self) -> None:
@@ -173,6 +181,7 @@ class MemoryManager(AdmissionQuestions):
         salt: Hashable = None,
         spans: Sequence[TokenSpan] = (),
         max_tokens: int | None = None,
+        from_disk: bool = False,
     ) -> int:
         """Attach the cached blocks of the longest prefix of `token_ids` that is valid for every group.
 
@@ -183,6 +192,8 @@ class MemoryManager(AdmissionQuestions):
                 this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
             spans: tokens that stand for images, in order; they are told for the same ends.
             max_tokens: upper bound on the hit.
+            from_disk: whether what was read for the request counts as cached; it takes blocks of the pool, which have
+                to be filled before the step's chunks run.
 
         Returns:
             Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1``, so that the last
@@ -198,15 +209,42 @@ class MemoryManager(AdmissionQuestions):
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         sequence.chains = self._cache.chains(salt, spans)
+        length = self._attach_from_disk(sequence, token_ids, max(limit, 0), spans) if from_disk else 0
+        if length:
+            return length
         length, found = self._cache.match(sequence, token_ids, max(limit, 0), spans)
+        self._begin(sequence, length)
+        if length:
+            self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
+        return length
+
+    def _attach_from_disk(
+        self, sequence: BlockTables, token_ids: Sequence[int], limit: int, spans: Sequence[TokenSpan]
+    ) -> int:
+        """Attach a prefix of which a part was read from disk; return its tokens, 0 where the pool has as much of it or
+        is short of blocks."""
+        staged = {} if self.disk is None else self.disk.staged(sequence.request.request_id)
+        if self.disk is None or not staged:
+            return 0
+        length, found = self._cache.match(sequence, token_ids, limit, spans, staged)
+        here = [[block is not None for block in blocks] for blocks in found]
+        cached = longest_prefix(sequence.request.groups, here, limit, spans)
+        if length <= cached:
+            return 0
+        self._begin(sequence, length)
+        fills = attach_with_disk(self._allocator, self._cache, self._ownership, sequence, found, length, staged)
+        if fills is None:
+            return 0
+        self.disk.fill(fills, length - cached)
+        return length
+
+    def _begin(self, sequence: BlockTables, length: int) -> None:
+        """Decide what depends on the prefix that a sequence begins with, of `length` tokens."""
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
         sequence.request.begin(length, shared)
         if self._predicted is not None:
             self._predicted.lost.asked(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
-        if length:
-            self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
-        return length
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
@@ -301,7 +339,7 @@ class MemoryManager(AdmissionQuestions):
         self._pinned.add(seq_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content; refused (False) while any block is in use."""
+        """Forget all cached content, on disk too; refused (False) while any block is in use."""
         if any(group.num_used for group in self._allocator.groups):
             return False
         self._forget_cached()
@@ -321,6 +359,8 @@ class MemoryManager(AdmissionQuestions):
 
     def _forget_cached(self) -> None:
         self._allocator.drop_evictable()
+        if self.disk is not None:
+            self.disk.clear()
         if self._predicted is not None:
             self._predicted.lost.forget()
 

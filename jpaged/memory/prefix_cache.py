@@ -7,7 +7,7 @@ which says when content is lost (`PrefixCache.forget`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.hash_chain import HashChain, Link
@@ -97,18 +97,37 @@ class PrefixCache:
         chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
         return chain
 
+    def links(self, chains: dict[int, HashChain], g: int, token_ids: Sequence[int], num_blocks: int) -> list[Link]:
+        """Return the links of the first `num_blocks` blocks of a group; the chains grow to hold them."""
+        policy, size = self._groups[g]
+        chain = chains[self._chain_keys[g]]
+        chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
+        return chain.links[:num_blocks]
+
     def match(
-        self, tables: BlockTables, token_ids: Sequence[int], limit: int, spans: Sequence[TokenSpan] = ()
+        self,
+        tables: BlockTables,
+        token_ids: Sequence[int],
+        limit: int,
+        spans: Sequence[TokenSpan] = (),
+        staged: Container[tuple[int, bytes]] = (),
     ) -> tuple[int, list[list[int | None]]]:
         """Return the longest cached prefix of at most `limit` tokens that ends within no whole image, and each group's
-        blocks, None where one is not cached. The blocks are not yet owned."""
+        blocks, None where one is not cached. The blocks are not yet owned.
+
+        Args:
+            staged: further content that counts as cached, by group and digest.
+        """
         groups = tables.request.groups
         found: list[list[int | None]] = []
+        hits: list[list[bool]] = []
         for g, (policy, size) in enumerate(groups):
             wanted = policy.full_blocks(limit, 0, size)
             links = self._name(tables, g, token_ids, wanted).links
             found.append([self.find(g, link) for link in links[:wanted]])
-        hits = [[block is not None for block in blocks] for blocks in found]
+            hits.append([block is not None for block in found[g]])
+            if staged:
+                hits[g] = [hit or (g, link.digest) in staged for hit, link in zip(hits[g], links, strict=False)]
         return longest_prefix(groups, hits, limit, spans), found
 
     def covered(

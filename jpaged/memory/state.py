@@ -9,6 +9,7 @@ from jpaged.memory.adapters import AdapterBlocks
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
+from jpaged.memory.disk import DiskTier
 from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
@@ -28,12 +29,14 @@ class MemoryState:
         swap_space: where sequences are swapped out to, and how they come back.
         images: the features of images, which belong to no sequence.
         adapters: low-rank adapters, which belong to no sequence either.
+        disk: where cached blocks go that the pool loses; None = they are lost.
     """
 
     layout: PoolLayout
     swap_space: SwapSpace
     images: ImageBlocks
     adapters: AdapterBlocks
+    disk: DiskTier | None
     _allocator: BlockAllocator
     _cache: PrefixCache
     _sequences: Sequences
@@ -128,3 +131,5 @@ class MemoryState:
         """
         invariants.check(self._allocator, self._cache, self._sequences.values(), (self.images, self.adapters))
         self.swap_space.check()
+        if self.disk is not None:
+            self.disk.check()

@@ -42,11 +42,12 @@ class Allocation:
         self.adapting.clear()
         self.free_slots = self._all_slots
 
-    def attach(self, request: Request, seq: Sequence, most_cached: int | None) -> None:
+    def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
         """Give a sequence block tables with what the prefix cache holds of its tokens.
 
         Args:
             most_cached: upper bound on these tokens, None = as many as there are.
+            from_disk: whether it also gets what was read from disk for the request.
         """
         self.memory.add(
             seq.seq_id,
@@ -59,7 +60,12 @@ class Allocation:
             self.memory.pack(seq.seq_id)
         most = 0 if request.computes_whole_prompt else most_cached
         seq.num_computed = self.memory.match_prefix(
-            seq.seq_id, seq.token_ids, salt=request.prefix_salt, spans=request.spans, max_tokens=most
+            seq.seq_id,
+            seq.token_ids,
+            salt=request.prefix_salt,
+            spans=request.spans,
+            max_tokens=most,
+            from_disk=from_disk,
         )
 
     def detach(self, seq: Sequence) -> None:
@@ -162,6 +168,8 @@ class Allocation:
         Args:
             unmade: copies that will not be made: what their destinations should hold is in their sources.
         """
+        if self.memory.disk is not None and self.memory.disk.has_fills:
+            return None  # what is to be filled from disk in this step is not in the pool yet
         owners = [seq for seq in live if seq.parent is None]
         for seq in owners:
             self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
@@ -178,6 +186,9 @@ class Allocation:
         owners = [seq.seq_id for seq in live if seq.parent is None]
         moved = self.memory.swap_space.move_in(owners, keep_room=False)
         assert moved is not None, "whoever is brought back was found to have room"
+        if self.memory.disk is not None:
+            for move in moved:
+                self.memory.disk.comes_in(move.group, move.device_block)
         for seq in live:
             seq.slot = self.free_slots.pop()
         return moved

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation
+from jpaged.scheduling.disk_reads import DiskReads
 from jpaged.scheduling.order import service_order, urgency
 from jpaged.scheduling.preemption import Preemption
 from jpaged.scheduling.prompt_end import tokens_before_end
@@ -27,6 +28,7 @@ class Entrance(ABC):
         waiting, running, swapped: the unfinished requests, each list in service order.
         allocation: the blocks and slots of the running sequences.
         room: says whether a request has room in the batch.
+        disk_reads: reads blocks from disk for requests that wait.
     """
 
     waiting: list[Request]
@@ -35,6 +37,7 @@ class Entrance(ABC):
     allocation: Allocation
     preemption: Preemption
     room: Room
+    disk_reads: DiskReads
     _shared_prefills: SharedPrefills
     _max_chunk: int
     _prompt_tail: int
@@ -103,6 +106,8 @@ class Entrance(ABC):
                 return False
         if self._shared_prefills.worth_waiting(request, plan):
             return False
+        if self.disk_reads.worth_waiting(request, is_idle=not self.running):
+            return False
         planned = None if request.alone else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
             # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is there already: an
@@ -120,6 +125,7 @@ class Entrance(ABC):
             request.num_cached_tokens = first.num_computed
         request.status = Status.RUNNING
         request.end_pause()
+        self.disk_reads.let_go(request)
         self.waiting.remove(request)
         insort(self.running, request, key=service_order)
         self._plan(request, chunks, copies, plan)
@@ -139,6 +145,9 @@ class Entrance(ABC):
         if not self._make_room(request, plan, is_enough):
             self.allocation.detach(live[0])
             return None
+        if most_cached is None and self.disk_reads.has_read(request):  # not before there is room for all of it
+            self.allocation.detach(live[0])
+            self.allocation.attach(request, live[0], None, from_disk=True)
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
 
     def _give_way(

@@ -12,6 +12,7 @@ from jpaged.outputs import FinishReason
 from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam_sequences import offer
+from jpaged.scheduling.disk_reads import DiskReads
 from jpaged.scheduling.drafting import Drafting, drafts_kept
 from jpaged.scheduling.encoding import Encoding
 from jpaged.scheduling.entrance import Entrance
@@ -83,6 +84,7 @@ class Scheduler(Entrance):
         self.preemption = Preemption(self.allocation, preemption_mode)
         self.room = Room(memory, self.allocation, self.running)
         self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, self._max_chunk)
+        self.disk_reads = DiskReads(memory, max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -125,6 +127,7 @@ class Scheduler(Entrance):
         self.num_added += 1
         self._unfinished[request.request_id] = request
         insort(self.waiting, request, key=service_order)
+        self.disk_reads.arrived(request)
 
     def restore(self, request: Request) -> None:
         """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that
@@ -153,6 +156,7 @@ class Scheduler(Entrance):
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
         ):
             return ScheduledStep()
+        self.disk_reads.begin_step()
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
         if not (self.waiting or self.swapped):  # whoever is admitted takes rows of the sampler too
             plan.free_rows = len(self.allocation.free_slots)
@@ -162,6 +166,7 @@ class Scheduler(Entrance):
                 pass
         plan.encodes = self.encoding.take_encodes()
         plan.loads = self.allocation.adapting.take_loads()
+        self.disk_reads.end_step(plan)
         return plan.step()
 
     def _plan_running(self, plan: StepPlan) -> None:
@@ -256,6 +261,7 @@ class Scheduler(Entrance):
                 self.allocation.commit(seq)
         self.encoding.dispatched(step.encodes, step.reads)
         self.allocation.adapting.dispatched(step.loads)
+        self.disk_reads.dispatched(step)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
@@ -264,6 +270,7 @@ class Scheduler(Entrance):
         tokens; return the requests that finished."""
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}
+        self.disk_reads.updated(step)
         now, speculates = time.monotonic(), self.speculation is not None
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
@@ -333,6 +340,7 @@ class Scheduler(Entrance):
         that turns out to have ended is finished.
         """
         self.allocation.clear()
+        self.disk_reads.clear()
         for queue in (self.waiting, self.running, self.swapped):
             queue.clear()
         for request in list(self._unfinished.values()):
@@ -352,6 +360,7 @@ class Scheduler(Entrance):
 
     def _forget(self, request: Request) -> None:
         self._queue(request).remove(request)
+        self.disk_reads.let_go(request)
         self.encoding.let_go(request)
         self.allocation.adapting.let_go(request)
         request.status = Status.FINISHED

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jpaged.memory import BlockCopy, HeldAdapter, HostBlock, StoredAdapter, StoredImage, SwapCopy
+    from jpaged.memory import (
+        BlockCopy,
+        DiskFill,
+        DiskWrite,
+        HeldAdapter,
+        HostBlock,
+        StoredAdapter,
+        StoredImage,
+        SwapCopy,
+    )
     from jpaged.scheduling.adapter import Adapter
     from jpaged.scheduling.prompt_image import PromptImage
     from jpaged.scheduling.request import Request, Sequence
@@ -122,6 +131,8 @@ class ScheduledStep:
         reads: the chunks' tokens that stand for images.
         loads: adapters that are written to the pool before the chunks run.
         adapted: the chunks' sequences that run with an adapter.
+        to_disk: blocks that the device copies out for the disk before anything else of the step.
+        from_disk: blocks that it fills with what was read from disk, after `swap_in` and before `copies`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -137,6 +148,8 @@ class ScheduledStep:
     reads: list[ImageRead] = field(default_factory=list)
     loads: list[AdapterLoad] = field(default_factory=list)
     adapted: list[AdapterUse] = field(default_factory=list)
+    to_disk: list[DiskWrite] = field(default_factory=list)
+    from_disk: list[DiskFill] = field(default_factory=list)
 
     @property
     def undrafted(self) -> list[Chunk]:

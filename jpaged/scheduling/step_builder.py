@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jpaged.memory import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory import BlockCopy, DiskFill, DiskWrite, HostBlock, SwapCopy
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import AdapterLoad, AdapterUse, Chunk, Encode, ImageRead, Sample, ScheduledStep
 
@@ -29,6 +29,8 @@ class StepPlan:
         encodes: images to encode first.
         reads: tokens that stand for images, as planned so far.
         loads: adapters to load first.
+        to_disk: blocks whose content goes to disk first.
+        from_disk: blocks that get what was read from disk.
     """
 
     def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
@@ -47,6 +49,8 @@ class StepPlan:
         self.encodes: list[Encode] = []
         self.reads: list[ImageRead] = []
         self.loads: list[AdapterLoad] = []
+        self.to_disk: list[DiskWrite] = []
+        self.from_disk: list[DiskFill] = []
         self._adapted: list[AdapterUse] = []
         self._verified: list[Chunk] = []
         self._dropped = dropped
@@ -101,6 +105,8 @@ class StepPlan:
             reads=self.reads,
             loads=self.loads,
             adapted=self._adapted,
+            to_disk=self.to_disk,
+            from_disk=self.from_disk,
         )
 
 

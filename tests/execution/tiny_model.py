@@ -9,6 +9,7 @@ from flax import nnx
 from transformers import LlamaConfig
 
 from jpaged.execution import PoolSpec, Runner, make_mesh, plan_pool
+from jpaged.execution.disk import BlockThread
 from jpaged.loading.build_context import build_context
 from jpaged_models.llama import Llama
 
@@ -46,6 +47,7 @@ def tiny_runner(
     budget: int = 16,
     max_model_len: int = 64,
     can_swap: bool = False,
+    disk: BlockThread | None = None,
 ) -> Runner:
     graphdef, params, groups = tiny_llama()
     return Runner(
@@ -58,4 +60,5 @@ def tiny_runner(
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         can_swap=can_swap,
+        disk=disk,
     )

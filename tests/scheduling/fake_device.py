@@ -15,6 +15,8 @@ import numpy as np
 
 from jpaged.memory import (
     Adapters,
+    DiskRead,
+    DiskTier,
     FullAttention,
     GroupSpec,
     HostBlock,
@@ -26,6 +28,7 @@ from jpaged.memory import (
     SlidingWindow,
     StateCheckpoints,
 )
+from jpaged.memory.disk import BreakEven
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.beam import Hypothesis
@@ -90,16 +93,24 @@ def make_scheduler(
     watermark: float = 0.0,
     prefix_caching: bool = False,
     swap_blocks: int = 0,
+    disk: FakeDisk | None = None,
+    disk_pages: int = 1000,
+    break_even: BreakEven | None = None,
     **options,
 ) -> Scheduler:
     """A scheduler over one full-attention group of blocks of 4 tokens, one block a large page, unless told."""
     layout = layout_of(groups or [group()], num_blocks)
+    tier = None
+    if disk is not None:
+        even = break_even or BreakEven(latency=0.0, read_rate=1e9, min_tokens=1)
+        tier = DiskTier(layout, disk, num_bytes=disk_pages * layout.page_bytes, shards=1, break_even=even)
     memory = MemoryManager(
         layout,
         watermark=watermark,
         prefix_caching=prefix_caching,
         max_step_tokens=budget,
         swap_space_bytes=swap_blocks * layout.page_bytes,
+        disk=tier,
     )
     if speculative is not None:
         options["speculation"] = NGramSpeculation(speculative, StepCosts(token=0.0, verifying=0.0))
@@ -144,6 +155,46 @@ def make_request(
     )
 
 
+class FakeDisk:
+    """Keeps what blocks hold by place and name. A read is done after so many more steps as `delay` says."""
+
+    def __init__(self, delay: int = 0) -> None:
+        self.delay = delay
+        self.is_open = True
+        self.num_queued_bytes = 0
+        self.kept: dict[int, tuple[bytes, list[Hashable]]] = {}
+        self.reads: list[tuple[int, DiskRead]] = []
+        self.num_read = self.num_written = 0
+
+    def write(self, place: int, name: bytes, content: list[Hashable]) -> None:
+        self.num_written += 1
+        self.kept[place] = name, content
+
+    def read(self, read: DiskRead) -> None:
+        for block, name in zip(read.blocks, read.names, strict=True):
+            there, content = self.kept.get(block.place, (b"", []))
+            if there == name:
+                read.contents[block.group, block.digest] = content
+                self.num_read += 1
+            else:
+                read.damaged.append(block)
+        self.reads.append((self.delay, read))
+        self._finish()
+
+    def step(self) -> None:
+        self.reads = [(delay - 1, read) for delay, read in self.reads]
+        self._finish()
+
+    def _finish(self) -> None:
+        for delay, read in self.reads:
+            if delay <= 0:
+                read.finish()
+        self.reads = [(delay, read) for delay, read in self.reads if delay > 0]
+
+    def forget_all(self) -> None:
+        self.kept.clear()
+
+
 class FakeDevice:
     """Runs scheduled steps in the order they come."""
 
@@ -157,10 +208,20 @@ class FakeDevice:
         self.host: dict[HostBlock, list[Hashable]] = {}
         self.seen: dict[tuple[int, int], Hashable] = {}
         self.adapted: dict[int, Hashable] = {}
+        self.disk: FakeDisk | None = None
 
     def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
         """The step's sampled tokens, and the most likely ones where a request wants them."""
+        for write in step.to_disk:
+            offsets = range(self.layout.groups[write.group].spec.block_size)
+            held = [self._read(write.group, write.block, offset) for offset in offsets]
+            self.disk.write(write.place, write.name, held)
         self._swap(step)
+        for fill in step.from_disk:
+            for offset, name in enumerate(fill.content):
+                self._write(fill.group, fill.block, offset, name)
+        if self.disk is not None:
+            self.disk.step()
         for copy in step.copies:
             for offset in range(self.layout.groups[copy.group].spec.block_size):
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
@@ -309,15 +370,19 @@ class Loop:
     def __init__(self, scheduler: Scheduler, model: Model = hash_model) -> None:
         self.scheduler = scheduler
         self.device = FakeDevice(scheduler.memory.layout, model)
+        if scheduler.memory.disk is not None:
+            self.device.disk = scheduler.memory.disk._store
         self.in_flight: tuple[ScheduledStep, list[int], TopTokens | None] | None = None
         self.finished: list[Request] = []
 
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
+        reading = self.device.disk is not None and self.device.disk.reads
         sampled = self.device.run(step)
         self.scheduler.dispatched(step)
         dispatched = (step, *sampled) if step.chunks else None
         something = step.chunks or step.encodes or step.loads or step.swap_out or step.swap_in or self.in_flight
+        something = something or reading
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         self.in_flight = dispatched

@@ -1,0 +1,48 @@
+"""Copies blocks out of the pool for the disk, and what was read from it into the pool."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from jpaged.execution.disk.block_thread import BlockThread
+from jpaged.execution.host_store import HostStore, Pool
+from jpaged.memory.disk import DiskFill, DiskWrite
+
+
+class DiskBlocks:
+    """Gives a thread what the pool loses, and the pool what a thread read.
+
+    Args:
+        host: has the programs that move blocks.
+        thread: writes and reads the file.
+    """
+
+    def __init__(self, host: HostStore, thread: BlockThread) -> None:
+        self._host = host
+        self.thread = thread
+
+    def write(self, pool: Pool, writes: Sequence[DiskWrite]) -> None:
+        """Start copying blocks out of the pool, each of which is written to disk when it is there."""
+        groups: dict[int, list[DiskWrite]] = defaultdict(list)
+        for write in writes:
+            groups[write.group].append(write)
+        for group, mine in groups.items():
+            start = 0
+            for launch, count in self._host.copied_out(pool, group, [write.block for write in mine]):
+                self.thread.write(launch, mine[start : start + count])
+                start += count
+
+    def fill(self, pool: Pool, fills: Sequence[DiskFill]) -> Pool:
+        """Write what was read into the pool, which is donated, and return it."""
+        groups: dict[int, list[DiskFill]] = defaultdict(list)
+        for fill in fills:
+            groups[fill.group].append(fill)
+        for group, mine in groups.items():
+            blocks, contents = [fill.block for fill in mine], [fill.content for fill in mine]
+            pool = self._host.fill(pool, group, blocks, contents)
+        return pool
+
+    def close(self) -> None:
+        """End the thread and give up the file."""
+        self.thread.close()

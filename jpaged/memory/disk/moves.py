@@ -1,0 +1,98 @@
+"""What is asked of whoever moves blocks to disk and back, and what that answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jpaged.memory.disk.index import StoredBlock
+
+
+class DiskWrite(NamedTuple):
+    """A block of the pool whose content is copied out before anything of the step changes it, and written to disk.
+
+    Attributes:
+        place: offset in the file, in bytes.
+        name: stands for the content; a read that asks for another name finds nothing.
+    """
+
+    group: int
+    block: int
+    place: int
+    name: bytes
+
+
+class DiskFill(NamedTuple):
+    """A block of the pool that gets what was read from disk, before the step's block copies and chunks.
+
+    Attributes:
+        content: the bytes of all shards, one shard's after another's.
+    """
+
+    group: int
+    block: int
+    content: np.ndarray
+
+
+class DiskRead:
+    """Blocks to be read, and what became of them. A thread fills it in; `is_done` tells when.
+
+    Args:
+        blocks: what to read.
+        names: for each block, the name under which it was written.
+
+    Attributes:
+        contents: bytes of each block that was read, by group and digest.
+        damaged: blocks whose bytes are not those that were written.
+        seconds: time that reading took, without the wait for it to begin.
+        is_cancelled: whether nobody waits for it any more.
+    """
+
+    def __init__(self, blocks: Sequence[StoredBlock], names: Sequence[bytes]) -> None:
+        self.blocks = blocks
+        self.names = names
+        self.contents: dict[tuple[int, bytes], np.ndarray] = {}
+        self.damaged: list[StoredBlock] = []
+        self.seconds = 0.0
+        self.is_cancelled = False
+        self._done = threading.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all blocks."""
+        return sum(block.num_bytes for block in self.blocks)
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether nothing more will change."""
+        return self._done.is_set()
+
+    def finish(self) -> None:
+        """Say that nothing more will change."""
+        self._done.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end at most so long; return whether it has come."""
+        return self._done.wait(seconds)
+
+
+class BlockStore(Protocol):
+    """Moves blocks to disk and back; it does one thing after another, in the order in which they are asked for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether it still works."""
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """Return the size of what was copied out of the pool and is not on disk yet."""
+
+    def read(self, read: DiskRead) -> None:
+        """Begin to read blocks; returns at once."""
+
+    def forget_all(self) -> None:
+        """Drop what is still to be written, and know nothing of what was."""

@@ -1,0 +1,199 @@
+"""What is read from disk ahead of need: for requests that wait, into host memory, and no block of the pool is held."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jpaged.memory.disk.asked import Asked
+from jpaged.memory.disk.break_even import BreakEven
+from jpaged.memory.disk.index import DiskIndex, StoredBlock
+from jpaged.memory.disk.moves import BlockStore, DiskRead
+from jpaged.memory.hash_chain import HashChain, Link
+from jpaged.memory.policies import Policy
+from jpaged.memory.prefix_cache import PrefixCache, longest_prefix
+from jpaged.memory.spans import TokenSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT = 5.0
+"""Seconds, or twice the time of computing the tokens where that is more, after which a read is given up."""
+
+
+class Prefix(NamedTuple):
+    """The beginning of a request, as it is looked up.
+
+    Attributes:
+        tokens: all tokens to be computed.
+        limit: most tokens that may be found.
+        groups: policy and block size (tokens) of each layer group, for this request.
+        chains: its empty hash chains, see `PrefixCache.chains`.
+        spans: tokens that stand for images, see `TokenSpan`.
+    """
+
+    tokens: Sequence[int]
+    limit: int
+    groups: Sequence[tuple[Policy, int]]
+    chains: dict[int, HashChain]
+    spans: Sequence[TokenSpan] = ()
+
+
+class DiskReading:
+    """Says what is read for whom, and how long anybody waits for it.
+
+    Args:
+        index: knows what is on disk.
+        store: moves the bytes.
+        break_even: says what is worth reading.
+        most_staged: most bytes that are read ahead for several requests; one alone may have more.
+
+    Attributes:
+        break_even: see the arguments.
+        version: changes when the pool loses a block, or one can be read that could not before.
+    """
+
+    def __init__(self, index: DiskIndex, store: BlockStore, break_even: BreakEven, most_staged: int) -> None:
+        self.break_even = break_even
+        self.version = 0
+        self._index = index
+        self._store = store
+        self._most_staged = most_staged
+        self._epoch = 0
+        self._failures = 0
+        self._unsent: set[tuple[int, bytes]] = set()  # given a place, but not to the store yet
+        self._begin_reading()
+
+    def _begin_reading(self) -> None:
+        self._asked: OrderedDict[int, Asked] = OrderedDict()
+        self._num_staged = 0
+        self._late: DiskRead | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the disk works."""
+        return self._store.is_open
+
+    def look(self, request_id: int, prefix: Prefix, cache: PrefixCache, now: float, *, is_next: bool) -> None:
+        """Begin to read what a request begins with, as far as the pool does not have it and it is worth reading.
+
+        Args:
+            now: time in seconds, on the clock of `waits_for`.
+            is_next: whether no other request comes into the batch before it, so that what was read for others may go.
+        """
+        asked = self._asked.get(request_id)
+        if asked is None:
+            if not len(self._index) or not self.is_open:
+                return
+            asked = self._asked[request_id] = Asked(prefix.chains)
+        self._take(asked)
+        if asked.read is not None or asked.has_given_up or asked.seen == self.version or not self.is_open:
+            return
+        if self._late is not None and not self._late.is_done:
+            return  # the disk hangs, and nobody else should wait for it
+        tokens, blocks = self._missing(asked, prefix, cache)
+        num_bytes = sum(block.num_bytes for block in blocks)
+        if not blocks or not self.break_even.is_worth(tokens, num_bytes):
+            asked.seen = self.version
+            return
+        if not self._has_room(asked, num_bytes, is_next=is_next):
+            return
+        asked.seen = self.version
+        for block in blocks:
+            self._index.touch(block)
+        asked.read = DiskRead(blocks, [self._name(block) for block in blocks])
+        asked.deadline = now + max(LONGEST_WAIT, 2 * tokens * (self.break_even.seconds_per_token or 0))
+        asked.num_bytes += num_bytes
+        self._num_staged += num_bytes
+        self._store.read(asked.read)
+
+    def waits_for(self, request_id: int, now: float) -> DiskRead | None:
+        """Return what is still being read for a request; None where nothing is, or it takes too long."""
+        asked = self._asked.get(request_id)
+        if asked is None:
+            return None
+        self._take(asked)
+        if asked.read is not None and now > asked.deadline:
+            logger.warning("%d bytes were not read from disk in time: they are computed", asked.read.num_bytes)
+            self._late = asked.read
+            asked.cancel()
+            asked.has_given_up = True
+            self._failures += 1
+        return asked.read
+
+    def staged(self, request_id: int) -> Mapping[tuple[int, bytes], np.ndarray]:
+        """Return the bytes of the blocks that were read for a request, by group and digest."""
+        asked = self._asked.get(request_id)
+        return {} if asked is None else asked.contents
+
+    def let_go(self, request_id: int) -> None:
+        """Drop what was or is being read for a request."""
+        asked = self._asked.pop(request_id, None)
+        if asked is not None:
+            asked.cancel()
+            self._num_staged -= asked.num_bytes
+
+    def _forget_asked(self) -> None:
+        """Drop what was or is being read for anybody."""
+        for asked in self._asked.values():
+            asked.cancel()
+        self._begin_reading()
+
+    def _name(self, stored: StoredBlock) -> bytes:
+        """Return the name under which a block is written, and read."""
+        return self._epoch.to_bytes(8, "little") + stored.group.to_bytes(2, "little") + stored.digest
+
+    def _take(self, asked: Asked) -> None:
+        """Take over what has been read, if the read has ended."""
+        read = asked.read
+        if read is None or not read.is_done:
+            return
+        asked.read, asked.seen = None, -1
+        asked.contents.update(read.contents)
+        self.break_even.read(sum(map(len, read.contents.values())), read.seconds)
+        for block in read.damaged:
+            self._index.forget(block)
+        if read.damaged:
+            self._failures += len(read.damaged)
+            logger.warning("%d blocks on disk are damaged: their tokens are computed", len(read.damaged))
+
+    def _missing(self, asked: Asked, prefix: Prefix, cache: PrefixCache) -> tuple[int, list[StoredBlock]]:
+        """Return how many tokens more would be found if some blocks on disk were read, and these blocks."""
+        here: list[list[bool]] = []
+        there: list[list[StoredBlock | None]] = []
+        for g, (policy, size) in enumerate(prefix.groups):
+            wanted = policy.full_blocks(prefix.limit, 0, size)
+            links = cache.links(asked.chains, g, prefix.tokens, wanted)
+            here.append([cache.find(g, link) is not None or (g, link.digest) in asked.contents for link in links])
+            there.append([self._readable(g, link) for link in links])
+        either = [
+            [hit or block is not None for hit, block in zip(hits, blocks, strict=True)]
+            for hits, blocks in zip(here, there, strict=True)
+        ]
+        length = longest_prefix(prefix.groups, either, prefix.limit, prefix.spans)
+        tokens = length - longest_prefix(prefix.groups, here, prefix.limit, prefix.spans)
+        if tokens <= 0:
+            return 0, []
+        found = []
+        for g, (policy, size) in enumerate(prefix.groups):
+            for run in policy.for_prefix(length, 0).active_blocks(length, size):
+                found += [block for i in run if not here[g][i] and (block := there[g][i]) is not None]
+        return tokens, found
+
+    def _readable(self, g: int, link: Link) -> StoredBlock | None:
+        """Return a block that is on disk, or will be before anything that is asked for now is read."""
+        return None if (g, link.digest) in self._unsent else self._index.find(g, link)
+
+    def _has_room(self, asked: Asked, num_bytes: int, *, is_next: bool) -> bool:
+        """Tell whether so many bytes more may be read ahead: within the bound, or where nobody else has any. The next
+        request takes them from the last ones."""
+        while self._num_staged + num_bytes > self._most_staged and self._num_staged > asked.num_bytes:
+            if not is_next:
+                return False
+            last = next(key for key, other in reversed(self._asked.items()) if other is not asked and other.num_bytes)
+            self.let_go(last)
+        return True

@@ -1,0 +1,168 @@
+"""The third tier: cached blocks that the pool loses go to disk, and are read ahead for requests that begin with them.
+
+Nothing on disk is needed: what is not found, cannot be read or turns out damaged is computed again. A block goes to
+disk when the pool evicts it, under its name in the hash chain, so that whatever keeps prefixes apart (salts, adapters,
+images) keeps them apart here. It stays there when it is read, and is not written again when the pool loses it once
+more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from jpaged.memory.disk.break_even import BreakEven
+from jpaged.memory.disk.index import DiskIndex
+from jpaged.memory.disk.moves import BlockStore, DiskFill, DiskWrite
+from jpaged.memory.disk.reading import DiskReading
+from jpaged.memory.disk.stats import DiskStats
+from jpaged.memory.hash_chain import Link
+from jpaged.memory.layout import PoolLayout
+
+logger = logging.getLogger(__name__)
+
+BACKLOG_BYTES = 512 << 20
+"""Most bytes that wait in host memory to be written; a block that is evicted beyond them is lost as without a disk."""
+
+STAGED_PART = 4
+"""The pool over the bytes that are read ahead for requests that wait."""
+
+
+class DiskTier(DiskReading):
+    """Says which evicted blocks are written, what is read for whom, and which blocks of the pool are filled with it.
+
+    Args:
+        layout: how the pool is cut.
+        store: moves the bytes.
+        num_bytes: size of the file.
+        shards: parts that a block has, one on each device.
+        break_even: says what is worth reading.
+    """
+
+    def __init__(
+        self, layout: PoolLayout, store: BlockStore, *, num_bytes: int, shards: int, break_even: BreakEven
+    ) -> None:
+        page_bytes = layout.page_bytes * shards
+        index = DiskIndex([group.block_bytes * shards for group in layout.groups], page_bytes, num_bytes // page_bytes)
+        super().__init__(index, store, break_even, layout.pool_bytes * shards // STAGED_PART)
+        self._layout = layout
+        self._hits = self._read_bytes = self._written_bytes = self._skipped = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._writes: list[DiskWrite] = []
+        self._unsent_bytes = 0
+        self._fills: dict[tuple[int, int], DiskFill] = {}
+        self._incoming: set[tuple[int, int]] = set()
+        self._is_planning = False
+
+    def clear(self) -> None:
+        """Forget everything: what is on disk, on its way there, and read for requests that wait."""
+        self._epoch += 1  # what is still being written then has names that nobody asks for
+        self._index.clear()
+        self._store.forget_all()
+        self._unsent.clear()
+        self._forget_asked()
+        self._begin()
+
+    # What the pool loses.
+
+    def begin_step(self) -> None:
+        """Note that a step is being planned: what the pool evicts from here to `take_moves` may be written, as the
+        device can copy it before the step changes it."""
+        self._is_planning = True
+
+    def lost(self, g: int, block: int, link: Link) -> None:
+        """Note that a block of the pool loses its content."""
+        self.version += 1
+        if self._fills.pop((g, block), None) is not None:
+            return  # nobody put it into the pool yet
+        if not self._is_planning or not self.is_open or (g, block) in self._incoming:
+            return
+        stored = self._index.find(g, link)
+        if stored is not None:
+            self._index.touch(stored)
+            return
+        waiting = self._store.num_queued_bytes + self._unsent_bytes
+        if waiting + self._index.block_bytes[g] > BACKLOG_BYTES:
+            self._skipped += 1
+            return
+        stored = self._index.put(g, link)
+        if stored is not None:
+            self._writes.append(DiskWrite(g, block, stored.place, self._name(stored)))
+            self._unsent.add((g, link.digest))
+            self._unsent_bytes += stored.num_bytes
+            self._written_bytes += stored.num_bytes
+
+    def comes_in(self, g: int, block: int) -> None:
+        """Note that a block gets its content in the step that is being planned, from host memory: nobody could copy it
+        out before."""
+        self._incoming.add((g, block))
+
+    def fill(self, fills: Sequence[DiskFill], tokens: int) -> None:
+        """Note that blocks of the pool are filled in the step that is being planned, instead of computing `tokens`."""
+        self._fills.update(((fill.group, fill.block), fill) for fill in fills)
+        self._hits += tokens
+        self._read_bytes += sum(len(fill.content) for fill in fills)
+
+    @property
+    def has_fills(self) -> bool:
+        """Tell whether a block is to be filled in the step that is being planned: until then the pool does not hold
+        what its table says."""
+        return bool(self._fills)
+
+    def take_moves(self) -> tuple[list[DiskWrite], list[DiskFill]]:
+        """Return what the device is to do before the step: copy these blocks out, then fill those."""
+        writes, fills = self._writes, list(self._fills.values())
+        self.version += bool(writes)  # from now on they can be read
+        self._unsent.clear()
+        self._begin()
+        return writes, fills
+
+    # How it goes.
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Learn from a step with prompts; the first time that it can be said, tell what is worth reading."""
+        even = self.break_even
+        was_known = even.seconds_per_token is not None
+        even.computed(tokens, seconds)
+        if not was_known and even.seconds_per_token is not None and even.min_tokens is None:
+            least = even.tokens(self._layout.prefix_step, self._prefix_bytes)
+            logger.info(
+                "a prompt's token is computed in %.3g ms, disk brings %.0f MB/s: %s",
+                1e3 * even.seconds_per_token,
+                even.read_rate / 1e6,
+                "nothing is read" if least is None else f"prefixes are read from {least} tokens on",
+            )
+
+    def stats(self) -> DiskStats:
+        """Return what the tier has and did."""
+        even = self.break_even
+        return DiskStats(
+            limit_bytes=self._index.num_pages * self._index.page_bytes,
+            used_bytes=self._index.num_bytes,
+            num_blocks=len(self._index),
+            hits=self._hits,
+            read_bytes=self._read_bytes,
+            written_bytes=self._written_bytes,
+            failures=self._failures,
+            skipped=self._skipped,
+            break_even=even.tokens(self._layout.prefix_step, self._prefix_bytes),
+            read_rate=even.read_rate,
+            seconds_per_token=even.seconds_per_token,
+            is_open=self.is_open,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError where a count is wrong; for tests."""
+        self._index.check()
+        assert self._num_staged == sum(asked.num_bytes for asked in self._asked.values()), "bytes read ahead"
+        assert not (self._writes or self._fills or self._is_planning), "moves were not taken"
+
+    def _prefix_bytes(self, tokens: int) -> int:
+        """Return the size of the blocks that a prefix of so many tokens needs."""
+        total = 0
+        for group, size in zip(self._layout.groups, self._index.block_bytes, strict=True):
+            policy = group.spec.policy.for_prefix(tokens, 0)
+            total += size * sum(len(run) for run in policy.active_blocks(tokens, group.spec.block_size))
+        return total

@@ -1,0 +1,114 @@
+"""When blocks are read from disk: as a request is queued, and again when its turn comes; and who waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from jpaged.memory import MemoryManager
+from jpaged.scheduling.request import Request
+from jpaged.scheduling.step import ScheduledStep
+
+if TYPE_CHECKING:
+    from jpaged.scheduling.step_builder import StepPlan
+
+TIMED_TOKENS = 64
+"""Prompt tokens from which on a step's time tells what computing a token takes; half of the budget, if that is less."""
+
+LONGEST_STOP = 0.01
+"""Seconds that planning waits for a read where nothing else can run: signals wait as long."""
+
+
+class DiskReads:
+    """Asks the memory to read ahead for requests that wait, and tells it what steps cost.
+
+    Args:
+        budget: most tokens of a step.
+        clock: returns seconds that only grow.
+    """
+
+    def __init__(self, memory: MemoryManager, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._memory = memory
+        self._clock = clock
+        self._timed_tokens = min(TIMED_TOKENS, max(1, budget // 2))
+        self._dispatched: deque[tuple[float, int]] = deque()  # times, and tokens of the steps
+        self._updated = 0.0
+
+    def clear(self) -> None:
+        """Forget the steps that were dispatched."""
+        self._dispatched.clear()
+
+    def arrived(self, request: Request) -> None:
+        """Begin to read for a request that was queued."""
+        self._look(request, is_next=False)
+
+    def worth_waiting(self, request: Request, *, is_idle: bool) -> bool:
+        """Tell whether the request that comes into the batch next should wait for what is being read for it.
+
+        Args:
+            is_idle: whether nothing else can run meanwhile: then a short wait is made here.
+        """
+        disk = self._memory.disk
+        if disk is None:
+            return False
+        self._look(request, is_next=True)
+        read = disk.waits_for(request.request_id, self._clock())
+        if read is not None and is_idle and read.wait(LONGEST_STOP):
+            self._look(request, is_next=True)  # it may go on where the first read ended
+            read = disk.waits_for(request.request_id, self._clock())
+        return read is not None
+
+    def has_read(self, request: Request) -> bool:
+        """Tell whether something was read for a request."""
+        disk = self._memory.disk
+        return disk is not None and bool(disk.staged(request.request_id))
+
+    def let_go(self, request: Request) -> None:
+        """Drop what was read for a request that runs now, or was ended."""
+        if self._memory.disk is not None:
+            self._memory.disk.let_go(request.request_id)
+
+    def begin_step(self) -> None:
+        """Note that a step is being planned."""
+        if self._memory.disk is not None:
+            self._memory.disk.begin_step()
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Tell the plan what is written to disk before the step, and what was read."""
+        if self._memory.disk is not None:
+            plan.to_disk, plan.from_disk = self._memory.disk.take_moves()
+
+    def dispatched(self, step: ScheduledStep) -> None:
+        """Note when a step was dispatched: it begins then, or when the one before ends."""
+        if self._memory.disk is not None and step.chunks:
+            self._dispatched.append((self._clock(), step.num_tokens))
+
+    def updated(self, step: ScheduledStep) -> None:
+        """Learn from a step, which has ended, how long computing a token takes."""
+        disk = self._memory.disk
+        if disk is None:
+            return
+        now, tokens = self._clock(), step.num_tokens
+        while self._dispatched:
+            began, size = self._dispatched.popleft()
+            if size == tokens:  # others were dropped, as nobody waited for them any more
+                if tokens - step.num_decodes >= self._timed_tokens:
+                    disk.computed(tokens, now - max(began, self._updated))
+                break
+        self._updated = now
+
+    def _look(self, request: Request, *, is_next: bool) -> None:
+        if self._memory.disk is None or request.computes_whole_prompt or not request.live:
+            return
+        self._memory.read_ahead(
+            request.request_id,
+            request.live[0].token_ids,
+            self._clock(),
+            salt=request.prefix_salt,
+            spans=request.spans,
+            encoder_tokens=0 if self._memory.images.stays else request.encoder_tokens,
+            prompt_tokens=len(request.prompt_token_ids),
+            is_next=is_next,
+        )

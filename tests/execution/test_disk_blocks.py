@@ -1,0 +1,130 @@
+"""Blocks of the pool to disk and back, bit for bit, by a thread beside the engine."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_model import tiny_runner
+
+from jpaged.execution.disk import BlockFile, BlockThread
+from jpaged.memory import DiskFill, DiskRead, DiskWrite
+from jpaged.memory.disk import StoredBlock
+from jpaged.scheduling import ScheduledStep
+
+PAGES = 90
+
+
+@pytest.fixture
+def thread(tmp_path):
+    thread = BlockThread(BlockFile(tmp_path, 8 << 20))
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def runner(thread):
+    """A runner with a disk whose pool holds random numbers."""
+    runner = tiny_runner(num_pages=PAGES, disk=thread)
+    values = jax.random.normal(jax.random.key(0), runner.spec.shape, jnp.float32)
+    runner.worker.pool = jax.device_put(values, runner.worker.pool.sharding)
+    return runner
+
+
+def pool(runner) -> np.ndarray:
+    return np.array(runner.worker.pool).reshape(runner.spec.views[0])
+
+
+def writes(runner, blocks) -> list[DiskWrite]:
+    size = runner.spec.layout.groups[0].block_bytes
+    return [DiskWrite(0, int(block), place * size, b"%d" % block) for place, block in enumerate(blocks)]
+
+
+def read(runner, thread, written) -> DiskRead:
+    size = runner.spec.layout.groups[0].block_bytes
+    stored = [StoredBlock(0, write.name, b"", write.place, size) for write in written]
+    asked = DiskRead(stored, [write.name for write in written])
+    thread.read(asked)
+    assert asked.wait(60)
+    return asked
+
+
+@pytest.mark.parametrize("number", [1, 7, 85])
+def test_blocks_come_back_to_other_places_and_nothing_else_changes(runner, thread, number):
+    rng = np.random.default_rng(number)
+    source, target = rng.permutation(PAGES)[:number], rng.permutation(PAGES)[:number]
+    want = pool(runner)
+    want[target] = want[source]
+    written = writes(runner, source)
+    runner.dispatch(ScheduledStep(to_disk=written))
+    asked = read(runner, thread, written)
+    assert not asked.damaged and len(asked.contents) == number and asked.seconds > 0
+    fills = [DiskFill(0, int(t), asked.contents[0, w.name]) for t, w in zip(target, written, strict=True)]
+    runner.dispatch(ScheduledStep(from_disk=fills))
+    assert (pool(runner) == want).all()
+    assert thread.num_queued_bytes == 0
+
+
+def test_what_is_written_is_what_the_step_before_left(runner, thread):
+    before = pool(runner)
+    written = writes(runner, range(4))
+    fills = [DiskFill(0, block, np.zeros(runner.spec.layout.groups[0].block_bytes, np.uint8)) for block in range(4)]
+    runner.dispatch(ScheduledStep(to_disk=written, from_disk=fills))
+    asked = read(runner, thread, written)
+    for write in written:
+        assert (asked.contents[0, write.name].view(np.float32).reshape(before[0].shape) == before[write.block]).all()
+    assert not pool(runner)[:4].any()
+
+
+def test_a_block_out_of_range_is_refused(runner):
+    with pytest.raises(RuntimeError, match=r"device_block=90 .* is outside \[0, 90\)"):
+        runner.dispatch(ScheduledStep(to_disk=[DiskWrite(0, PAGES, 0, b"one")]))
+    with pytest.raises(RuntimeError, match=r"device_block=90 .* is outside \[0, 90\)"):
+        runner.dispatch(ScheduledStep(from_disk=[DiskFill(0, PAGES, np.zeros(8, np.uint8))]))
+
+
+def test_a_cancelled_read_ends_without_reading(runner, thread):
+    written = writes(runner, range(3))
+    runner.dispatch(ScheduledStep(to_disk=written))
+    gate = threading.Event()
+    thread._thread.submit(gate.wait, 60)
+    stored = [StoredBlock(0, write.name, b"", write.place, 8) for write in written]
+    asked = DiskRead(stored, [write.name for write in written])
+    thread.read(asked)
+    asked.is_cancelled = True
+    gate.set()
+    assert asked.wait(60) and not asked.contents and not asked.damaged
+
+
+def test_what_was_to_be_written_when_all_was_forgotten_is_not_found(runner, thread):
+    gate = threading.Event()
+    thread._thread.submit(gate.wait, 60)
+    written = writes(runner, range(3))
+    runner.dispatch(ScheduledStep(to_disk=written))
+    assert thread.num_queued_bytes > 0
+    thread.forget_all()
+    gate.set()
+    assert len(read(runner, thread, written).damaged) == 3 and thread.num_queued_bytes == 0
+
+
+def test_an_error_of_the_disk_turns_it_off(runner, thread, monkeypatch, caplog):
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    written = writes(runner, range(3))
+    monkeypatch.setattr(thread._file, "write", fails)
+    runner.dispatch(ScheduledStep(to_disk=written))
+    asked = read(runner, thread, written)
+    assert not asked.contents and not thread.is_open
+    assert "the disk tier is off from now on: [Errno 5] Input/output error" in caplog.text
+    runner.dispatch(ScheduledStep(to_disk=written))  # nobody minds
+
+
+def test_closing_ends_the_thread_and_again_is_no_error(runner, thread):
+    runner.dispatch(ScheduledStep(to_disk=writes(runner, range(3))))
+    thread.close()
+    thread.close()
+    assert not thread.is_open and read(runner, thread, writes(runner, range(3))).contents == {}

@@ -1,0 +1,254 @@
+"""Blocks that the pool lost come back from disk before the step that reads them, and change no token."""
+
+from __future__ import annotations
+
+import pytest
+from fake_device import FakeDisk, Loop, alone, group, make_request, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler_random import GROUPS, arrivals, pages_for
+from thorough import examples
+
+from jpaged.memory.disk import BreakEven, reading
+from jpaged.scheduling import Request, disk_reads
+
+FULL = [group()]
+PROMPT = [*range(1, 10), 3, 1, 4, 1, 5, 9, 2, 6]  # 17 tokens: four full blocks and one more token
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_stops():
+    """A fake disk goes on with the device's steps and not with the clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_reads, "LONGEST_STOP", 0.0)
+        yield
+
+
+def disk_loop(num_blocks: int = 8, *, delay: int = 0, **options) -> Loop:
+    options = {"prefix_caching": True, "max_num_seqs": 2} | options
+    return Loop(make_scheduler(num_blocks, disk=FakeDisk(delay), **options))
+
+
+def others(number: int = 3) -> list[Request]:
+    """Requests that fill a pool of eight blocks."""
+    return [make_request([7 + which] * 20, 4) for which in range(number)]
+
+
+def check_tokens(request: Request, groups=FULL) -> None:
+    for seq in request.sequences:
+        assert (seq.output_token_ids, seq.finish_reason) == alone(request, groups, index=seq.index)
+
+
+def serve(loop: Loop, *requests: Request) -> None:
+    for request in requests:
+        loop.run(request)
+        check_tokens(request)
+
+
+def test_a_prompt_that_the_pool_lost_is_read_instead_of_computed():
+    loop = disk_loop()
+    again = make_request(PROMPT, 4)
+    serve(loop, make_request(PROMPT, 4), *others())
+    disk = loop.scheduler.memory.disk
+    assert disk.stats().num_blocks > 0 and disk.stats().hits == 0
+    serve(loop, again)
+    assert again.num_cached_tokens == 16
+    assert disk.stats().hits == 16 and loop.device.disk.num_read == 4
+    assert loop.num_used_blocks == 0
+
+
+def test_what_is_on_disk_already_is_not_written_again():
+    loop = disk_loop()
+    serve(loop, make_request(PROMPT, 4), *others(), make_request(PROMPT, 4))
+    serve(loop, *others())  # read from disk too, and evict the prompt once more
+    serve(loop, make_request(PROMPT, 4))
+    assert loop.device.disk.num_read > 8
+    assert loop.device.disk.num_written == loop.scheduler.memory.disk.stats().num_blocks == 20  # 5 of each prompt
+
+
+def test_while_a_request_waits_for_its_blocks_others_run_and_nothing_is_held_for_it():
+    loop = disk_loop(delay=3)
+    serve(loop, make_request(PROMPT, 4), *others())
+    running, waiting = make_request([5] * 6, 12), make_request(PROMPT, 4)
+    loop.scheduler.add(running)
+    loop.step()
+    used = loop.num_used_blocks
+    loop.scheduler.add(waiting)
+    assert loop.device.disk.reads, "reading begins when the request is queued"
+    assert loop.num_used_blocks == used
+    steps = [loop.step() for _ in range(2)]
+    assert all(chunk.seq is running.sequences[0] for step in steps for chunk in step.chunks)
+    loop.run()
+    check_tokens(running)
+    check_tokens(waiting)
+    assert waiting.num_cached_tokens == 16
+
+
+def test_an_abort_while_blocks_are_read_leaves_nothing_behind():
+    loop = disk_loop(delay=100)
+    serve(loop, make_request(PROMPT, 4), *others())
+    request = make_request(PROMPT, 4)
+    loop.scheduler.add(request)
+    (_, read) = loop.device.disk.reads[0]
+    loop.step()
+    loop.scheduler.abort(request)
+    assert read.is_cancelled and loop.num_used_blocks == 0 and not loop.scheduler.has_work
+    loop.device.disk.reads.clear()
+    loop.device.disk.delay = 0
+    serve(loop, make_request(PROMPT, 4))
+    loop.scheduler.memory.check_invariants()
+
+
+def test_damaged_blocks_are_computed_and_forgotten():
+    loop = disk_loop()
+    serve(loop, make_request(PROMPT, 4), *others())
+    kept = loop.device.disk.kept
+    for place, (_, content) in list(kept.items()):
+        kept[place] = b"another name", content
+    again = make_request(PROMPT, 4)
+    serve(loop, again)
+    assert again.num_cached_tokens == 0
+    stats = loop.scheduler.memory.disk.stats()
+    assert stats.hits == 0 and stats.failures == 4
+
+
+def test_a_read_that_does_not_end_is_given_up():
+    loop = disk_loop(delay=10**9)
+    serve(loop, make_request(PROMPT, 4), *others())
+    now = [0.0]
+    loop.scheduler.disk_reads._clock = lambda: now[0]
+    again = make_request(PROMPT, 4)
+    loop.scheduler.add(again)
+    assert not loop.step().chunks
+    now[0] = reading.LONGEST_WAIT + 1
+    loop.run()
+    check_tokens(again)
+    assert again.num_cached_tokens == 0 and loop.scheduler.memory.disk.stats().failures == 1
+    another = make_request([8] * 20, 4)
+    serve(loop, another)  # does not wait as long for the same disk
+    assert another.num_cached_tokens == 0 and loop.scheduler.memory.disk.stats().failures == 1
+    loop.device.disk.reads[0][1].finish()
+    loop.device.disk.reads.clear()
+    loop.device.disk.delay = 0
+    third = make_request(PROMPT, 4)
+    serve(loop, *others(), third)
+    assert third.num_cached_tokens == 16
+
+
+def test_what_is_computed_faster_than_read_is_computed():
+    slow = BreakEven(latency=0.0, read_rate=1.0)
+    loop = disk_loop(break_even=slow)
+    serve(loop, make_request(PROMPT, 4), *others(), make_request(PROMPT, 4))
+    assert loop.device.disk.num_read == 0
+    disk = loop.scheduler.memory.disk
+    for _ in range(3):
+        disk.computed(100, 1e-9)
+    serve(loop, *others(), make_request(PROMPT, 4))
+    assert loop.device.disk.num_read == 0 and disk.stats().break_even is None
+    for _ in range(60):
+        disk.computed(1, 100.0)
+    again = make_request(PROMPT, 4)
+    serve(loop, *others(), again)
+    assert again.num_cached_tokens == 16 and disk.stats().break_even == 4
+
+
+def test_steps_with_prompts_tell_what_computing_a_token_takes():
+    loop = disk_loop(64, budget=32)
+    ticks = iter(range(10**6))
+    loop.scheduler.disk_reads._clock = lambda: float(next(ticks))
+    loop.run(*(make_request([which] * 30, 2) for which in range(4)))
+    assert 0 < loop.scheduler.memory.disk.stats().seconds_per_token <= 1
+
+
+def test_salts_and_prompt_scores_do_not_take_what_is_on_disk():
+    loop = disk_loop()
+    serve(loop, make_request(PROMPT, 4, cache_salt="a"), *others())
+    salted, scored = make_request(PROMPT, 4, cache_salt="b"), make_request(PROMPT, 4, cache_salt="a", prompt_logprobs=0)
+    serve(loop, salted, scored)
+    assert salted.num_cached_tokens == scored.num_cached_tokens == 0 and loop.device.disk.num_read == 0
+
+
+def test_a_preempted_request_finds_its_blocks_on_disk():
+    loop = disk_loop(9, max_num_seqs=3)
+    requests = [make_request(list(range(which, which + 12)), 16) for which in range(3)]
+    loop.run(*requests)
+    for request in requests:
+        check_tokens(request)
+    assert loop.scheduler.num_preemptions > 0 and loop.scheduler.memory.disk.stats().hits > 0
+
+
+def test_after_a_failed_step_nothing_on_disk_is_trusted():
+    loop = disk_loop()
+    serve(loop, make_request(PROMPT, 4), *others())
+    request = make_request(PROMPT, 4)
+    loop.scheduler.add(request)
+    loop.scheduler.schedule()  # never dispatched
+    loop.scheduler.restart()
+    assert loop.scheduler.memory.disk.stats().num_blocks == 0 and not loop.device.disk.kept
+    loop.run()
+    check_tokens(request)
+    assert loop.device.disk.num_read == 4, "those of the step that failed"
+
+
+def test_a_reset_of_the_prefix_cache_forgets_the_disk():
+    loop = disk_loop()
+    serve(loop, make_request(PROMPT, 4), *others())
+    assert loop.scheduler.memory.reset_prefix_cache()
+    again = make_request(PROMPT, 4)
+    serve(loop, again)
+    assert again.num_cached_tokens == 0
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    arrivals=arrivals,
+    groups=st.sampled_from(sorted(set(GROUPS) - {"budgets"})),
+    spare_pages=st.integers(0, 4),
+    max_num_seqs=st.integers(2, 8),
+    extra_budget=st.integers(0, 12),
+    disk_pages=st.sampled_from([1, 2, 5, 1000]),
+    delay=st.sampled_from([0, 0, 0, 1, 2]),
+    preemption_mode=st.sampled_from(["recompute", "swap"]),
+    priorities=st.sampled_from([None, None, (0, 1, 2), (1, 0)]),
+)
+def test_whatever_is_read_from_disk_every_request_gets_the_tokens_it_would_get_alone(
+    arrivals, groups, spare_pages, max_num_seqs, extra_budget, disk_pages, delay, preemption_mode, priorities
+):
+    options = {
+        "groups": GROUPS[groups],
+        "max_num_seqs": max_num_seqs,
+        "budget": max_num_seqs + extra_budget,
+        "prefix_caching": True,
+    }
+    num_pages = pages_for(arrivals, options) + spare_pages
+    options |= {"preemption_mode": preemption_mode, "swap_blocks": min(2, num_pages), "disk_pages": disk_pages}
+    options["policy"] = "fcfs" if priorities is None else "priority"
+    loop = Loop(make_scheduler(num_pages, disk=FakeDisk(delay), **options))
+    scheduler = loop.scheduler
+    todo, accepted, aborted = sorted(arrivals, key=lambda a: a[0]), [], set()
+    for now in range(20_000):
+        while todo and todo[0][0] <= now:
+            _, length, which, max_tokens, eos, _, patience, width, _ = todo.pop(0)
+            prompt = [(which * 5 + i * i) % 11 for i in range(length)]
+            request = make_request(prompt, max_tokens, eos=eos, width=width)
+            if priorities is not None:
+                request.priority = priorities[len(todo) % len(priorities)]
+            try:
+                scheduler.add(request)
+            except ValueError:
+                continue
+            accepted.append((request, None if patience is None else now + patience))
+        for request, when in accepted:
+            if when == now:
+                scheduler.abort(request)
+                aborted.add(request.request_id)
+        if not (todo or scheduler.has_work or loop.in_flight):
+            break
+        loop.step()
+    assert not scheduler.has_work, "it does not end"
+    for request, _ in accepted:
+        if request.request_id not in aborted:
+            check_tokens(request, GROUPS[groups])
+    assert loop.num_used_blocks == 0
+    scheduler.memory.check_invariants()
+    assert not scheduler.memory.disk._asked, "something is read for nobody"

@@ -65,8 +65,8 @@ class Settings:
     """
 
     samples: int = 8
-    prompt_tokens: int = 48
-    answer_tokens: int = 6
+    prompt_tokens: int = 20
+    answer_tokens: int = 4
     rate: float = 2e-5
     clip: float = 0.2
 

@@ -17,7 +17,7 @@ def programs(request):
     return {"devices": int(request.param[1])} | {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("name", ["kv_budget", "whole experts", "adapters", "adapters, prompts"])
+@pytest.mark.parametrize("name", ["kv_budget", "whole experts", "adapters"])
 def test_a_step_copies_no_pool(programs, name):
     """With a budget the step ends prompts: what each layer keeps of them moves within the pool."""
     sizes = programs[name]
@@ -34,5 +34,4 @@ def test_a_layer_has_two_all_reduces_and_the_embedding_one(programs, name, layer
 
 def test_adapters_cross_devices_as_sums_only(programs):
     """What is gathered of the pool stays on its shard; a matrix that is split by inputs adds up rank-wide products."""
-    for name in ("adapters", "adapters, prompts"):
-        assert set(programs[name]["collectives"]) <= {"all-reduce"}
+    assert set(programs["adapters"]["collectives"]) <= {"all-reduce"}

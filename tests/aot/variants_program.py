@@ -108,8 +108,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     each = (
         ("kv_budget", kept, kept.mixed),
         ("whole experts", whole, whole.decode),
-        ("adapters", adapted, adapted.decode),
-        ("adapters, prompts", adapted, adapted.mixed),
+        ("adapters", adapted, adapted.mixed),
     )
     for name, steps, lower in each:
         start = time.perf_counter()

@@ -83,7 +83,7 @@ class Trainer:
         self.settings = settings
         self._optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.rate, b1=0.8))
         self._state = self._optimiser.init(llm.params)
-        self._step = jax.jit(self._updated, static_argnames=("start",))
+        self._step = jax.jit(self._updated, static_argnames=("start",), donate_argnames=("state",))
 
     def roll_out(self, prompts: Sequence[str], seed: int) -> Rollout:
         """Draw completions of each prompt; the prompt is computed, and lies in the pool, once.

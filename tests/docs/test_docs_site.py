@@ -30,8 +30,12 @@ def site(tmp_path_factory) -> Path:
     """The site as scripts/docs.sh builds it, but in another folder. A warning ends the build."""
     folder = tmp_path_factory.mktemp("site")
     docs_pages.write(folder / "docs")
-    settings = ["INHERIT: " + os.path.relpath(ROOT / "mkdocs.yml", folder), "docs_dir: docs", "site_dir: site"]
-    (folder / "mkdocs.yml").write_text("\n".join(settings) + "\n")
+    settings = (ROOT / "mkdocs.yml").read_text()
+    places = {"docs_dir: build/docs": "docs_dir: docs", "paths: [.]": f"paths: [{ROOT}]"}
+    for line, other in places.items():
+        assert settings.count(line) == 1
+        settings = settings.replace(line, other)
+    (folder / "mkdocs.yml").write_text(settings)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(folder / "mkdocs.yml")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)

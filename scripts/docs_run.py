@@ -2,8 +2,8 @@
 
     python scripts/docs_run.py README.md docs/getting_started.md
 
-A block that begins with the name of a file, ``# family.py``, is that file. ``tests/docs/test_docs_code.py`` runs all pages
-so, and ``scripts/try_as_new.py`` does with a wheel.
+A block that begins with the name of a file, ``# family.py``, is that file. ``tests/docs/test_docs_code.py`` runs all
+pages so, and ``scripts/try_as_new.py`` does with a wheel.
 """
 
 from __future__ import annotations

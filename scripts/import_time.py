@@ -1,10 +1,10 @@
-"""Measures what starting costs: CPU seconds of ``import jpaged`` and of ``jpaged --help``, each in processes of its own.
+"""Measures what starting costs: CPU seconds of ``import jpaged`` and ``jpaged --help``, each in processes of its own.
 
     python scripts/import_time.py                        medians of nine runs, beside those of the interpreter alone
     python scripts/import_time.py --most 0.15 --most-help 0.4
 
-With --most or --most-help the script fails above so many seconds, the interpreter's own included. CPU seconds are told as
-they do not depend on what else the machine does, or not much.
+With --most or --most-help the script fails above so many seconds, the interpreter's own included. CPU seconds depend
+little on what else the machine does.
 """
 
 from __future__ import annotations

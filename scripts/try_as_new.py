@@ -3,10 +3,10 @@
     python -m build && python scripts/try_as_new.py dist/jpaged-*.whl
     python scripts/try_as_new.py dist/jpaged-*.whl --only getting_started 2_sharing
 
-The Python of the guides runs with `jpaged[cpu,serve,images]`, page after page in the order of the site. The notebooks run in
-an environment that has Jupyter's kernel alone, and their first cell installs the wheel (JPAGED_WHEEL). It needs the network,
-three gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its minutes; what failed, with
-its last words, and the script then fails too.
+The Python of the guides runs with `jpaged[cpu,serve,images]`, page after page in the order of the site. The notebooks
+run in an environment that has Jupyter's kernel alone, and their first cell installs the wheel (JPAGED_WHEEL). It needs
+the network, three gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its minutes;
+what failed, with its last words, and the script then fails too.
 """
 
 from __future__ import annotations

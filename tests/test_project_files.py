@@ -101,7 +101,9 @@ def test_files_for_the_host_follow_its_schemas(path):
     found = yaml.safe_load(path.read_text())
     if path.parent.name == "ISSUE_TEMPLATE" and path.name != "config.yml":
         assert {"name", "description", "body"} <= set(found)
-        assert all(field["type"] in ("input", "textarea", "dropdown", "checkboxes", "markdown") for field in found["body"])
+        assert all(
+            field["type"] in ("input", "textarea", "dropdown", "checkboxes", "markdown") for field in found["body"]
+        )
         assert len({field["id"] for field in found["body"]}) == len(found["body"])
         assert all(field["attributes"]["label"] for field in found["body"])
         return

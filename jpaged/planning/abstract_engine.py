@@ -123,7 +123,9 @@ def _tensor_shapes(name: str, checkpoint: str | None, model: CausalLM) -> dict[s
         ValueError: there is a config alone.
     """
     if checkpoint is None:
-        raise ValueError(f"enable_lora=True needs the shapes of the checkpoint's tensors, and of {name} a config is here")
+        raise ValueError(
+            f"enable_lora=True needs the shapes of the checkpoint's tensors, and of {name} a config is here"
+        )
     reader = open_model(checkpoint).reader
     return {name: reader.shape(name) for source in model.weights() for name in source.sources}
 

@@ -165,8 +165,8 @@ for step in range(STEPS):
 # %% [markdown]
 # ## Did it?
 #
-# Twenty steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer, and
-# counts the sums that the model gets right before and after.
+# Twenty steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer,
+# and counts the sums that the model gets right before and after.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3))

@@ -89,7 +89,10 @@ def _worth(completion: str, problem: Problem) -> float:
 
 def figures(run: Run, args: argparse.Namespace) -> str:
     """Return a run's figures for the documentation: the mean reward of five steps at a time."""
-    lines = ["| steps | mean reward | divergence | largest \\|ratio - 1\\| | CPU seconds so far |", "|---|---|---|---|---|"]
+    lines = [
+        "| steps | mean reward | divergence | largest \\|ratio - 1\\| | CPU seconds so far |",
+        "|---|---|---|---|---|",
+    ]
     for first in range(0, len(run.reports), 5):
         some = run.reports[first : first + 5]
         lines.append(
@@ -100,7 +103,9 @@ def figures(run: Run, args: argparse.Namespace) -> str:
     exact = " --deterministic" if args.deterministic else ""
     said = f"Of the 81 sums the model gets {run.before} right before, and {run.after} after."
     command = f"`python scripts/rl/grpo_arithmetic.py{exact} --steps {len(run.reports)} --seed {args.seed} --docs docs`"
-    return "\n".join([*lines, "", said, "", f"![The mean reward by step]({PICTURE})", "", f"({command}; {args.machine}.)"])
+    return "\n".join(
+        [*lines, "", said, "", f"![The mean reward by step]({PICTURE})", "", f"({command}; {args.machine}.)"]
+    )
 
 
 def with_figures(page: str, text: str) -> str:

@@ -36,9 +36,7 @@ MATRICES = {
     **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (2048, 1024)),
     "mlp.down_proj": (1024, 2048),
 }
-SHAPES = {
-    f"model.layers.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in MATRICES.items()
-}
+SHAPES = {f"model.layers.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in MATRICES.items()}
 """Shapes of the Llama's tensors that adapters may change."""
 
 

@@ -58,5 +58,6 @@ def run_page(page: str, blocks: Sequence[CodeBlock]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append("")  # blocks import the files that others are
     for name in sys.argv[1:]:
         run_page(name, python_blocks(Path(name).read_text()))

@@ -124,7 +124,7 @@ def _tensor_shapes(name: str, checkpoint: str | None, model: CausalLM) -> dict[s
     """
     if checkpoint is None:
         raise ValueError(
-            f"enable_lora=True needs the shapes of the checkpoint's tensors, and of {name} a config is here"
+            f"enable_lora=True needs the shapes of the checkpoint's tensors; of {name} there is a config alone"
         )
     reader = open_model(checkpoint).reader
     return {name: reader.shape(name) for source in model.weights() for name in source.sources}

@@ -39,3 +39,7 @@ docs what="build":
 # build sdist and wheel and use the wheel as a stranger would
 wheel:
     bash scripts/check_wheel.sh
+
+# try a wheel on every guide and notebook, in empty environments
+newcomer file:
+    .venv/bin/python scripts/try_as_new.py {{ file }}

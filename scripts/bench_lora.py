@@ -1,6 +1,6 @@
-"""Measures what low-rank adapters cost a decode step: CPU seconds with 0, 1 and 4 adapters in a batch.
+"""Measures what low-rank adapters cost a decode step: CPU time with 0, 1 and 4 adapters in a batch, as a table.
 
-python scripts/bench_lora.py --model smollm2-135m --rank 16 --sequences 16
+python scripts/bench_lora.py --model smollm2-135m --rank 16 --sequences 16 --rounds 5
 """
 
 from __future__ import annotations
@@ -115,8 +115,11 @@ def main() -> None:
             spent = (time.process_time() - start) / (llm.stats().num_steps - steps)
             if turn:
                 seconds[count].append(spent)
+    llm.close()
+    plain = min(seconds[0])
+    print(f"| adapters of {args.sequences} sequences, rank {args.rank} | CPU ms a step | of none |\n|---|---|---|")
     for count, each in seconds.items():
-        print(f"{count} adapters: {1e3 * min(each):.1f} CPU ms a step (the least of {len(each)} rounds, interleaved)")
+        print(f"| {count or 'none'} | {1e3 * min(each):.1f} | {min(each) / plain:.2f} |")
 
 
 if __name__ == "__main__":

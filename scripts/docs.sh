@@ -6,9 +6,8 @@
 #   bash scripts/docs.sh drawings     draw docs/drawings/ again, from the allocator
 #
 # Nothing is fetched while it builds, and the site fetches nothing from other hosts: search runs in the reader's browser.
-# Search needs `serve`
-# or another server; the pages themselves can be opened from the file system. DOCS_REPO_URL makes links to sources lead to the
-# repository, DOCS_SITE_URL is where the site will be (with a slash at its end).
+# It needs `serve` or another server; the pages themselves can be opened from the file system. DOCS_REPO_URL makes links to
+# sources lead to the repository, DOCS_SITE_URL is where the site will be (with a slash at its end).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -81,3 +83,35 @@ def test_the_site_is_built_on_a_public_host_and_its_tools_are_in_an_extra():
     steps = workflow("tests.yml")["jobs"]["docs"]["steps"]
     assert any(step.get("run") == "bash scripts/docs.sh" for step in steps)
     assert any(one.startswith("mkdocs-material") for one in PROJECT["optional-dependencies"]["docs"])
+    assert "bash scripts/docs.sh" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_nightly_run_of_a_public_host_installs_the_extras_without_which_tests_are_skipped():
+    steps = workflow("tests.yml")["jobs"]["nightly"]["steps"]
+    (extras,) = (step["env"]["EXTRAS"].split(",") for step in steps if "EXTRAS" in step.get("env", {}))
+    skipped = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        skipped |= set(re.findall(r'reason="needs the extra (\w+)"', path.read_text()))
+    assert skipped and skipped <= set(extras) <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
+def test_files_for_the_host_follow_its_schemas(path):
+    """Those that check-jsonschema brings along; it has none for issue forms, whose fields are told here."""
+    found = yaml.safe_load(path.read_text())
+    if path.parent.name == "ISSUE_TEMPLATE" and path.name != "config.yml":
+        assert {"name", "description", "body"} <= set(found)
+        assert all(
+            field["type"] in ("input", "textarea", "dropdown", "checkboxes", "markdown") for field in found["body"]
+        )
+        assert len({field["id"] for field in found["body"]}) == len(found["body"])
+        assert all(field["attributes"]["label"] for field in found["body"])
+        return
+    schemas = {"workflows": "vendor.github-workflows", ".github": "vendor.dependabot"}
+    if (schema := schemas.get(path.parent.name)) is None:
+        assert set(found) <= {"blank_issues_enabled", "contact_links"}
+        return
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ EXAMPLES = [
     "scripts/colab/*.py",
     "scripts/gpu",
     "scripts/tpu",
+    "scripts/rl",
     "scripts/ray/serve.py",
     "scripts/ray/batch.py",
 ]
@@ -47,6 +47,4 @@ def test_the_examples_are_typed(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from jpaged import SamplingParams\n\nSamplingParams(max_tokens='many')\n")
     found = complaints(tmp_path, str(wrong), *(str(ROOT / example) for example in EXAMPLES))
-    if find_spec("jpaged.training") is None:  # what the notebook on GRPO needs
-        found = [one for one in found if 'Import "jpaged.training"' not in one]
     assert [one.partition(":")[0] for one in found] == ["wrong.py"], "\n".join(found)

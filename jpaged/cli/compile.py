@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.engine_options import EngineOptions, with_engine_options
+from jpaged.cli.engine_options import AdapterOptions, with_engine_options
 from jpaged.cli.options import bad_parameters, read_speculative
 
 
@@ -25,7 +25,7 @@ def compile_model(
         typer.Option(help="With --device: environment with libtpu or the CUDA plugin (scripts/aot_env.sh)."),
     ] = None,
     *,
-    engine: EngineOptions,
+    engine: AdapterOptions,
 ) -> None:
     """Compile all programs of an engine, for the devices of this machine or for others, and write them to a folder.
 

@@ -78,7 +78,18 @@ class EngineOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(EngineOptions):
+class AdapterOptions(EngineOptions):
+    """Options of commands whose engines may have low-rank adapters."""
+
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Have programs for low-rank adapters; --lora-modules does.")
+    ] = False
+    max_loras: Annotated[int, typer.Option(min=1, help="Most different adapters of a step.")] = 1
+    max_lora_rank: Annotated[int, typer.Option(min=1, help="Largest rank of an adapter.")] = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(AdapterOptions):
     """Options of commands whose requests are OpenAI's, and may have images and name adapters."""
 
     allowed_local_media_path: Annotated[
@@ -95,14 +106,9 @@ class RequestOptions(EngineOptions):
     ] = None
     disk_space: Annotated[float | None, typer.Option(help="GiB of that disk to take. Default: 8.")] = None
 
-    enable_lora: Annotated[
-        bool, typer.Option("--enable-lora", help="Serve low-rank adapters; --lora-modules does.")
-    ] = False
     lora_modules: Annotated[
         list[str] | None, typer.Option(help="name=folder of a PEFT adapter, served as a model; may be repeated.")
     ] = None
-    max_loras: Annotated[int, typer.Option(min=1, help="Most different adapters of a step.")] = 1
-    max_lora_rank: Annotated[int, typer.Option(min=1, help="Largest rank of an adapter.")] = 16
 
     def settings(self) -> dict[str, Any]:
         from jpaged import ImageSources

@@ -6,11 +6,11 @@ from jpaged.config import EngineConfig
 from jpaged.execution import PoolSpec
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading import LoadedModel
-from jpaged.loading.lora import AdapterRegistry, adapter_group
+from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.model_api import AdapterGroup, CrossAttentionGroup, SeesImages
 
 
-def adapters_of(config: EngineConfig, loaded: LoadedModel, several_processes: bool) -> AdapterGroup | None:
+def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool) -> AdapterGroup | None:
     """Return the layer group that keeps adapters; None where there are none.
 
     Raises:

@@ -140,14 +140,14 @@ class AsyncHandle:
 
     async def memory_report(self) -> MemoryReport:
         """Who holds the pool's blocks, between two steps."""
-        return await asyncio.wrap_future(self._thread.call(self._engine.memory.report))
+        return await asyncio.wrap_future(self._thread.call(self._engine.replicas[0].memory_report))
 
     async def memory_map(self, *, replica: int = 0) -> MemoryMap:
         """Return what lies in every large page and block of the pool, between two steps; requests have their names.
 
         Args and raises: see `LLM.memory_map`.
         """
-        found = await self._ask(lambda: chosen_replica(self._engine.replicas, replica).memory.map())
+        found = await self._ask(lambda: chosen_replica(self._engine.replicas, replica).memory_map())
         return found.named(self._thread.request_names())
 
     async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:

@@ -221,7 +221,7 @@ class ModelHandle(EngineHandle):
         """
         with self._engine.turn:
             one = chosen_replica(self._engine.replicas, replica)
-            return (one.peak_report if peak else None) or one.memory.report()
+            return (one.peak_report if peak else None) or one.memory_report()
 
     def memory_map(self, *, replica: int = 0) -> MemoryMap:
         """Return what lies in every large page and block of the pool now: which group, which state, whose, how many
@@ -236,7 +236,7 @@ class ModelHandle(EngineHandle):
             ValueError: there is no such replica.
         """
         with self._engine.turn:
-            return chosen_replica(self._engine.replicas, replica).memory.map()
+            return chosen_replica(self._engine.replicas, replica).memory_map()
 
     def reset_peak(self) -> None:
         """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""

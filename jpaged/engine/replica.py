@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from jpaged.execution import InFlight
-from jpaged.memory import MemoryManager, MemoryReport, Pins
+from jpaged.memory import MemoryManager, MemoryMap, MemoryReport, Pins
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 
 
@@ -65,12 +65,26 @@ class Replica:
         self.scheduler.restart()
         self.pins.lose()
 
+    def memory_report(self) -> MemoryReport:
+        """Return who holds the pool's blocks, every token counted that a dispatched step computes."""
+        return self.memory.report(self._lengths)
+
+    def memory_map(self) -> MemoryMap:
+        """Return what lies in every block of the pool, the last tokens of running sequences among it."""
+        return self.memory.map(self._lengths)
+
+    @property
+    def _lengths(self) -> dict[int, int]:
+        """Return how many tokens of each running sequence have KV; the memory itself is told where a block ends."""
+        sequences = (seq for request in self.scheduler.running for seq in request.sequences)
+        return {seq.seq_id: seq.num_computed for seq in sequences if seq.slot >= 0 and seq.parent is None}
+
     def watch_memory(self, step: ScheduledStep) -> None:
         """Look at the memory with which a step was dispatched."""
         used = self.memory.num_used_blocks
         if step.chunks and used > 1.05 * self.peak_blocks:
             self.peak_blocks = used
-            self.peak_report = self.memory.report()
+            self.peak_report = self.memory_report()
 
     def reset_peak(self) -> None:
         """Forget the busiest step."""

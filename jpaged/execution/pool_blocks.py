@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -13,7 +13,9 @@ from jaxtyping import Array, Int, Shaped
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.host_store import LAUNCH_BYTES, BlockBytes, block_bytes, launch_sizes
 from jpaged.execution.program import Program
+from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import DATA_AXIS, num_replicas, pool_sharding
+from jpaged.memory.policies import Adapters
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
 Launch: TypeAlias = Shaped[Array | np.ndarray, "shards blocks ..."]
@@ -57,21 +59,50 @@ class PoolBlocks:
 
     Args:
         mesh: the pool's devices, all of this process.
+        on_compile, on_compiled: told of the program that writes adapters, see `Program`: requests wait for it.
+        store: where that program is loaded from, or collected for.
+
+    Attributes:
+        adapters: number of the group that keeps low-rank adapters; None = none does.
     """
 
-    def __init__(self, spec: PoolSpec, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        spec: PoolSpec,
+        mesh: Mesh,
+        on_compile: Callable[[Hashable], None],
+        on_compiled: Callable[[Hashable, float], None],
+        store: ProgramStore | None = None,
+    ) -> None:
         self._spec = spec
         self._mesh = mesh
         self._sizes = [launch_sizes(plan.block_bytes)[0] for plan in spec.layout.groups]
         groups = range(len(spec.views))
         self._gather = [Program(_make_gather(spec, mesh, group), lambda _: None) for group in groups]
         self._scatter = [Program(_make_scatter(spec, mesh, group), lambda _: None) for group in groups]
+        policies = (plan.spec.policy for plan in spec.layout.groups)
+        self.adapters = next((g for g, policy in enumerate(policies) if isinstance(policy, Adapters)), None)
+        if self.adapters is not None:
+            made_of, load = ("adapter load", spec, mesh), _make_scatter(spec, mesh, self.adapters)
+            self._scatter[self.adapters] = Program(
+                load, on_compile, on_compiled, made_of, kind="adapter load", store=store
+            )
 
     def prepare(self) -> None:
         """Compile what `read` takes, in any thread: it takes seconds, and no engine should wait for it."""
         pool = abstract_pool(self._spec, self._mesh)
         for program, size in zip(self._gather, self._sizes, strict=True):
             program.prepare(size, pool, np.zeros((num_replicas(self._mesh), size), np.int32))()
+
+    def prepare_adapters(self) -> Callable[[], None]:
+        """Trace what `write` takes for adapters; what is returned compiles it, in any thread."""
+        group = self.adapters
+        assert group is not None, "an engine without adapters was asked to write some"
+        size, replicas = self._sizes[group], num_replicas(self._mesh)
+        shape = (replicas * self._spec.shards, size, *self._spec.views[group][1:])
+        blocks = jax.ShapeDtypeStruct(shape, self._spec.dtype, sharding=pool_sharding(self._mesh))
+        ids, pool = np.zeros((replicas, size), np.int32), abstract_pool(self._spec, self._mesh)
+        return self._scatter[group].prepare(_write_key(group, size), pool, blocks, ids)
 
     def close(self) -> None:
         """Let go of all that was compiled."""
@@ -114,7 +145,7 @@ class PoolBlocks:
                     batch[replica * shards : (replica + 1) * shards, : part.shape[1]] = part
                 typed = batch.view(self._spec.dtype).reshape(*batch.shape[:2], *shape)
                 there = jax.device_put(typed, pool_sharding(self._mesh))
-                pool = self._scatter[group](size, pool, there, ids)
+                pool = self._scatter[group](_write_key(group, size), pool, there, ids)
         return pool
 
     def _launch_ids(
@@ -130,6 +161,10 @@ class PoolBlocks:
                     raise RuntimeError(f"blocks {min(mine)}..{max(mine)} of group {group} are outside [0, {limit})")
                 row[: len(mine)] = mine
             yield start, ids
+
+
+def _write_key(group: int, size: int) -> Hashable:
+    return "write blocks", group, size
 
 
 def _ids_spec(mesh: Mesh) -> PartitionSpec:

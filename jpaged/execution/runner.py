@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -29,7 +28,6 @@ from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
 from jpaged.execution.shapes import Shapes, buckets_of
 from jpaged.execution.worker import Worker
-from jpaged.memory.policies import Adapters
 from jpaged.scheduling.step import AdapterLoad, ScheduledStep
 
 
@@ -127,6 +125,7 @@ class Runner:
             vocab_size=vocab_size,
             deterministic=deterministic,
             adapters=adapters,
+            load_adapters=self.worker.blocks.prepare_adapters if adapters else None,
             examples=tuple(examples),
         )
         self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
@@ -184,12 +183,10 @@ class Runner:
 
     def _load(self, load: AdapterLoad) -> None:
         blocks, held = load.stored.blocks, load.adapter.blocks
-        padding = self.spec.layout.groups[self._adapter_group].block_bytes - held.shape[2]
-        self.worker.load_blocks(self._adapter_group, blocks, np.pad(held, ((0, 0), (0, 0), (0, padding))))
-
-    @cached_property
-    def _adapter_group(self) -> int:
-        return next(g for g, plan in enumerate(self.spec.layout.groups) if isinstance(plan.spec.policy, Adapters))
+        group = self.worker.blocks.adapters
+        assert group is not None, "an engine without adapters was given one"
+        padding = self.spec.layout.groups[group].block_bytes - held.shape[2]
+        self.worker.load_blocks(group, blocks, np.pad(held, ((0, 0), (0, 0), (0, padding))))
 
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""

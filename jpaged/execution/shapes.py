@@ -88,6 +88,7 @@ class Shapes:
         host: what swaps blocks; None = nothing does.
         deterministic: whether steps run as `jpaged.execution.deterministic` says.
         adapters: whether sequences may run with low-rank adapters.
+        load_adapters: traces what writes these to the pool; None = there are none.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
     """
 
@@ -105,6 +106,7 @@ class Shapes:
     vocab_size: int
     deterministic: bool = False
     adapters: bool = False
+    load_adapters: Callable[[], Compile] | None = None
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
 
     # ------------------------------------------------------------------ which there are
@@ -114,6 +116,7 @@ class Shapes:
         yield from self._copies()
         if self.host is not None:
             yield from (Shape(name, trace) for name, trace in self.host.shapes(abstract_pool(self.spec, self.mesh)))
+        yield from self._loads()
         yield from map(self.step, self.buckets.all)
         yield from self._encoders()
         for rows in self.buckets.sample_rows:
@@ -126,7 +129,12 @@ class Shapes:
         no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
         steps = self.buckets.all if self.deterministic else self.buckets.largest
         (top, kind) = self._samplers[-1]
-        return [*map(self.step, steps), *self._encoders(), self.sampler(self.buckets.sample_rows[-1], top, kind)]
+        return [
+            *self._loads(),
+            *map(self.step, steps),
+            *self._encoders(),
+            self.sampler(self.buckets.sample_rows[-1], top, kind),
+        ]
 
     def later(self) -> list[Shape]:
         """Return all other shapes, those of few requests before the rest."""
@@ -144,7 +152,7 @@ class Shapes:
         rows = len(self.buckets.sample_rows)
         drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
         steps = len(self.copy_sizes) + swaps + len(self.buckets.all) + len(list(self._encoders()))
-        return steps + len(self._samplers) * rows + drafts
+        return steps + len(list(self._loads())) + len(self._samplers) * rows + drafts
 
     @property
     def copy_sizes(self) -> tuple[int, ...]:
@@ -193,6 +201,10 @@ class Shapes:
             ids = self._of_all(np.full((len(self.spec.views), size), -1, np.int32))
             pool = abstract_pool(self.spec, self.mesh)
             yield Shape(f"block copy x{size}", partial(self.copy.prepare, ("copy", size), pool, ids, ids))
+
+    def _loads(self) -> Iterator[Shape]:
+        if self.load_adapters is not None:
+            yield Shape("adapter load", self.load_adapters)
 
     def _encoders(self) -> Iterator[Shape]:
         for arrays, count in self.examples:

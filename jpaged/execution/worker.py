@@ -99,7 +99,7 @@ class Worker:
         self.copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
         self.host = HostStore(spec, mesh, *told)
-        self.blocks = PoolBlocks(spec, mesh)
+        self.blocks = PoolBlocks(spec, mesh, *told, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)
         self._max_num_seqs = max_num_seqs
         self._open_masks: dict[int, jax.Array] = {}

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 class Described:
     """Holds a model's config, its family's class, and what its checkpoint holds, as far as the config tells.
 
-    `gguf` is the file when it is one.
+    `gguf` is the file when it is one; `checkpoint` is the file or folder with the weights, None where there is a config
+    alone.
     """
 
     config: PretrainedConfig
     family: type[Any]
     stored: StoredAs
     gguf: Path | None = None
+    checkpoint: Path | None = None
 
 
 def describe_model(name: str | Path) -> Described:
@@ -49,7 +51,8 @@ def describe_model(name: str | Path) -> Described:
         return _of_config(_config_of_hub(str(name)))
     opened = open_model(name)
     stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
-    return Described(opened.config, opened.family, stored, opened.gguf.path if opened.gguf else None)
+    gguf = opened.gguf.path if opened.gguf else None
+    return Described(opened.config, opened.family, stored, gguf, opened.source.path)
 
 
 def _of_config(file: Path) -> Described:

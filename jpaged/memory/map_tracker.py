@@ -6,7 +6,7 @@ block is read from the tables that changed, entry by entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -50,6 +50,7 @@ class MapTracker:
         self._cache = cache
         self._sequences = sequences
         self._seen: dict[int, Seen] = {}
+        self._lengths: Mapping[int, int] = {}
         self._groups = [
             GroupTracker(plan, blocks, partial(self._cached_prefix, g), partial(self._fill, g), partial(self._entry, g))
             for g, (plan, blocks) in enumerate(zip(layout.groups, allocator.groups, strict=True))
@@ -59,8 +60,13 @@ class MapTracker:
         allocator.pages.changed = self._changed_pages = set(range(layout.num_pages))
         self._last: object = None
 
-    def take(self, clock: int) -> MemoryMap:
-        """Return the map of this moment, `clock` on the memory's clock. O(what changed)."""
+    def take(self, clock: int, lengths: Mapping[int, int]) -> MemoryMap:
+        """Return the map of this moment, `clock` on the memory's clock. O(what changed).
+
+        Args:
+            lengths: tokens with KV by sequence id, where the caller knows better than the last commit.
+        """
+        self._lengths = lengths
         pages = self._read_pages()
         self._read_tables()
         now = self.allocator.pages.group
@@ -123,7 +129,7 @@ class MapTracker:
     def _read_progress(self, seq_id: int, mine: Seen) -> None:
         """Take in how many tokens of a sequence have KV, and what prefix they begin with."""
         sequence, before = mine.sequence, mine.length
-        now = mine.length = sequence.num_computed
+        now = mine.length = self._lengths.get(seq_id, sequence.num_computed)
         start, stop = (before, now) if before < now else (now, before)
         for g, group in enumerate(self._groups):
             if start != stop:
@@ -140,7 +146,7 @@ class MapTracker:
     def _fill(self, g: int, seq_id: int, entry: int) -> int:
         sequence = self._seen[seq_id].sequence
         policy, size = sequence.request.groups[g]
-        return policy.filled_tokens(entry, sequence.num_computed, size)
+        return policy.filled_tokens(entry, self._lengths.get(seq_id, sequence.num_computed), size)
 
     def _entry(self, g: int, seq_id: int, block: int, likely: int) -> int:
         table = self._seen[seq_id].tables[g]

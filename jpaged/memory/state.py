@@ -114,12 +114,16 @@ class MemoryState:
             (self.images, self.adapters),
         )
 
-    def map(self) -> MemoryMap:
-        """Return every large page and block. O(pool) the first time, and O(what changed since) from then on."""
+    def map(self, lengths: Mapping[int, int] | None = None) -> MemoryMap:
+        """Return every large page and block. O(pool) the first time, and O(what changed since) from then on.
+
+        Args:
+            lengths: as for `report`.
+        """
         if self._tracker is None or self._tracker.allocator is not self._allocator:
             self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
         tracker, self._tracker = self._tracker, None  # an exception in between, as Ctrl-C, leaves none half changed
-        found = tracker.take(self._ownership.clock)
+        found = tracker.take(self._ownership.clock, lengths or {})
         self._tracker = tracker
         return found
 

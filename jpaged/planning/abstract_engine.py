@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from jpaged.config import SizedConfig
+from jpaged.engine.adapters import adapters_of
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.build_context import build_context, layers_are_stacked
@@ -19,11 +22,11 @@ from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.mxfp4 import MXFP4Names
-from jpaged.loading.open_checkpoint import is_quantised
+from jpaged.loading.open_checkpoint import is_quantised, open_model
 from jpaged.loading.parameters.targets import abstract_model
 from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.stored_blocks import StoredBlocks
-from jpaged.model_api import CausalLM
+from jpaged.model_api import AdapterGroup, CausalLM
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import target_mesh
 from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
@@ -38,6 +41,7 @@ class AbstractEngine:
         params: shapes with shardings.
         kernels: which kernels the engine takes on the device.
         max_model_len: most tokens of a sequence.
+        adapters: what keeps low-rank adapters; None where there are none.
     """
 
     config: SizedConfig
@@ -50,11 +54,22 @@ class AbstractEngine:
     dtype: jnp.dtype
     kernels: Impl
     max_model_len: int
+    adapters: AdapterGroup | None
 
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the weights on each device."""
         return device_bytes(self.params)
+
+
+@dataclass(frozen=True)
+class _WithoutWeights:
+    """Is a model of which the shapes of the tensors are known; see `jpaged.loading.lora.Adaptable`."""
+
+    name: str
+    model: CausalLM
+    tensor_shapes: Mapping[str, tuple[int, ...]]
+    dtype: np.dtype
 
 
 def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
@@ -82,6 +97,10 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         reader = GGUFWeights(GGUFFile(request["gguf"]))
     elif is_quantised(model_config):
         reader = MXFP4Names(name for source in model.weights() for name in source.sources)
+    adapters = None
+    if config.enable_lora:
+        shapes = _tensor_shapes(config.model, request["checkpoint"], model)
+        adapters = adapters_of(config, _WithoutWeights(config.model, model, shapes, dtype), several_processes=False)
     return AbstractEngine(
         config=config,
         model_config=model_config,
@@ -93,7 +112,22 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         dtype=dtype,
         kernels=kernels,
         max_model_len=resolve_max_model_len(config.max_model_len, model_config),
+        adapters=adapters,
     )
+
+
+def _tensor_shapes(name: str, checkpoint: str | None, model: CausalLM) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's tensors, from their headers.
+
+    Raises:
+        ValueError: there is a config alone.
+    """
+    if checkpoint is None:
+        raise ValueError(
+            f"enable_lora=True needs the shapes of the checkpoint's tensors; of {name} there is a config alone"
+        )
+    reader = open_model(checkpoint).reader
+    return {name: reader.shape(name) for source in model.weights() for name in source.sources}
 
 
 def _kernels(device: Device) -> Impl:

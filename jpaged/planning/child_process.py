@@ -86,7 +86,7 @@ class Question:
             ValueError: the engine cannot be built so.
             RuntimeError: the child failed; with the end of what it said.
         """
-        family, gguf = self.described.family, self.described.gguf
+        family, gguf, checkpoint = self.described.family, self.described.gguf, self.described.checkpoint
         packages = ("jpaged", "pallas_kernels", "jpaged_models", family.__module__.partition(".")[0])
         request = {
             "task": task,
@@ -98,6 +98,7 @@ class Question:
             "packages": {name: _origin(name) for name in packages},
             "compiled": python is not None,
             "gguf": gguf and str(gguf.absolute()),
+            "checkpoint": checkpoint and str(checkpoint.absolute()),
             **more,
         }
         with tempfile.TemporaryDirectory() as folder:

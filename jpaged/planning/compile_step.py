@@ -58,6 +58,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
             mesh,
             max_model_len=context,
             dtype=resolve_kv_dtype(config.kv_cache_dtype, engine.dtype, mesh, config.block_size),
+            adapters=engine.adapters,
             memory=memory,
             kernel_impl=kernels,
             measure=measure,

@@ -16,7 +16,6 @@ from jpaged.planning.devices import find_device
 _REFUSED = (
     "speculative",
     "kv_budget",
-    "enable_lora",
     "data_parallel_size",
     "language_model_only",
     "enforce_eager",
@@ -37,7 +36,8 @@ def compile_programs_for(
     """Compile all programs of an engine for a device into a folder; ``LLM(model, compiled_programs=folder)`` with the
     same settings, versions and code on such devices then neither traces nor compiles them.
 
-    Weights are not read. The pool is sized as `plan` sizes it, and the engine takes its size from the folder.
+    Weights are not read; with enable_lora the shapes of the checkpoint's tensors are. The pool is sized as `plan` sizes
+    it, and the engine takes its size from the folder.
 
     Args:
         model: as for `plan`.

@@ -15,6 +15,7 @@ from jpaged.execution.compiling import compiled_in_threads
 from jpaged.execution.device_memory import DeviceMemory
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.model_programs import ModelPrograms
+from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.shapes import Shapes, buckets_of
@@ -61,6 +62,7 @@ def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
         engine.mesh,
         max_model_len=engine.max_model_len,
         dtype=resolve_kv_dtype(config.kv_cache_dtype, engine.dtype, engine.mesh, config.block_size),
+        adapters=engine.adapters,
         memory=DeviceMemory(limit, engine.weight_bytes),
         kernel_impl=engine.kernels,
     ).spec
@@ -68,7 +70,7 @@ def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
 
 def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shapes:
     config, model, mesh, compilations = engine.config, engine.model, engine.mesh, Compilations()
-    told = compilations.begin, compilations.end
+    told, adapts = (compilations.begin, compilations.end), engine.adapters is not None
     images = why_no_images(config, model, several_processes=False) is None
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
     return Shapes(
@@ -80,6 +82,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
             max_num_batched_tokens=config.max_num_batched_tokens,
             images=images,
             together=tokens_together(model),
+            adapters=adapts,
             deterministic=config.deterministic,
         ),
         spec=spec,
@@ -89,5 +92,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         max_model_len=engine.max_model_len,
         vocab_size=model.vocab_size,
         deterministic=config.deterministic,
+        adapters=adapts,
+        load_adapters=PoolBlocks(spec, mesh, *told, store=store).prepare_adapters if adapts else None,
         examples=tuple(model.examples()) if images and isinstance(model, SeesImages) else (),
     )

@@ -51,9 +51,9 @@ from jpaged import LLM, SamplingParams
 from jpaged.training import logprobs
 
 # %% tags=["parameters"]
-STEPS = 12
+STEPS = 20
 PROMPTS = 4
-SAMPLES = 6
+SAMPLES = 8
 RATE = 2e-5
 
 # %% [markdown]
@@ -63,12 +63,12 @@ RATE = 2e-5
 # less, the farther off it is; what is no number is worth nothing.
 
 # %%
-PROMPT_TOKENS, ANSWER_TOKENS = 48, 6
+PROMPT_TOKENS, ANSWER_TOKENS = 20, 4
 
 
 def ask(a: int, b: int) -> str:
     """Return the prompt for one sum."""
-    return f"Q: 1 + 1 =\nA: 2\nQ: 3 + 4 =\nA: 7\nQ: {a} + {b} =\nA:"
+    return f"1+1=2\n3+4=7\n{a}+{b}="
 
 
 def worth(answer: str, wanted: int) -> float:
@@ -165,7 +165,8 @@ for step in range(STEPS):
 # %% [markdown]
 # ## Did it?
 #
-# A dozen steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer.
+# Twenty steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer,
+# and counts the sums that the model gets right before and after.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3))

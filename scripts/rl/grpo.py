@@ -65,8 +65,8 @@ class Settings:
     """
 
     samples: int = 8
-    prompt_tokens: int = 48
-    answer_tokens: int = 6
+    prompt_tokens: int = 20
+    answer_tokens: int = 4
     rate: float = 2e-5
     clip: float = 0.2
 
@@ -83,7 +83,7 @@ class Trainer:
         self.settings = settings
         self._optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.rate, b1=0.8))
         self._state = self._optimiser.init(llm.params)
-        self._step = jax.jit(self._updated, static_argnames=("start",))
+        self._step = jax.jit(self._updated, static_argnames=("start",), donate_argnames=("state",))
 
     def roll_out(self, prompts: Sequence[str], seed: int) -> Rollout:
         """Draw completions of each prompt; the prompt is computed, and lies in the pool, once.

@@ -16,10 +16,19 @@ class Problem(NamedTuple):
     answer: int
 
 
+def problem(a: int, b: int) -> Problem:
+    """Return the problem of one sum; its prompt shows two others with their answers, and stops behind the sign."""
+    return Problem(f"1+1=2\n3+4=7\n{a}+{b}=", a + b)
+
+
 def problems(seed: int, number: int) -> list[Problem]:
     """Return `number` problems, the same for the same seed."""
-    pairs = np.random.default_rng(seed).integers(1, 10, (number, 2))
-    return [Problem(f"Q: 1 + 1 =\nA: 2\nQ: 3 + 4 =\nA: 7\nQ: {a} + {b} =\nA:", int(a + b)) for a, b in pairs]
+    return [problem(int(a), int(b)) for a, b in np.random.default_rng(seed).integers(1, 10, (number, 2))]
+
+
+def all_problems() -> list[Problem]:
+    """Return the 81 problems that there are."""
+    return [problem(a, b) for a in range(1, 10) for b in range(1, 10)]
 
 
 def reward(completion: str, answer: int) -> float:

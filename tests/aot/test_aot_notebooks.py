@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from environments import python_of
 
-from jpaged.planning import plan
+from jpaged.benchmarks.random_model import gemma3_config, save_random_gemma3
+from jpaged.planning import Plan, plan
 
 pytestmark = pytest.mark.aot
 
@@ -18,7 +19,7 @@ DEVICES = {"T4": ("t4", "cuda", {"dtype": "float16"}), "TPU v5e-1": ("v5e-1", "t
 
 
 def engine_of(script: str) -> tuple[str, dict[str, int]]:
-    """Return the model and the settings that a script gives to `LLM`, but for the dtype, which is the device's."""
+    """Return the model ("" = one that it makes) and the settings that a script gives to `LLM`, but for the dtype."""
     tree = ast.parse((FOLDER / script).read_text())
     numbers = {}
     for node in tree.body:
@@ -36,28 +37,54 @@ def engine_of(script: str) -> tuple[str, dict[str, int]]:
         for word in call.keywords
         if word.arg != "dtype"
     }
-    return ast.literal_eval(call.args[0]), settings
+    model = call.args[0]
+    return model.value if isinstance(model, ast.Constant) else "", settings
+
+
+def planned(model: str, device: str, settings: dict[str, int], **chosen: str) -> Plan:
+    """Compile the largest programs of an engine for one of Colab's devices."""
+    named = dict(settings)
+    made = plan(
+        model,
+        DEVICES[device][0],
+        context=named.pop("max_model_len"),
+        concurrency=named.pop("max_num_seqs"),
+        compiler_env=python_of(DEVICES[device][1]).parents[1],
+        **named,
+        **chosen,
+    )
+    assert made.fits and made.compiler
+    assert {program.name for program in made.programs} >= {"decode step", "mixed step", "sampler"}
+    return made
 
 
 @pytest.mark.parametrize("name", ["TPU v5e-1", pytest.param("T4", marks=pytest.mark.nightly)])
 def test_the_first_notebooks_step_compiles_for_colabs_devices_and_copies_neither_weights_nor_pool(name):
-    device, compiler, chosen = DEVICES[name]
     model, settings = engine_of("1_first_answers.py")
-    assert {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"} == set(settings)
-    made = plan(
-        model,
-        device,
-        context=settings["max_model_len"],
-        concurrency=settings["max_num_seqs"],
-        compiler_env=python_of(compiler).parents[1],
-        max_num_batched_tokens=settings["max_num_batched_tokens"],
-        kv_cache_memory_bytes=settings["kv_cache_memory_bytes"],
-        **chosen,
-    )
-    assert made.fits and made.compiler
+    assert set(settings) == {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}
+    made = planned(model, name, settings, **DEVICES[name][2])
     assert made.dtype == {"T4": "float16", "TPU v5e-1": "bfloat16"}[name]
-    assert {program.name for program in made.programs} >= {"decode step", "mixed step", "sampler"}
     matrix = 2 * 1536 * 576 * 2  # the widest of a layer, in two bytes a weight: a T4 turns bfloat16 into float32 copies
     for program in made.programs:
         assert program.argument_bytes < 1.05 * (made.weight_bytes + made.pool_bytes)
         assert program.temporary_bytes < 5 * matrix < made.weight_bytes / 10
+
+
+def test_the_notebook_on_sharing_has_the_engine_of_the_first_one():
+    assert engine_of("2_sharing.py") == engine_of("1_first_answers.py")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_notebook_on_grpo_has_steps_in_float32_that_compile_for_colabs_devices(name):
+    model, settings = engine_of("5_grpo.py")
+    assert planned(model, name, settings, dtype="float32").dtype == "float32"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_layers_of_the_notebook_on_jenga_compile_for_colabs_devices(name, tmp_path):
+    save_random_gemma3(tmp_path, gemma3_config(hidden=256, mlp=512, layers=12, vocab=1024))
+    _, settings = engine_of("3_jenga.py")
+    made = planned(str(tmp_path), name, settings, **DEVICES[name][2])
+    assert len(made.groups) == 2

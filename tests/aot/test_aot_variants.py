@@ -17,7 +17,7 @@ def programs(request):
     return {"devices": int(request.param[1])} | {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("name", ["kv_budget", "whole experts"])
+@pytest.mark.parametrize("name", ["kv_budget", "whole experts", "adapters"])
 def test_a_step_copies_no_pool(programs, name):
     """With a budget the step ends prompts: what each layer keeps of them moves within the pool."""
     sizes = programs[name]
@@ -30,3 +30,8 @@ def test_a_layer_has_two_all_reduces_and_the_embedding_one(programs, name, layer
     """Choosing what is kept needs none, nor does a token's way to its experts. The bands are one loop."""
     crossings = 2 * layers + 1 if programs["devices"] > 1 else 0
     assert programs[name]["collectives"] == ["all-reduce"] * crossings
+
+
+def test_adapters_cross_devices_as_sums_only(programs):
+    """What is gathered of the pool stays on its shard; a matrix that is split by inputs adds up rank-wide products."""
+    assert set(programs["adapters"]["collectives"]) <= {"all-reduce"}

@@ -1,4 +1,4 @@
-"""Compile steps of LLM(kv_budget=...) and LLM(enable_expert_parallel=True) for hardware this machine lacks.
+"""Compile steps of LLM with kv_budget, enable_expert_parallel or enable_lora for hardware this machine lacks.
 
     variants_program.py tpu|cuda DEVICES KERNELS
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from step_program import HOPPER, report
@@ -29,6 +31,13 @@ SIZES = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128, "rope_parameters": ROPE}
+MATRICES = {
+    **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"), (1024, 1024)),
+    **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (2048, 1024)),
+    "mlp.down_proj": (1024, 2048),
+}
+SHAPES = {f"model.layers.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in MATRICES.items()}
+"""Shapes of the Llama's tensors that adapters may change."""
 
 
 def main(target: str, devices: int, kernels: str) -> None:
@@ -39,9 +48,13 @@ def main(target: str, devices: int, kernels: str) -> None:
     from transformers import GptOssConfig, LlamaConfig
 
     from jpaged import PyramidKV
+    from jpaged.config import SizedConfig
+    from jpaged.engine.memory_plan import plan_memory
     from jpaged.execution import plan_pool
+    from jpaged.execution.device_memory import DeviceMemory
     from jpaged.execution.lowering import StepPrograms
     from jpaged.loading.build_context import build_context
+    from jpaged.loading.lora import adapter_group
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params
     from models.gpt_oss import GptOss
@@ -67,10 +80,35 @@ def main(target: str, devices: int, kernels: str) -> None:
             kernel_impl=kernels,
         )
 
+    def with_adapters(steps: StepPrograms) -> StepPrograms:
+        """Return the programs with a pool that has four adapters of rank 16 beside the KV, as the engine plans it."""
+        model = abstract_model(Llama, LlamaConfig(**SIZES), build_context(mesh, dtype, kernel_impl=kernels))
+        loaded: Any = SimpleNamespace(name="llama", model=model, tensor_shapes=SHAPES, dtype=dtype)
+        settings = {"block_size": BLOCK, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": TOKENS}
+        plan = plan_memory(
+            SizedConfig("llama", **settings, tensor_parallel_size=devices, kv_cache_memory_bytes=POOL_BYTES),
+            model,
+            steps.graphdef,
+            steps.params,
+            mesh,
+            max_model_len=MAX_MODEL_LEN,
+            dtype=dtype,
+            adapters=adapter_group(loaded, rank=16, adapters=4, in_turn=False),
+            memory=DeviceMemory(16 << 30),
+            kernel_impl=kernels,
+        )
+        return replace(steps, spec=plan.spec)
+
     kept = programs(Llama, LlamaConfig(**SIZES), PyramidKV(budget=128))
     assert len(kept.spec.layout.groups) == LAYERS, "a band a layer"
     whole = programs(GptOss, GptOssConfig(**SIZES, **EXPERTS), expert_parallel=True)
-    for name, steps, lower in (("kv_budget", kept, kept.mixed), ("whole experts", whole, whole.decode)):
+    adapted = with_adapters(programs(Llama, LlamaConfig(**SIZES)))
+    each = (
+        ("kv_budget", kept, kept.mixed),
+        ("whole experts", whole, whole.decode),
+        ("adapters", adapted, adapted.mixed),
+    )
+    for name, steps, lower in each:
         start = time.perf_counter()
         with compiling_for(HOPPER):
             lowered = lower()

@@ -41,3 +41,15 @@ def test_what_cannot_be_compiled_for_a_device_is_refused_with_the_reason(options
     said = " ".join(result.output.replace("\u2502", "").split())
     assert result.exit_code == 2 and message in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("device", [[], ["--device", "v5e-8"]])
+def test_programs_for_adapters_are_asked_for_by_the_settings_of_the_engine(device, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("jpaged.planning.compile_programs_for", lambda *given, **more: asked.append(more) or (1, 1))
+    monkeypatch.setattr("jpaged.LLM.compile_programs", lambda *given, **more: asked.append(more) or (1, 1))
+    adapters = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"]
+    result = CliRunner().invoke(app, ["compile", "m", "--out", str(tmp_path / "out"), *device, *adapters])
+    assert result.exit_code == 0, result.output
+    (settings,) = asked
+    assert (settings["enable_lora"], settings["max_loras"], settings["max_lora_rank"]) == (True, 2, 8)

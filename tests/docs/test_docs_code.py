@@ -2,23 +2,18 @@
 
 Blocks of a page run in order and in one namespace, as a reader would run them. ``smollm2-135m`` and other names of
 models stand for a tiny random Llama with the demo model's tokenizer; at night for the demo model itself. What a block
-needs that the page does not show stands in a comment before it: ``<!-- before: llm = LLM(...) -->``. A block that
-begins with the name of a file, ``# family.py``, is that file.
+needs that the page does not show stands in a comment before it: ``<!-- before: llm = LLM(...) -->``.
 """
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import gc
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from commands import ROOT
-from docs_markdown import CodeBlock, code_blocks
+from docs_run import python_blocks, run_block, run_page
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from jpaged.loading import demo_model
@@ -26,11 +21,7 @@ from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
-FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
-PYTHON = {
-    page: [one for one in code_blocks((ROOT / page).read_text()) if one.language == "python" or FILE.match(one.code)]
-    for page in PAGES
-}
+PYTHON = {page: python_blocks((ROOT / page).read_text()) for page in PAGES}
 RUN = [page for page in PAGES if any(block.not_run is None for block in PYTHON[page])]
 MODELS = ("smollm2-135m", "Qwen/Qwen3-Embedding-0.6B")
 """Names that blocks give to `LLM`."""
@@ -61,34 +52,6 @@ def models(tmp_path_factory) -> Path:
     return folder
 
 
-def run_block(page: str, block: CodeBlock, names: dict) -> None:
-    """Run a block; lines of a traceback are those of the page. ``await`` may stand outside a function."""
-    if file := FILE.match(block.code):
-        Path(file[1]).write_text(block.code)
-        return
-    tree = ast.parse("\n" * (block.line - 1) + block.code, page)
-    code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    if code.co_flags & inspect.CO_COROUTINE:
-        asyncio.run(eval(code, names))
-    else:
-        exec(code, names)
-
-
-def run_page(page: str) -> None:
-    names: dict = {"__name__": "__docs__"}
-    try:
-        for block in PYTHON[page]:
-            if block.not_run is None:
-                run_block(page, CodeBlock("python", block.before, block.line, None), names)
-                run_block(page, block, names)
-    finally:
-        for value in names.values():
-            if hasattr(value, "close") and type(value).__name__ == "LLM":
-                value.close()
-        names.clear()
-        gc.collect()
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty folder, whose modules can be imported."""
@@ -102,14 +65,14 @@ def test_the_python_of_a_page_runs(page, models, here, monkeypatch):
     for name in {Path(name).parts[0] for name in MODELS}:
         (here / name).symlink_to(models / name)
     monkeypatch.setattr(demo_model, "ALIAS", "not-a-model")  # so that the name is the folder's
-    run_page(page)
+    run_page(page, PYTHON[page])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", RUN)
 def test_the_python_of_a_page_runs_on_the_demo_model(page, models, here):
     (here / "Qwen").symlink_to(models / "Qwen")
-    run_page(page)
+    run_page(page, PYTHON[page])
 
 
 def test_every_block_of_python_runs_or_says_why_not():
@@ -124,7 +87,7 @@ def test_every_block_of_python_runs_or_says_why_not():
 
 def test_a_block_that_fails_is_told_with_its_page_and_line():
     page = "# A page\n\n```python\nimport math\n\nmath.nonesuch\n```\n"
-    (block,) = code_blocks(page)
+    (block,) = python_blocks(page)
     with pytest.raises(AttributeError) as caught:
         run_block("page.md", block, {})
     last = caught.traceback[-1]

@@ -12,6 +12,7 @@ from lora_checkpoints import save_adapter, save_all, torch_model
 from test_tensor_parallel import on_eight_devices
 
 from jpaged import LLM, BeamSearchParams, LoRARequest, NGram, SamplingParams, StateRefused
+from jpaged.execution.recent_programs import recent_programs
 
 SETTINGS = {
     "enable_lora": True,
@@ -74,6 +75,21 @@ def test_a_batch_of_three_adapters_and_none_generates_what_peft_does_in_a_pool_t
     expected = references(model, adapters, prompts, NAMES, guesses)
     assert_same_tokens(outputs, expected)
     assert_same_tokens(again, expected)
+
+
+def test_programs_for_adapters_and_their_loading_are_compiled_ahead_and_kept_in_a_folder(
+    tmp_path: Path, llama: tuple[str, dict[str, str]]
+):
+    model, adapters = llama
+    small = {**SETTINGS, "max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 64}
+    small |= {"max_loras": 2, "kv_cache_memory_bytes": 1 << 20}
+    number, _ = LLM.compile_programs(model, tmp_path / "programs", use_tqdm=False, **small)
+    recent_programs.clear()
+    with LLM(model, lora_modules=adapters, compiled_programs=str(tmp_path / "programs"), **small) as llm:
+        assert llm.warmup(use_tqdm=False) == number == llm._engine.runner.worker.programs.num_found
+        prompts = asked(random_prompts(lengths=(12, 9, 5)))
+        llm.generate(prompts, SamplingParams(max_tokens=4), use_tqdm=False, lora_request=["small", "all", None])
+        assert (llm.stats().num_adapter_loads, llm.num_recompiles) == (2, 0)
 
 
 @pytest.fixture(scope="module")

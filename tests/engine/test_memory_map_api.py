@@ -51,6 +51,17 @@ def test_a_map_between_two_deltas_shows_who_runs_and_one_afterwards_what_stays_c
     assert "large pages" in idle._repr_html_()
 
 
+def test_every_token_is_in_the_map_and_the_report_of_its_own_step(llm):
+    """The block that is being filled, too: the memory is told of it where it ends."""
+    prompt, tokens = [5] * 11, []
+    for _ in llm.stream([{"prompt_token_ids": prompt}], PARAMS):
+        seen, counted = llm.memory_map().groups[0], llm.memory_report().groups[0]
+        assert seen.used_tokens * llm._engine.memory.layout.groups[0].spec.real_bytes // 8 == counted.token_bytes
+        tokens.append(seen.used_tokens)
+    assert tokens[0] >= len(prompt)
+    assert tokens[:-1] == list(range(tokens[0], tokens[0] + len(tokens) - 1)), "the last one ends the request"
+
+
 def test_a_replica_that_is_not_there_is_refused(llm):
     with pytest.raises(ValueError, match="replica=1 is not one of the 1 replicas"):
         llm.memory_map(replica=1)

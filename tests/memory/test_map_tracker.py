@@ -91,6 +91,20 @@ def test_the_tokens_of_a_shared_block_are_those_of_the_owner_that_is_furthest():
     assert manager.map().block(0, last)[:3] == (3, 1, 1), "the other is not as far"
 
 
+def test_tokens_that_the_manager_was_not_told_of_yet_are_in_the_map_if_the_caller_knows_them():
+    manager = full_manager(20, 4)
+    manager.add(0, 0)
+    manager.allocate(0, 12, first_write=0)
+    manager.commit(0, TOKENS, 9)
+    last = manager.block_table(0, 0)[2]
+    seen = [manager.map(lengths) for lengths in ({}, {0: 10}, {0: 11}, {7: 3})]
+    assert [one.block(0, last).tokens for one in seen] == [1, 2, 3, 1]
+    assert seen[2].changes(seen[1]).blocks[0].tolist() == [last]
+    assert seen[2].groups[0].used_tokens == 11
+    manager.commit(0, TOKENS, 11)
+    assert manager.map({0: 11}).changes(manager.map({0: 11})).count == 0
+
+
 def test_the_owner_that_a_shared_block_names_is_one_that_has_it():
     manager = full_manager(20, 4)
     serve(manager, 7, TOKENS[:8])

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from memory_pools import full_manager, serve, window_manager
 from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_4, Machine
@@ -22,8 +23,8 @@ from jpaged.memory.pages import PROTECTED
 TOKENS = list(range(100))
 
 
-def expected_blocks(manager: MemoryManager, g: int) -> list[Block]:
-    """Every block of a group, from the tables of all sequences and the allocator's lists."""
+def expected_blocks(manager: MemoryManager, g: int, lengths: dict[int, int]) -> list[Block]:
+    """Every block of a group, from the tables and lengths of all sequences and the allocator's lists."""
     group, spec = manager._allocator.groups[g], manager.layout.groups[g].spec
     blocks = []
     for block in range(group.num_blocks):
@@ -37,7 +38,7 @@ def expected_blocks(manager: MemoryManager, g: int) -> list[Block]:
             blocks.append(Block(BlockState.NONE, 0, 0, 0, -1, -1, 0))
         elif holders:
             tokens = [
-                policy.filled_tokens(entry, sequence.num_computed, size)
+                policy.filled_tokens(entry, lengths.get(seq_id, sequence.num_computed), size)
                 for seq_id, entry in holders
                 for sequence in [manager._sequences[seq_id]]
                 for policy, size in [sequence.request.groups[g]]
@@ -51,12 +52,12 @@ def expected_blocks(manager: MemoryManager, g: int) -> list[Block]:
     return blocks
 
 
-def check_map(manager: MemoryManager, seen: MemoryMap) -> None:
-    """Compare a map taken now with tables, lists, cache and report."""
+def check_map(manager: MemoryManager, seen: MemoryMap, lengths: dict[int, int]) -> None:
+    """Compare a map taken now with tables, lengths, lists, cache and report."""
     assert seen.page_groups.tolist() == manager._allocator.pages.group
-    report = manager.report()
+    report = manager.report(lengths)
     for g, (shown, counted) in enumerate(zip(seen.groups, report.groups, strict=True)):
-        for number, wanted in enumerate(expected_blocks(manager, g)):
+        for number, wanted in enumerate(expected_blocks(manager, g, lengths)):
             block = seen.block(g, number)
             assert block[:3] == wanted[:3], f"group {g}, block {number}"
             link = manager._cache.link(g, number)
@@ -90,12 +91,15 @@ class Watched(Machine):
     watched: MemoryManager | None = None
     kept: ClassVar[list] = []
 
-    @rule()
-    def look(self) -> None:
+    @rule(ahead=st.integers(0, 4))
+    def look(self, ahead: int) -> None:
+        """Sequences may be some tokens further, within their slots, than the manager was told."""
         if self.watched is not self.manager:  # a saved state went on in another pool
             self.last, self.watched = None, self.manager
-        now = self.manager.map()
-        check_map(self.manager, now)
+        known = {seq_id: (each.num_computed, each.num_slots) for seq_id, each in self.manager._sequences.items()}
+        lengths = {seq_id: max(done, min(done + ahead, slots)) for seq_id, (done, slots) in known.items() if ahead}
+        now = self.manager.map(lengths)
+        check_map(self.manager, now, lengths)
         changes = now.changes(self.last)
         for g, group in enumerate(now.groups):
             rows = group.blocks.copy() if self.last is None else self.last.groups[g].blocks.copy()

@@ -15,7 +15,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution.program_store import MANIFEST
 from jpaged.execution.recent_programs import recent_programs
-from jpaged.planning import find_device
+from jpaged.planning import find_device, plan
 from jpaged.planning.child_process import Question
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 8}
@@ -48,6 +48,24 @@ def test_an_engine_finds_them_and_gives_the_tokens_of_one_that_compiles(made):
         assert llm.warmup(use_tqdm=False) == found["programs"]
         assert llm._engine.runner.worker.programs.num_found == found["programs"]
         assert tokens(llm) == expected
+
+
+def test_programs_for_adapters_are_those_of_an_engine_that_takes_some(made, tmp_path):
+    """Which matrices they change follows from the shapes of the checkpoint's tensors."""
+    settings = SETTINGS | {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
+    question = Question.of(EngineConfig(model=made[0], **settings), find_device("cpu"))
+    digest = configuration_digest(question.described.config)
+    found = question.ask(Path(sys.executable), "programs", folder=str(tmp_path / "programs"), model=digest)
+    assert found["programs"] > made[2]["programs"]
+    recent_programs.clear()
+    with LLM(made[0], compiled_programs=str(tmp_path / "programs"), **settings) as llm:
+        assert llm.warmup(use_tqdm=False) == found["programs"]
+        assert llm._engine.runner.worker.programs.num_found == found["programs"]
+
+
+def test_adapters_of_a_model_of_which_there_is_a_config_alone_are_refused():
+    with pytest.raises(ValueError, match=r"the checkpoint's tensors; of qwen3-0\.6b there is a config alone"):
+        plan("qwen3-0.6b", "cpu", context=64, enable_lora=True)
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,16 @@ def scripts():
     sys.path.insert(0, str(FOLDER))
     try:
         import grpo
+        import grpo_arithmetic
         import task
 
-        yield grpo, task
+        yield grpo, task, grpo_arithmetic
     finally:
         sys.path.remove(str(FOLDER))
 
 
 def test_five_steps_on_policy_raise_the_reward(scripts, tmp_path):
-    grpo, task = scripts
+    grpo, task, _ = scripts
     make_chat_model(tmp_path)
     settings = grpo.Settings(samples=8, prompt_tokens=24, answer_tokens=8, rate=3e-3)
     batches = [[task.Problem(prompt, 0) for prompt in ("the cab", "a far cry")]] * 5
@@ -46,8 +47,26 @@ def test_five_steps_on_policy_raise_the_reward(scripts, tmp_path):
 
 
 def test_the_task_is_the_same_for_a_seed_and_near_misses_are_worth_less(scripts):
-    _, task = scripts
+    _, task, _ = scripts
     assert task.problems(3, 5) == task.problems(3, 5) != task.problems(4, 5)
+    assert len(set(task.all_problems())) == 81 and set(task.problems(0, 50)) <= set(task.all_problems())
     worth = [task.reward(text, 7) for text in (" 7\n", " 8", "12", " seven", "77")]
     assert worth[0] == 1.0 > worth[1] > worth[2] > worth[3] == 0.0 and worth[4] < worth[1]
     assert task.rewards(["a", "b"], [" 7", " 1"], [7, 1]) == [1.0, 1.0]
+
+
+def test_a_run_writes_its_figures_into_the_place_that_the_page_has_for_them(scripts, monkeypatch):
+    grpo, _, script = scripts
+    monkeypatch.setattr(sys, "argv", ["grpo_arithmetic.py", "--deterministic", "--seed", "3"])
+    reports = [grpo.Report(0.125 * number, 0.0, 0.0, 0.1) for number in range(7)]
+    text = script.figures(script.Run(reports, [float(10 * number) for number in range(7)], 5, 60), script._arguments())
+    assert "| 1 to 5 | 0.250 | 0.0e+00 | 0.0e+00 | 40 |\n| 6 to 7 | 0.688 | 0.0e+00 | 0.0e+00 | 60 |\n" in text
+    assert "5 right before, and 60 after" in text
+    assert "grpo_arithmetic.py --deterministic --steps 7 --seed 3 --docs docs" in text
+    page = (FOLDER.parents[1] / "docs" / "rl.md").read_text()
+    once = script.with_figures(page, "FIGURES")
+    assert "\nFIGURES\n" in once and script.with_figures(once, "OTHERS") == script.with_figures(page, "OTHERS")
+    kept = page.partition(script.BEGIN)[0], page.partition(script.END)[2]
+    assert (once.partition(script.BEGIN)[0], once.partition(script.END)[2]) == kept
+    with pytest.raises(ValueError, match="no place for figures"):
+        script.with_figures("nothing", "FIGURES")

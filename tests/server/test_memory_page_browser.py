@@ -19,7 +19,7 @@ from jpaged.server.memory_page import memory_routes
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 pytestmark = [
     pytest.mark.nightly,

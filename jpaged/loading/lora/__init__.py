@@ -5,6 +5,6 @@ model's parameter that each module is part of; `packing` makes the blocks; `regi
 """
 
 from jpaged.loading.lora.registry import AdapterRegistry
-from jpaged.loading.lora.sites import adapter_group
+from jpaged.loading.lora.sites import Adaptable, adapter_group
 
-__all__ = ["AdapterRegistry", "adapter_group"]
+__all__ = ["Adaptable", "AdapterRegistry", "adapter_group"]

@@ -9,16 +9,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int
 
-from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.parameters.targets import Target, targets_of
-from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite, HostArray, WeightSource
+from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite, CausalLM, HostArray, WeightSource
 
 GROUP = "adapters"
 """Name of the layer group that keeps adapters."""
+
+
+class Adaptable(Protocol):
+    """Is a model whose matrices adapters may change; a `LoadedModel` is one, and so is one without weights."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> CausalLM: ...
+
+    @property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class Place:
     outputs: Int[np.ndarray, " outputs"]
 
 
-def adapter_group(loaded: LoadedModel, *, rank: int, adapters: int, in_turn: bool) -> AdapterGroup:
+def adapter_group(loaded: Adaptable, *, rank: int, adapters: int, in_turn: bool) -> AdapterGroup:
     """Return the layer group that keeps adapters of a model; see `AdapterGroup` for the arguments.
 
     Raises:
@@ -54,7 +70,7 @@ def adapter_group(loaded: LoadedModel, *, rank: int, adapters: int, in_turn: boo
     return AdapterGroup(GROUP, (), tuple(sites), rank, adapters, dtype, in_turn=in_turn)
 
 
-def find_sites(loaded: LoadedModel) -> tuple[list[AdapterSite], dict[str, Place]]:
+def find_sites(loaded: Adaptable) -> tuple[list[AdapterSite], dict[str, Place]]:
     """Return the sites of a model's layers, and where each checkpoint tensor in them lies, by the tensor's name."""
     shapes = loaded.tensor_shapes
     members: dict[object, list[tuple[Target, list[Place]]]] = defaultdict(list)

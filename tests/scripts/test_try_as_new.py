@@ -1,0 +1,62 @@
+"""A wheel is tried on every page and notebook, and what fails is told; so is a start that takes too long."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    sys.path.append(str(ROOT / "scripts"))
+    try:
+        import import_time
+        import try_as_new
+
+        yield try_as_new, import_time
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+
+
+def test_all_guides_and_notebooks_are_tried_in_order(scripts):
+    script, _ = scripts
+    names = [page.relative_to(ROOT).as_posix() for page in script.guides()]
+    assert names[:3] == ["README.md", "docs/index.md", "docs/getting_started.md"]
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} == set(names[1:])
+    assert [book.stem[0] for book in script.notebooks()] == ["1", "2", "3", "4", "5"]
+
+
+def test_a_page_that_fails_is_told_and_the_others_are_tried(scripts, tmp_path, monkeypatch, capsys):
+    script, _ = scripts
+    pages = {"bad": "print(nonesuch)", "good": "# family.py\nONE = 1\n```\n\n```python\nfrom family import ONE"}
+    for name, code in pages.items():
+        (tmp_path / f"{name}.md").write_text(f"# {name}\n\n```python\n{code}\n```\n")
+    monkeypatch.setattr(script, "guides", lambda: [tmp_path / f"{name}.md" for name in pages])
+    monkeypatch.setattr(script, "environment", lambda folder, *packages: Path(sys.executable))
+    wheel = str(tmp_path / "jpaged-0-py3-none-any.whl")
+    assert script.main([wheel, "--only", "bad", "good"]) == 1
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()] == ["FAILED", "ok"]
+    assert "NameError" in told.err
+    assert script.main([wheel, "--only", "good"]) == 0
+    with pytest.raises(SystemExit):
+        script.main([wheel, "--only", "nonesuch"])
+
+
+def test_a_start_above_the_limit_fails_and_says_which(scripts, monkeypatch, capsys):
+    _, script = scripts
+    monkeypatch.setattr(script, "cpu_seconds", lambda arguments: 0.1 * len(arguments))
+    assert script.main(["--runs", "3", "--most", "0.25", "--most-help", "0.35"]) == 0
+    assert script.main(["--runs", "3", "--most", "0.15", "--most-help", "0.2"]) == 1
+    assert capsys.readouterr().err.count("is more than") == 2
+
+
+def test_a_process_is_timed_and_one_that_fails_is_no_measurement(scripts):
+    _, script = scripts
+    assert script.cpu_seconds(["-c", "pass"]) > 0
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        script.cpu_seconds(["-c", "raise SystemExit(3)"])

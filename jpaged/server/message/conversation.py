@@ -8,8 +8,9 @@ from jpaged import StructuredOutputsParams
 from jpaged.server.errors import ApiError
 from jpaged.server.message.parts import PlainReader, Reader
 from jpaged.server.message.reasoning import BEGIN, ThinkReader
+from jpaged.server.message.thought_grammar import Thought, behind_thought
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import Thought, behind_thought, format_of
+from jpaged.server.message.tool_formats import format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
 from jpaged.server.settings import ServerSettings
 

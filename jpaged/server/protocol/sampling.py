@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError, refused
-from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.body import Body, only_fields
 
 MOST_CHOICES = 128
 """Most outputs of one prompt, as in OpenAI's API."""
@@ -67,6 +67,12 @@ class ResponseFormat(Body):
 
     type: str
     json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ResponseFormat:
+        if self.type in ("text", "json_object"):
+            only_fields(self, {"type"}, "response_format", f"a format of the type {self.type!r}")
+        return self
 
     def shape(self) -> StructuredOutputsParams | None:
         """Return the shape as the engine takes it.

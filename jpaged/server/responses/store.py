@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.responses import InputItem, ResponsesRequest
+from jpaged.server.protocol.response_items import InputItem
+from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.responses.answer import Answer
 from jpaged.server.responses.job import Job
 from jpaged.server.responses.kept_files import KeptFiles

@@ -125,7 +125,8 @@ def test_what_an_engine_that_stopped_did_not_answer_is_no_answer(tiny_llm, tmp_p
         finally:
             await engine.shutdown()
 
-    with pytest.raises(Unanswered, match=r"of 30 requests have no answer; 'r\d+' got status 503: the engine has stopped"):
+    said = r"of 30 requests have no answer; 'r\d+' got status 503: the engine has stopped"
+    with pytest.raises(Unanswered, match=said):
         asyncio.run(asyncio.wait_for(main(), 60))
     assert {one["status_code"] for one in answers(output).values()} == {200}
     done = answered(output)
@@ -154,7 +155,8 @@ def test_what_may_yet_be_answered_has_no_line_and_the_rest_is_asked_unless_the_e
 
 def test_answers_that_do_not_count_are_taken_out_of_a_file(tmp_path):
     output = tmp_path / "out.jsonl"
-    lines = [{"custom_id": f"r{i}", "response": {"status_code": status}} for i, status in enumerate((200, 503, 400, 429))]
+    statuses = (200, 503, 400, 429)
+    lines = [{"custom_id": f"r{i}", "response": {"status_code": status}} for i, status in enumerate(statuses)]
     write(output, lines)
     assert answered(output) == {"r0", "r2"}
     assert [json.loads(one) for one in output.read_text().splitlines()] == [lines[0], lines[2]]

@@ -1,4 +1,4 @@
-"""The grammar of a thought that comes before an answer, in Lark as llguidance reads it; `reasoning` reads such answers."""
+"""Has the grammar of a thought that comes before an answer, in Lark as llguidance reads it; see `reasoning`."""
 
 from __future__ import annotations
 

@@ -81,3 +81,17 @@ def test_the_site_is_built_on_a_public_host_and_its_tools_are_in_an_extra():
     steps = workflow("tests.yml")["jobs"]["docs"]["steps"]
     assert any(step.get("run") == "bash scripts/docs.sh" for step in steps)
     assert any(one.startswith("mkdocs-material") for one in PROJECT["optional-dependencies"]["docs"])
+
+
+def test_the_nightly_run_has_the_clients_and_the_browser_without_which_tests_are_skipped():
+    steps = workflow("tests.yml")["jobs"]["nightly"]["steps"]
+    assert any(re.search(r"apt-get install .*\bchromium\b", step.get("run", "")) for step in steps)
+    (tests,) = [step for step in steps if "scripts/test.sh --nightly" in step.get("run", "")]
+    assert tests["env"] == {"JPAGED_NOTHING_MISSING": "1"}
+    assert "extra=nightly" in (ROOT / "scripts" / "test.sh").read_text()
+    extras = PROJECT["optional-dependencies"]
+    needed = [one for name in ("nightly", "browser") for one in extras[name]]
+    installed = {re.split(r"[>=\[]", one)[0].replace("-", "_") for one in needed}
+    files = [path.read_text() for path in (ROOT / "tests" / "server").glob("test_*.py")]
+    asked = {name for text in files for name in re.findall(r'wanted\.module\("(\w+)', text)}
+    assert asked == {"litellm", "langchain_openai", "playwright"} and asked <= installed

@@ -92,7 +92,8 @@ def test_the_usage_of_a_chat_tells_them_whole_and_streamed(serve):
     options = {"include_usage": True, "continuous_usage_stats": True}
     told = [chunk["usage"] for chunk in server.chunks(CHAT, body | {"stream_options": options})]
     assert told[-1]["completion_tokens_details"] == {"reasoning_tokens": want}
-    counts = [one["completion_tokens_details"]["reasoning_tokens"] for one in told if "completion_tokens_details" in one]
+    details = [one["completion_tokens_details"] for one in told if "completion_tokens_details" in one]
+    counts = [one["reasoning_tokens"] for one in details]
     assert counts == sorted(counts) and len(set(counts)) > 3
     hidden = server.answer(CHAT, body | {"include_reasoning": False})
     assert hidden["usage"]["completion_tokens_details"] == {"reasoning_tokens": want}

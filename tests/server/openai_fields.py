@@ -65,5 +65,3 @@ def keys_in(value: Any) -> set[str]:
     if isinstance(value, list):
         return set().union(*map(keys_in, value))
     return set()
-
-

@@ -35,7 +35,7 @@ def run(llm, requests, output, advance=lambda: None):
             app = create_app(engine, ServerSettings(model="tiny"))
             return await run_batch(app, requests, output, concurrency=3, advance=advance)
 
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def answers(output):
@@ -127,7 +127,7 @@ def test_what_an_engine_that_stopped_did_not_answer_is_no_answer(tiny_llm, tmp_p
 
     said = r"of 30 requests have no answer; 'r\d+' got status 503: the engine has stopped"
     with pytest.raises(Unanswered, match=said):
-        asyncio.run(asyncio.wait_for(main(), 60))
+        asyncio.run(asyncio.wait_for(main(), 300))
     assert {one["status_code"] for one in answers(output).values()} == {200}
     done = answered(output)
     assert 4 <= len(done) == len(asked) < 30

@@ -97,8 +97,7 @@ VALUES = {
         "chat_template_kwargs": {"a": 1},
         "include_reasoning": False,
     },
-    TEXT: SAMPLED
-    | {"prompt": ["ab", [5, 6]], "best_of": 2, "echo": True, "logprobs": 1, "add_special_tokens": False},
+    TEXT: SAMPLED | {"prompt": ["ab", [5, 6]], "best_of": 2, "echo": True, "logprobs": 1, "add_special_tokens": False},
     RESPONSES: {
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},

@@ -63,10 +63,12 @@ class Reads:
             for inner in _bodies(body.__dict__[name]):
                 self._all(inner, set())
 
-    def roots(self, user: str) -> list[Body]:
-        """The requests that were made for a user."""
+    def dropped(self, user: str) -> set[str]:
+        """The fields of a user's request that were given and that nobody looked at; a request may become another one."""
         found = [body for body, _ in self._read.values() if body.__dict__.get("user") == user]
-        return [body for body in found if "user" in body.model_fields_set]
+        roots = [body for body in found if "user" in body.model_fields_set]
+        assert roots, f"{user} asked for nothing"
+        return {name for root in roots for name in self.unread(root)} - set().union(*map(self._of, roots))
 
     def unread(self, body: Body, where: str = "") -> Iterator[str]:
         """The fields that were given and that nobody looked at."""

@@ -1,7 +1,6 @@
 """The three clients talk to a server of the demo model, and its answers make sense."""
 
 import asyncio
-import json
 
 import openai
 import pydantic
@@ -64,7 +63,8 @@ def test_openais_asynchronous_client_streams_several_at_once(url):
     assert all("Paris" in text for text in asyncio.run(main()))
 
 
-def test_litellm_talks_and_streams(url):
+def test_litellm_talks_and_streams(url, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks GitHub for prices
     litellm = wanted.module("litellm")
     options = {"model": f"openai/{MODEL}", "api_base": url, "api_key": "none", "temperature": 0, "max_tokens": 24}
     text = litellm.completion(messages=MESSAGES, timeout=300, **options).choices[0].message.content
@@ -81,5 +81,3 @@ def test_langchain_talks_streams_and_gets_structured_answers(url):
     assert "Paris" in text and "".join(piece.content for piece in model.stream(ASKED)) == text
     assert model.batch([ASKED, ASKED])[1].content == text
     assert isinstance(model.with_structured_output(City, method="json_schema").invoke(ASKED), City)
-    raw = model.bind(response_format={"type": "json_object"}).invoke(ASKED).content
-    assert raw.lstrip().startswith("{") and (raw.count("{") > raw.count("}") or json.loads(raw) is not None)

@@ -175,16 +175,6 @@ def _answer(request: BatchRequest, status: int, body: dict[str, Any]) -> dict[st
     }
 
 
-def _answer(request: BatchRequest, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of the output."""
-    return {
-        "id": f"batch_req_{uuid.uuid4().hex}",
-        "custom_id": request.custom_id,
-        "response": {"status_code": status, "request_id": body.get("id", ""), "body": body},
-        "error": None,
-    }
-
-
 async def _ask(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[str, Any]]:
     """Send one request to an app, without a socket."""
     content, sent = json.dumps(request.body).encode(), False

@@ -100,8 +100,8 @@ class Message(Body):
         """
         for name, role in _OF_ROLE.items():
             if getattr(self, name) and self.role != role:
-                message = f"{where}.{name} is for a message of the role {role!r}, not {self.role!r}"
-                raise ApiError(message, param=f"{where}.{name}", code="invalid_value")
+                told = f"{where}.{name} is for a message of the role {role!r}, not {self.role!r}"
+                raise ApiError(told, param=f"{where}.{name}", code="invalid_value")
         if self.annotations or self.refusal:
             name = "annotations" if self.annotations else "refusal"
             raise ApiError(f"{where}.{name} is not supported: the model is shown text only", param=f"{where}.{name}")

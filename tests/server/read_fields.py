@@ -64,7 +64,7 @@ class Reads:
                 self._all(inner, set())
 
     def dropped(self, user: str) -> set[str]:
-        """The fields of a user's request that were given and that nobody looked at; a request may become another one."""
+        """The fields of a user's request that were given and that nobody looked at, not even in what it became."""
         found = [body for body, _ in self._read.values() if body.__dict__.get("user") == user]
         roots = [body for body in found if "user" in body.model_fields_set]
         assert roots, f"{user} asked for nothing"

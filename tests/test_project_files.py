@@ -92,7 +92,7 @@ def test_the_nightly_run_of_a_public_host_installs_the_extras_without_which_test
     skipped = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         skipped |= set(re.findall(r'reason="needs the extra (\w+)"', path.read_text()))
-    assert skipped and skipped <= set(extras) <= set(PROJECT["optional-dependencies"])
+    assert skipped and skipped <= {*extras, "browser"} and set(extras) <= set(PROJECT["optional-dependencies"])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
@@ -115,3 +115,17 @@ def test_files_for_the_host_follow_its_schemas(path):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_nightly_run_has_the_clients_and_the_browser_without_which_tests_are_skipped():
+    steps = workflow("tests.yml")["jobs"]["nightly"]["steps"]
+    assert any(re.search(r"apt-get install .*\bchromium\b", step.get("run", "")) for step in steps)
+    (tests,) = [step for step in steps if "scripts/test.sh --nightly" in step.get("run", "")]
+    assert tests["env"]["JPAGED_NOTHING_MISSING"] == "1" and "nightly" in tests["env"]["EXTRAS"].split(",")
+    assert "extras=nightly" in (ROOT / "scripts" / "test.sh").read_text()
+    extras = PROJECT["optional-dependencies"]
+    needed = [one for name in ("nightly", "browser") for one in extras[name]]
+    installed = {re.split(r"[>=\[]", one)[0].replace("-", "_") for one in needed}
+    files = [path.read_text() for path in (ROOT / "tests" / "server").glob("test_*.py")]
+    asked = {name for text in files for name in re.findall(r'wanted\.module\("(\w+)', text)}
+    assert asked == {"litellm", "langchain_openai", "playwright"} and asked <= installed

@@ -14,6 +14,9 @@ from rich.progress import Progress
 from jpaged.cli.engine_options import RequestOptions, with_engine_options
 from jpaged.cli.options import Model, bad_parameters, check_serve_extra
 
+AGAIN = 75
+"""Exit status of a run that has not answered all (EX_TEMPFAIL)."""
+
 
 @with_engine_options
 def run_batch(
@@ -30,7 +33,8 @@ def run_batch(
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    Started again after it was killed it asks only what OUT has no answer for. Exits with 1 where a request was refused.
+    Started again after it was killed it asks only what OUT has no answer for. Exits with 1 where a request was refused,
+    and with 75 where some have no answer yet, as the engine failed: start it again.
     """
     check_serve_extra()
     from jpaged.server import batch
@@ -51,9 +55,13 @@ def run_batch(
     llm = engine.build(model)
     concurrency = 2 * llm.config.max_num_seqs
     settings = replace(settings, max_waiting=max(256, concurrency))
-    failed = asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
-    if failed:
-        typer.echo(f"{failed} requests were refused or failed; {answers_file} says why", err=True)
+    try:
+        refused = asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
+    except batch.Unanswered as error:
+        typer.echo(f"{error}; start this command again", err=True)
+        raise typer.Exit(AGAIN) from error
+    if refused:
+        typer.echo(f"{refused} requests were refused; {answers_file} says why", err=True)
         raise typer.Exit(1)
 
 

@@ -64,6 +64,9 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Write prompts and outputs into the log, a line a request.")
+    ] = False,
     *,
     engine: ServeOptions,
 ) -> None:
@@ -80,7 +83,7 @@ def serve(
     from jpaged.server.settings import ServerSettings
 
     with bad_parameters():
-        configure_logs(log_level)
+        configure_logs(log_level, prompts=log_prompts)
         names = served_model_name or [model]
         keys = [Key.of(secret, f"key-{i}") for i, secret in enumerate(api_key or (), start=1)]
         keys += [Key.of(secret, f"admin-{i}", admin=True) for i, secret in enumerate(admin_api_key or (), start=1)]
@@ -106,6 +109,7 @@ def serve(
             state_dir=state_dir,
             save_every=save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
+            log_prompts=log_prompts,
         )
         check_address(settings)
     llm = engine.build(model, background_compilation=warmup is None)

@@ -66,26 +66,55 @@ def _read_request(line: str, where: str) -> BatchRequest:
     return BatchRequest(custom_id, url, body)
 
 
+class Unanswered(RuntimeError):
+    """Some requests got no answer that counts; a run with the same files asks them again."""
+
+
+def counts(status: int) -> bool:
+    """Tell whether a status is an answer: what is refused would be refused again, what failed may yet be answered."""
+    return status < 500 and status != 429
+
+
 def answered(file: Path) -> set[str]:
-    """Return the custom_ids that a file of answers has, and cut off a last line that was not written to its end.
+    """Return the custom_ids that a file of answers has.
+
+    A last line that was not written to its end goes, and so do answers that do not count: see `counts`.
 
     Raises:
         ValueError: a line is no answer; the file is left as it is.
     """
     if not file.exists():
         return set()
-    done, whole = set(), 0
+    done: set[str] = set()
+    failed: set[int] = set()
+    whole = 0
     with file.open("rb+") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 break
             try:
-                done.add(json.loads(line)["custom_id"])
+                answer = json.loads(line)
+                if counts(answer["response"]["status_code"]):
+                    done.add(answer["custom_id"])
+                else:
+                    failed.add(number)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number} is no answer of a batch; give another output file") from error
             whole += len(line)
         lines.truncate(whole)
+    if failed:
+        _without(file, failed)
     return done
+
+
+def _without(file: Path, numbers: set[int]) -> None:
+    """Take lines out of a file, which is the old one or the new one whenever the process is killed."""
+    new = file.with_name(f"{file.name}.part")
+    with file.open("rb") as lines, new.open("wb") as kept:
+        kept.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
+        kept.flush()
+        os.fsync(kept.fileno())
+    new.replace(file)
 
 
 async def run_batch(
@@ -96,37 +125,54 @@ async def run_batch(
     concurrency: int,
     advance: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer requests and append the answers as they come, each a line; return how many were refused or failed.
+    """Answer requests and append the answers as they come, each a line; return how many were refused.
 
     Args:
         app: a server's app, without keys.
         concurrency: requests at once.
         advance: is called after each answer.
+
+    Raises:
+        Unanswered: some got no answer that counts, and have no line. Once the engine has stopped none is asked.
     """
     waiting: Iterator[BatchRequest] = iter(requests)
-    failed = 0
+    refused = num_answered = 0
+    stopped, why = False, ""
     with output.open("a", encoding="utf-8") as lines:
 
         async def work() -> None:
-            nonlocal failed
+            nonlocal refused, num_answered, stopped, why
             for request in waiting:
                 status, body = await _ask(app, request)
-                failed += status != 200
-                answer = {
-                    "id": f"batch_req_{uuid.uuid4().hex}",
-                    "custom_id": request.custom_id,
-                    "response": {"status_code": status, "request_id": body.get("id", ""), "body": body},
-                    "error": None,
-                }
-                lines.write(json.dumps(answer) + "\n")
-                lines.flush()
-                advance()
+                if counts(status):
+                    refused += status != 200
+                    num_answered += 1
+                    lines.write(json.dumps(_answer(request, status, body)) + "\n")
+                    lines.flush()
+                    advance()
+                else:
+                    stopped = stopped or status == 503
+                    why = f"{request.custom_id!r} got status {status}: {body['error']['message']}"
+                if stopped:
+                    return
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(requests))):
                 group.create_task(work())
         os.fsync(lines.fileno())
-    return failed
+    if num_answered < len(requests):
+        raise Unanswered(f"{len(requests) - num_answered} of {len(requests)} requests have no answer; {why}")
+    return refused
+
+
+def _answer(request: BatchRequest, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of the output."""
+    return {
+        "id": f"batch_req_{uuid.uuid4().hex}",
+        "custom_id": request.custom_id,
+        "response": {"status_code": status, "request_id": body.get("id", ""), "body": body},
+        "error": None,
+    }
 
 
 async def _ask(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[str, Any]]:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.errors import CLIENT_GONE, ApiError, described
 from jpaged.server.keys import find_key
+from jpaged.server.logs import REQUEST_ID
 from jpaged.server.memory_page import OPEN_PATHS
 from jpaged.server.rates import Rates
 from jpaged.server.serving import Serving
@@ -64,6 +65,7 @@ class Gate:
             await send(message)
 
         counts = scope["method"] == "POST"
+        before = REQUEST_ID.set(caller.request_id)
         self._serving.num_active += counts
         try:
             try:
@@ -78,6 +80,7 @@ class Gate:
                 raise
             await described(error).response()(scope, receive, told)
         finally:
+            REQUEST_ID.reset(before)
             self._serving.num_active -= counts
             self._log(scope, caller, caller.log.pop("status", status), time.monotonic() - start)
 

@@ -16,6 +16,7 @@ from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.metrics import RequestTimes, ServerMetrics
+from jpaged.server.prompt_log import PromptLog
 from jpaged.server.protocol.sampling import SamplingFields
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
@@ -103,6 +104,8 @@ class Serving:
             raise ApiError(message, status=409, code="idempotency_conflict")
         self._names.add(name)
         seen = _Seen()
+        deltas = isinstance(params, SamplingParams) and params.output_kind is RequestOutputKind.DELTA
+        written = PromptLog(caller, prompt, deltas=deltas) if self.settings.log_prompts else None
         try:
             async with (
                 self.queue.place(caller.key),
@@ -110,6 +113,8 @@ class Serving:
             ):
                 async for output in outputs:
                     self._count(output, params, caller, seen)
+                    if written is not None:
+                        written.add(output)
                     yield output
         except ValueError as error:  # the engine refuses the prompt or a parameter
             seen.fail(error)
@@ -119,6 +124,8 @@ class Serving:
             raise
         finally:
             self._names.discard(name)
+            if written is not None:
+                written.write()
             if self._traces is not None:
                 self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 

@@ -38,6 +38,7 @@ class ServerSettings:
             none is kept.
         save_every: seconds from one save to the next.
         otlp_traces_endpoint: URL of the OpenTelemetry collector that gets spans of requests; None = none are written.
+        log_prompts: whether the log has prompts and outputs.
         reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
 
     Raises:
@@ -66,6 +67,7 @@ class ServerSettings:
     state_dir: Path | None = None
     save_every: float = 30.0
     otlp_traces_endpoint: str | None = None
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
@@ -77,6 +79,7 @@ class ServerSettings:
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)
+        boolean("log_prompts", self.log_prompts)
         for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", ("think",))):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)

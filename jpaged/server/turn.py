@@ -36,7 +36,8 @@ def _params(serving: Serving, body: ChatRequest, turn: Turn) -> SamplingParams |
     if body.use_beam_search:
         if body.tools:
             raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
-        return body.beam_params(most_tokens=body.most_tokens or serving.engine.max_model_len)
+        most = body.most_tokens
+        return body.beam_params(most_tokens=serving.engine.max_model_len if most is None else most)
     extra: dict[str, Any] = {"max_tokens": body.most_tokens, **turn.parameters()}
     if body.logprobs:
         extra["logprobs"] = body.top_logprobs or 0

@@ -91,7 +91,7 @@ class ImageInputs:
         self._most_together = most_together
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
-        self._prepared: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
 
     @property
     def placeholder_text(self) -> str:
@@ -103,12 +103,20 @@ class ImageInputs:
         return self._processor().placeholder.text
 
     def of_text(
-        self, text: str, images: Sequence[Any], encode: Callable[[str], list[int]]
+        self,
+        text: str,
+        images: Sequence[Any],
+        encode: Callable[[str], list[int]],
+        salt: str | None = None,
+        *,
+        prepare: bool = True,
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
         """Return the ids of a prompt of text, in which each image has its tokens, and the images.
 
         Args:
             encode: makes ids of text.
+            salt: what was prepared under another one is prepared again, so that the time tells nobody who sent what.
+            prepare: False leaves out the images.
 
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
@@ -116,9 +124,12 @@ class ImageInputs:
         processor = self._processor()
         pictures, counts = self._read(processor, images)
         ids = encode(expand_text(text, processor.placeholder, counts))
-        return ids, self._placed(processor, pictures, find_spans(ids, processor.placeholder, counts))
+        spans = find_spans(ids, processor.placeholder, counts)
+        return ids, self._placed(processor, pictures, spans, salt) if prepare else ()
 
-    def of_ids(self, ids: Sequence[int], images: Sequence[Any]) -> tuple[list[int], tuple[PromptImage, ...]]:
+    def of_ids(
+        self, ids: Sequence[int], images: Sequence[Any], salt: str | None = None
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
         """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
 
         Raises:
@@ -132,7 +143,7 @@ class ImageInputs:
             spans = find_spans(ids, placeholder, counts)
         else:
             ids, spans = expand_ids(ids, placeholder, counts)
-        return ids, self._placed(processor, pictures, spans)
+        return ids, self._placed(processor, pictures, spans, salt)
 
     def _processor(self) -> ImageProcessor:
         if self.refusal is not None:
@@ -159,13 +170,17 @@ class ImageInputs:
         return pictures, [processor.tokens(picture.size, alone=len(pictures) == 1) for picture in pictures]
 
     def _placed(
-        self, processor: ImageProcessor, pictures: Sequence[Picture], spans: Sequence[tuple[int, int]]
+        self,
+        processor: ImageProcessor,
+        pictures: Sequence[Picture],
+        spans: Sequence[tuple[int, int]],
+        salt: str | None,
     ) -> tuple[PromptImage, ...]:
         placed = []
         for picture, (start, length) in zip(pictures, spans, strict=True):
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
-            made = self._prepare(processor, picture, digest, alone)
+            made = self._prepare(processor, picture, (salt, digest), alone)
             placed.append(PromptImage(start, length, digest, made.features, made.arrays, self._whole))
         if self._most_together is None:
             return tuple(placed)
@@ -177,15 +192,17 @@ class ImageInputs:
             )
         return runs
 
-    def _prepare(self, processor: ImageProcessor, picture: Picture, digest: bytes, alone: bool) -> PreparedImage:
+    def _prepare(
+        self, processor: ImageProcessor, picture: Picture, name: tuple[str | None, bytes], alone: bool
+    ) -> PreparedImage:
         with self._lock:
-            if (known := self._prepared.get(digest)) is not None:
-                self._prepared.move_to_end(digest)
+            if (known := self._prepared.get(name)) is not None:
+                self._prepared.move_to_end(name)
                 return known
         made = processor.prepare(picture, alone=alone)
         made = replace(made, arrays=self._padded(made.arrays))
         with self._lock:
-            self._prepared[digest] = made
+            self._prepared[name] = made
             while len(self._prepared) > _MOST_PREPARED:
                 self._prepared.popitem(last=False)
         return made

@@ -83,11 +83,13 @@ def parse_prompt(
     images: ImageInputs | None = None,
     *,
     add_special_tokens: bool = True,
+    prepare: bool = True,
 ) -> ParsedPrompt:
     """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
     Args:
         images: prepares images; None = none are taken.
+        prepare: False leaves out the images of a text, which has their tokens all the same.
 
     Raises:
         ValueError: a mapping lacks what it needs or has more than that, ids are no integers, text has no tokenizer,
@@ -107,6 +109,7 @@ def parse_prompt(
                 tokenization,
                 images,
                 add_special_tokens=False,
+                prepare=prepare,
             )
         return parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False)
     text, ids, salt, pictures = None, None, None, []
@@ -133,7 +136,7 @@ def parse_prompt(
         special = tokenization.add_special_tokens
         encode = partial(tokenizer.encode, add_special_tokens=add_special_tokens if special is None else special)
         if pictures:
-            ids, placed = images.of_text(cast(str, text), pictures, encode)
+            ids, placed = images.of_text(cast(str, text), pictures, encode, salt, prepare=prepare)
         else:
             ids = encode(text)
     try:
@@ -143,8 +146,8 @@ def parse_prompt(
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
     if any(isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt_token_ids={ids!r} must be integers")
-    if pictures and not placed:
-        plain, placed = images.of_ids(plain, pictures)
+    if pictures and not placed and prepare:
+        plain, placed = images.of_ids(plain, pictures, salt)
     if salt is not None:
         placed = tuple(image.salted(salt) for image in placed)
     if placed and tokenization.max_length is not None and len(plain) > tokenization.max_length:
@@ -165,12 +168,13 @@ def check_salt(salt: str | None) -> None:
 
 
 def chat_prompt(conversation: Conversation, tokenizer: Any, images: ImageInputs | None = None) -> dict[str, Any]:
-    """A conversation as a prompt, through the chat template; with its images, if it has any.
+    """A conversation as a prompt, through the chat template; with its images, if it has any. They are prepared when the
+    prompt is run, which has a salt.
 
     Raises:
         ValueError: as `templated`, or an image cannot be used.
     """
-    parsed = parse_prompt(conversation, tokenizer, images=images)
+    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False)
     prompt = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     given = images_in(conversation.messages)
     return {**prompt, "multi_modal_data": {"image": given}} if given else prompt

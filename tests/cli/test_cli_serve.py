@@ -3,12 +3,14 @@
 import json
 import logging
 import socket
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from jpaged.cli.main import app
 from jpaged.config import EngineConfig
+from jpaged.server.batch import Unanswered
 
 
 @pytest.fixture
@@ -107,3 +109,17 @@ def test_a_file_of_requests_is_read_before_the_model_is_loaded(tell, tmp_path):
     requests.write_text(json.dumps(line) + "\n")
     said, config = tell("run-batch", str(requests), str(answers), "--model", "some/model", "--block-size", "8")
     assert "no model today" in said and config.block_size == 8
+
+
+def test_a_run_that_has_not_answered_all_says_so_and_exits_with_75(monkeypatch, tmp_path):
+    requests, llm = tmp_path / "in.jsonl", SimpleNamespace(config=SimpleNamespace(max_num_seqs=4))
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    requests.write_text(json.dumps(line) + "\n")
+
+    async def stopped(*args):
+        raise Unanswered("1 of 1 requests have no answer")
+
+    monkeypatch.setattr("jpaged.llm.LLM", lambda model, **settings: llm)
+    monkeypatch.setattr("jpaged.cli.run_batch._answer", stopped)
+    result = CliRunner().invoke(app, ["run-batch", str(requests), str(tmp_path / "out.jsonl"), "--model", "some/model"])
+    assert result.exit_code == 75 and "start this command again" in result.output

@@ -2,14 +2,20 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from live_server import until
 
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
-from jpaged.server.batch import answered, read_requests, run_batch
+from jpaged.server.batch import Unanswered, answered, read_requests, run_batch
 from jpaged.server.settings import ServerSettings
 
+HERE = Path(__file__).parent
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -29,7 +35,7 @@ def run(llm, requests, output, advance=lambda: None):
             app = create_app(engine, ServerSettings(model="tiny"))
             return await run_batch(app, requests, output, concurrency=3, advance=advance)
 
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def answers(output):
@@ -68,6 +74,92 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tiny_llm, tmp_path):
     assert len(asked) == 8 - len(done)
     texts = {name: one["body"]["choices"][0]["text"] for name, one in answers(output).items()}
     assert texts == {name: one["body"]["choices"][0]["text"] for name, one in answers(whole).items()}
+
+
+def texts(output):
+    return {name: one["body"]["choices"][0]["text"] for name, one in answers(output).items()}
+
+
+def undisturbed(llm, requests, folder):
+    run(llm, requests, folder / "whole.jsonl")
+    return texts(folder / "whole.jsonl")
+
+
+def test_a_process_that_is_killed_between_two_answers_is_gone_on_with(tiny_llm, tiny_folder, tmp_path):
+    source = write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i, ignore_eos=True) for i in range(40)])
+    requests, output = read_requests(source), tmp_path / "out.jsonl"
+    paths = [str(HERE), str(HERE.parent / "engine"), str(HERE.parent / "models")]
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "batch_process.py"), tiny_folder, str(source), str(output)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    try:
+        until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 3, 120)
+    finally:
+        process.kill()  # SIGKILL: nothing of it runs any more
+        process.wait()
+    done = answered(output)
+    assert 3 <= len(done) < 40
+    asked = []
+    run(tiny_llm, [one for one in requests if one.custom_id not in done], output, lambda: asked.append(1))
+    assert len(asked) == 40 - len(done)
+    assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
+
+
+def test_what_an_engine_that_stopped_did_not_answer_is_no_answer(tiny_llm, tmp_path):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(30)]))
+    output, asked = tmp_path / "out.jsonl", []
+
+    async def main():
+        engine = AsyncLLM.from_llm(tiny_llm)
+        app = create_app(engine, ServerSettings(model="tiny"))
+        stopping = []
+
+        def advance():
+            if len(asked) == 4:
+                stopping.append(asyncio.get_running_loop().create_task(engine.shutdown()))
+            asked.append(1)
+
+        try:
+            await run_batch(app, requests, output, concurrency=3, advance=advance)
+        finally:
+            await engine.shutdown()
+
+    said = r"of 30 requests have no answer; 'r\d+' got status 503: the engine has stopped"
+    with pytest.raises(Unanswered, match=said):
+        asyncio.run(asyncio.wait_for(main(), 300))
+    assert {one["status_code"] for one in answers(output).values()} == {200}
+    done = answered(output)
+    assert 4 <= len(done) == len(asked) < 30
+    run(tiny_llm, [one for one in requests if one.custom_id not in done], output)
+    assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+def test_what_may_yet_be_answered_has_no_line_and_the_rest_is_asked_unless_the_engine_is_gone(tmp_path, status):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}") for i in range(6)]))
+    output, asked = tmp_path / "out.jsonl", []
+
+    async def app(scope, receive, send):
+        asked.append(json.loads((await receive())["body"]))
+        failed = len(asked) == 2
+        body = {"error": {"message": "not now"}} if failed else {"id": "a"}
+        await send({"type": "http.response.start", "status": status if failed else 200})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+    with pytest.raises(Unanswered, match=rf"'r1' got status {status}: not now"):
+        asyncio.run(run_batch(app, requests, output, concurrency=1))
+    want = {"r0"} if status == 503 else {"r0", "r2", "r3", "r4", "r5"}
+    assert answered(output) == set(answers(output)) == want and len(asked) == (2 if status == 503 else 6)
+
+
+def test_answers_that_do_not_count_are_taken_out_of_a_file(tmp_path):
+    output = tmp_path / "out.jsonl"
+    statuses = (200, 503, 400, 429)
+    lines = [{"custom_id": f"r{i}", "response": {"status_code": status}} for i, status in enumerate(statuses)]
+    write(output, lines)
+    assert answered(output) == {"r0", "r2"}
+    assert [json.loads(one) for one in output.read_text().splitlines()] == [lines[0], lines[2]]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import pytest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
+TEXT_PART = {"type": "text", "text": "a"}
+IMAGE_PART = {"type": "image_url", "image_url": {"url": "data:,"}}
+CALL = {"id": "c", "function": {"name": "f"}}
 
 
 @pytest.fixture
@@ -72,6 +75,12 @@ def test_a_message_is_refused_by_its_place(refuse):
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "messages.1.content.0"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": None}]}, "messages.1.content.0"),
         ({"role": "user", "content": "a", "colour": 1}, "messages.1.colour"),
+        ({"role": "user", "content": [TEXT_PART | {"image_url": {"url": "data:,"}}]}, "messages.1.content.0.image_url"),
+        ({"role": "user", "content": [TEXT_PART | {"file": {}}]}, "messages.1.content.0.file"),
+        ({"role": "user", "content": [IMAGE_PART | {"text": "a"}]}, "messages.1.content.0.text"),
+        ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages.1.tool_call_id"),
+        ({"role": "system", "content": "a", "reasoning_content": "hm"}, "messages.1.reasoning_content"),
+        ({"role": "tool", "content": "a", "tool_call_id": "c", "tool_calls": [CALL]}, "messages.1.tool_calls"),
         ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call"),
     ):
         assert refuse(CHAT, messages=[*MESSAGES, message])["param"] == param
@@ -80,6 +89,18 @@ def test_a_message_is_refused_by_its_place(refuse):
 def test_images_for_a_model_without_eyes_are_refused_with_its_name(refuse):
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     assert "takes no images" in refuse(CHAT, messages=[{"role": "user", "content": [image]}])["message"]
+
+
+def test_fields_that_have_no_meaning_together_are_refused_by_name(refuse):
+    shape = {"json_schema": {"schema": {"type": "boolean"}}}
+    for path, name, body in (
+        (COMPLETIONS, "add_special_tokens", {"add_special_tokens": False, "use_beam_search": True}),
+        (COMPLETIONS, "skip_special_tokens", {"skip_special_tokens": False, "use_beam_search": True}),
+        (CHAT, "max_tokens", {"max_completion_tokens": 0, "use_beam_search": True}),
+        (CHAT, "response_format.json_schema", {"response_format": {"type": "text"} | shape}),
+        (COMPLETIONS, "response_format.json_schema", {"response_format": {"type": "json_object"} | shape}),
+    ):
+        assert refuse(path, **body)["param"] == name, body
 
 
 def test_null_counts_as_not_given(server):

@@ -3,6 +3,8 @@
 import openai
 import pytest
 
+from jpaged.server.protocol.responses import ResponsesRequest
+
 PATH = "/v1/responses"
 BODY = {"model": "tiny", "input": "hello", "instructions": "be kind", "max_output_tokens": 12, "seed": 3}
 MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
@@ -97,6 +99,52 @@ def test_what_is_not_done_is_refused_by_name(server):
         error = server.refusal(PATH, BODY | {name: value})
         assert name in (error["param"] or "") or name in error["message"] or error["param"] in ("verbosity", "file_id")
     assert server.refusal(PATH, BODY | {"background": True, "store": False})["param"] == "background"
+
+
+IMAGE = {"type": "input_image", "image_url": "data:,"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        (OUTPUT | {"output": [{"type": "input_text", "text": "see"}, IMAGE]}, "input.1.output.1"),
+        (THOUGHT | {"content": [IMAGE]}, "input.1.content.0"),
+        (THOUGHT | {"summary": [{"type": "summary_text", "text": "h"}]}, "input.1.summary"),
+        (THOUGHT | {"role": "assistant"}, "input.1.role"),
+        (OUTPUT | {"name": "f"}, "input.1.name"),
+        (OUTPUT | {"arguments": "{}"}, "input.1.arguments"),
+        ({"role": "user", "content": "a", "call_id": "c"}, "input.1.call_id"),
+        ({"role": "user", "content": "a", "output": "b"}, "input.1.output"),
+        ({"role": "assistant", "content": "a", "summary": []}, "input.1.summary"),
+    ],
+)
+def test_what_an_item_has_no_use_for_is_refused_by_name(server, item, param):
+    assert server.refusal(PATH, BODY | {"input": [{"role": "user", "content": "hello"}, item]})["param"] == param
+
+
+def test_a_format_has_what_its_type_says(server):
+    for kind in ("text", "json_object"):
+        form = {"type": kind, "schema": {"type": "object"}}
+        assert server.refusal(PATH, BODY | {"text": {"format": form}})["param"] == "text.format.schema"
+
+
+def messages(*items):
+    chat = ResponsesRequest(input=list(items)).as_chat()
+    return [message.model_dump(exclude_unset=True) for message in chat.messages]
+
+
+def test_no_thought_of_a_conversation_is_lost():
+    user, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    alone = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert messages(user, THOUGHT, said) == [user, said | {"reasoning_content": "hm"}]
+    assert messages(user, THOUGHT, user) == [user, alone, user] and messages(user, THOUGHT) == [user, alone]
+    assert messages(user, THOUGHT, THOUGHT, said)[1]["reasoning_content"] == "hm\nhm"
+    first, second = messages(user, said, THOUGHT, call)[1:]
+    assert first == said and second["reasoning_content"] == "hm" and second["tool_calls"][0]["id"] == "c"
+    assert messages(user, said, call)[1].keys() == {"role", "content", "tool_calls"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

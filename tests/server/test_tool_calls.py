@@ -10,8 +10,9 @@ from tiny_chat_model import byte_level_tokenizer
 
 from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.message.reasoning import ThinkReader
+from jpaged.server.message.thought_grammar import behind_thought
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import FORMATS, behind_thought, format_of
+from jpaged.server.message.tool_formats import FORMATS, format_of
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -80,7 +81,7 @@ def test_mistrals_form_is_that_of_the_tokenizer():
     assert form is FORMATS["mistral_args"] and format_of("hermes", {"[ARGS]": 6}.get) is FORMATS["hermes"]
     options = {"forced": True, "parallel": True, "thought": "none"}
     grammar = form.grammar([{"name": "f"}], {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, **options)
-    assert "start:  <[5]> opening call (between call)* closing" in grammar
+    assert "start:  <[5]> calls" in grammar and "calls: opening call (between call)* closing" in grammar
     assert "between: <[5]>" in grammar and 'call_0: "f" <[6]> args_0' in grammar
 
 
@@ -171,3 +172,78 @@ def test_json_may_come_behind_a_thought(allows):
     ):
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
         assert allows(behind_thought(schema, thought), text) is want, (thought, text)
+
+
+# ---------------------------------------------------------------------- answers that may be text
+
+THOUGHTS = {"none": "", "may": "<think>so < it is</think>", "runs": "so < it is</think>"}
+"""What may come before an answer, and such a thought."""
+
+
+def bad(family):
+    return written(family, ("f", {"a": "one"}))
+
+
+def mention(family):
+    return FORMATS[family].begin or "{"
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_call_behind_a_thought_follows_its_schema(allows, family, thought):
+    begun, good = THOUGHTS[thought], written(family, ("f", {"a": 1}))
+    for between in ("", "  "):
+        assert allows(family, f"{begun}{between}{good}", thought=thought)
+        assert not allows(family, f"{begun}{between}{bad(family)}", thought=thought)
+    two = written(family, ("f", {"a": 1}), ("g", {}))
+    assert allows(family, begun + two, thought=thought)
+    assert not allows(family, begun + two, thought=thought, parallel=False)
+    assert allows(family, begun, thought=thought) and allows(family, f"{begun} yes", thought=thought)
+    if thought == "may":
+        assert allows(family, good, thought=thought) and not allows(family, bad(family), thought=thought)
+        assert allows(family, "<thanks", thought=thought) and allows(family, "no <think> of it", thought=thought)
+
+
+@pytest.mark.parametrize("thought", ["may", "runs"])
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_thought_may_say_what_begins_a_call(allows, family, thought):
+    begun = THOUGHTS[thought].replace("it", mention(family))
+    assert allows(family, f"{begun}yes", thought=thought)
+    assert allows(family, begun + written(family, ("g", {})), thought=thought)
+    assert not allows(family, begun + bad(family), thought=thought)
+    assert allows(family, begun.removesuffix("</think>"), thought=thought)
+    reader = ThinkReader(ToolReader(FORMATS[family]), inside=thought == "runs")
+    assert read(reader, f"{begun}yes") == [Reasoning(f"so < {mention(family)} is"), Content("yes")]
+
+
+@pytest.mark.parametrize("space", [" ", "   "])
+def test_white_space_before_a_call_does_not_free_it(allows, space):
+    assert allows("llama3", space + written("llama3", ("f", {"a": 1}))) and allows("llama3", space)
+    assert not allows("llama3", space + bad("llama3")) and not allows("llama3", f"{space}{{")
+    assert not allows("llama3", f"<|python_tag|>{space}{bad('llama3')}")
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "mistral_args"])
+def test_a_mark_that_is_a_special_token_is_not_spelt_out(allows, family):
+    form = FORMATS[family]
+    options = {"forced": False, "parallel": True, "thought": "none"}
+    grammar = form.grammar(FUNCTIONS, {form.begin: 1}.get, **options)
+    assert allows(grammar, "well") and allows(grammar, form.begin[:-1])
+    assert not allows(grammar, bad(family)) and not allows(grammar, f"well {bad(family)}")
+
+
+@pytest.mark.parametrize("family", FORMATS)
+@given(data=st.data())
+def test_whatever_an_answer_is_a_reader_finds_calls_of_the_tools_only(allows, family, data):
+    thought, parallel = data.draw(st.sampled_from(sorted(THOUGHTS))), data.draw(st.booleans())
+    calls = [written(family, call) for call in (("f", {"a": 1}), ("g", {}), ("h", {}), ("f", {"a": "one"}))]
+    marks = ["<think>", "</think>", mention(family), mention(family)[:-1], FORMATS[family].closing, "}", "; ", ", "]
+    text = "".join(data.draw(st.lists(st.sampled_from([*calls, *marks, " ", "so", "<"]), max_size=6)))
+    if not allows(family, text, parallel=parallel, thought=thought):
+        return
+    said = ToolReader(FORMATS[family])
+    reader = said if thought == "none" else ThinkReader(said, inside=thought == "runs")
+    found = [part for part in read(reader, text.replace("\n", "")) if isinstance(part, tuple)]
+    for _, name, arguments in found:
+        assert name == "g" or (name == "f" and isinstance(json.loads(arguments)["a"], int)), text
+    assert parallel or len(found) <= 1

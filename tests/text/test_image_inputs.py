@@ -84,6 +84,26 @@ def test_an_image_in_two_prompts_is_prepared_once(inputs):
     assert first.arrays["pixel_values"] is second.arrays["pixel_values"]
 
 
+def test_an_image_under_another_salt_is_prepared_again(inputs):
+    """Else the time to the first token would tell a caller whether another one has sent the image."""
+    mine = process(inputs, with_image(picture(3)) | {"cache_salt": "mine"}).images[0]
+    again, other, none = (
+        process(inputs, with_image(picture(3)) | {"cache_salt": salt}).images[0] for salt in ("mine", "other", None)
+    )
+    assert again.arrays["pixel_values"] is mine.arrays["pixel_values"]
+    for each in (other, none):
+        assert each.arrays["pixel_values"] is not mine.arrays["pixel_values"]
+        assert np.array_equal(each.arrays["pixel_values"], mine.arrays["pixel_values"])
+
+
+def test_a_chats_prompt_is_made_without_preparing_its_images(folder):
+    inputs = inputs_of(folder)
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture(5)}, {"type": "text", "text": "c"}]}]
+    made = chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
+    assert made["prompt_token_ids"].count(IMAGE) == IMAGE_TOKENS and not inputs.images._prepared
+    assert process(inputs, made | {"cache_salt": "mine"}).images and len(inputs.images._prepared) == 1
+
+
 def data_url(image, kind="PNG"):
     file = io.BytesIO()
     image.save(file, kind)

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from jpaged import CompletionOutput
 from jpaged.server.caller import Caller
-from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
+from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, added, ending, serving_of, usage
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.message.conversation import Turn
@@ -74,20 +74,19 @@ class _Chat:
         """Return the answer's JSON."""
         (output,) = await collected([await start_turn(self._serving, self._body, self._turn, self._caller)])
         tokens = sum(len(one.token_ids) for one in output.outputs)
-        answer: dict[str, Any] = {
-            **self._head,
-            "choices": [self._choice(i, one) for i, one in enumerate(output.outputs)],
-        }
-        answer["usage"] = usage([output], tokens)
+        each = [MessageFields(self._turn, i, self._caller.request_id) for i in range(len(output.outputs))]
+        told = zip(each, output.outputs, strict=True)
+        choices = [self._choice(fields, i, one) for i, (fields, one) in enumerate(told)]
+        answer: dict[str, Any] = {**self._head, "choices": choices}
+        answer["usage"] = usage([output], tokens, added(fields.thought_tokens for fields in each))
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
         return answer
 
-    def _choice(self, index: int, one: CompletionOutput) -> dict[str, Any]:
-        fields = MessageFields(self._turn, index, self._caller.request_id)
-        fields.add(one.text, ended=True)
+    def _choice(self, fields: MessageFields, index: int, one: CompletionOutput) -> dict[str, Any]:
+        fields.add(one.text, one.token_ids, ended=True)
         choice = {"index": index, "message": fields.message(), "logprobs": self._logprobs(one)}
         choice |= fields.ending(ending(one))
         return choice | ({"token_ids": list(one.token_ids)} if self._body.return_token_ids else {})
@@ -116,15 +115,19 @@ class _Chat:
                         each[one.index] = MessageFields(self._turn, one.index, self._caller.request_id)
                         first = {"index": one.index, "delta": {"role": "assistant", "content": ""}}
                         choice = {**first, "logprobs": None, "finish_reason": None}
-                        yield event({"choices": [choice], **counted.field()})
-                    if (delta := self._delta(each[one.index], one)) is not None:
+                        prompt = {"prompt_token_ids": output.prompt_token_ids} if self._body.return_token_ids else {}
+                        yield event({"choices": [choice], **prompt, **counted.field()})
+                    delta = self._delta(each[one.index], one)
+                    if counted.include:
+                        counted.thought = added(fields.thought_tokens for fields in each.values())
+                    if delta is not None:
                         yield event({"choices": [delta], **counted.field()})
         if counted.include:
             yield event({"choices": [], "usage": counted.now()})
         yield DONE
 
     def _delta(self, fields: MessageFields, one: CompletionOutput) -> dict[str, Any] | None:
-        delta = fields.add(one.text, ended=one.finish_reason is not None)
+        delta = fields.add(one.text, one.token_ids, ended=one.finish_reason is not None)
         if not (delta or one.finish_reason or one.logprobs or self._body.return_token_ids):
             return None
         choice = {"index": one.index, "delta": delta, "logprobs": self._logprobs(one), **fields.ending(ending(one))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -18,15 +18,22 @@ def serving_of(request: Request) -> Serving:
     return request.app.state.serving
 
 
-def usage(outputs: Sequence[RequestOutput], completion_tokens: int) -> dict[str, Any]:
-    """Return the `usage` of an answer: a prompt's tokens count once however many outputs it has."""
+def usage(outputs: Sequence[RequestOutput], completion_tokens: int, thought: int | None = None) -> dict[str, Any]:
+    """Return the `usage` of an answer: a prompt's tokens count once however many outputs it has.
+
+    Args:
+        thought: tokens of thoughts among them; None where these are not told apart.
+    """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }
+    if thought is not None:
+        told["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return told
 
 
 def ending(output: CompletionOutput) -> dict[str, Any]:
@@ -40,6 +47,9 @@ class StreamUsage:
     Args:
         include: whether a last chunk tells them.
         continuous: whether every chunk does.
+
+    Attributes:
+        thought: tokens of thoughts so far; None where these are not told apart.
     """
 
     def __init__(self, *, include: bool, continuous: bool) -> None:
@@ -47,6 +57,7 @@ class StreamUsage:
         self.continuous = continuous and include
         self._seen: dict[int, RequestOutput] = {}
         self._tokens = 0
+        self.thought: int | None = None
 
     def count(self, prompt: int, output: RequestOutput) -> None:
         """Take in the new tokens of a prompt."""
@@ -56,10 +67,16 @@ class StreamUsage:
 
     def now(self) -> dict[str, Any]:
         """Return the `usage` so far."""
-        return usage(list(self._seen.values()), self._tokens)
+        return usage(list(self._seen.values()), self._tokens, self.thought)
 
     def field(self) -> dict[str, Any]:
         """Return what a chunk says of the usage: null in all but the last, unless every chunk tells it."""
         if not self.include:
             return {}
         return {"usage": self.now() if self.continuous else None}
+
+
+def added(counts: Iterable[int | None]) -> int | None:
+    """Return a sum, or None where there is no count."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

@@ -71,9 +71,9 @@ class _Completion:
             raise ApiError("prompt_logprobs needs stream=false", param="prompt_logprobs", code="invalid_value")
         if body.echo and self._serving.engine.tokenizer is None:
             raise ApiError("echo=true needs a tokenizer, and the model has none", param="echo", code="invalid_value")
-        if body.use_beam_search and (body.echo or body.best_of is not None):
-            name = "echo" if body.echo else "best_of"
-            raise ApiError(f"{name} has no meaning with use_beam_search=true", param=name, code="invalid_value")
+        plain = (("echo", body.echo), ("best_of", body.best_of), ("add_special_tokens", not body.add_special_tokens))
+        for name in [name for name, given in plain if given and body.use_beam_search]:
+            raise ApiError(f"{name} is not done with use_beam_search=true", param=name, code="unsupported_parameter")
 
     def _start(self) -> list[AsyncGenerator[RequestOutput, None]]:
         body = self._body

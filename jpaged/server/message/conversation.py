@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jpaged import StructuredOutputsParams
 from jpaged.server.errors import ApiError
 from jpaged.server.message.parts import PlainReader, Reader
-from jpaged.server.message.reasoning import BEGIN, ThinkReader
+from jpaged.server.message.reasoning import BEGIN, END, ThinkReader
+from jpaged.server.message.thought_grammar import Thought, behind_thought
+from jpaged.server.message.thought_tokens import ThoughtTokens
 from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import Thought, behind_thought, format_of
+from jpaged.server.message.tool_formats import format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
 from jpaged.server.settings import ServerSettings
 
@@ -129,6 +132,15 @@ class Turn:
         """Return what reads one output."""
         said: Reader = PlainReader() if self._form is None else ToolReader(self._form)
         return ThinkReader(said, inside=self._inside) if self._thinks else said
+
+    def thought_tokens(self, reader: Reader) -> ThoughtTokens | None:
+        """Return what counts the thought of an output that this reader reads; None where none is told apart."""
+        if not isinstance(reader, ThinkReader):
+            return None
+        tokenizer = self._tokenizer
+        end = tokenizer.convert_tokens_to_ids(END)
+        decode = partial(tokenizer.decode, skip_special_tokens=self._body.skip_special_tokens is not False)
+        return ThoughtTokens(reader, None if end == tokenizer.unk_token_id else end, decode)
 
 
 def _refusal(name: str, message: str) -> ApiError:

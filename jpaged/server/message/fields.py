@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jpaged.server.message.parts import CallArguments, CallStart, Content, Part, Reasoning
@@ -22,16 +23,24 @@ class MessageFields:
     def __init__(self, turn: Turn, index: int, request_id: str) -> None:
         self._turn = turn
         self._reader = turn.reader()
+        self._thought = turn.thought_tokens(self._reader)
         self._id = f"call_{request_id}_{index}"
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
-    def add(self, text: str, *, ended: bool) -> dict[str, Any]:
+    @property
+    def thought_tokens(self) -> int | None:
+        """Return how many tokens its thought has so far; None where thoughts are not told apart."""
+        return None if self._thought is None else self._thought.total
+
+    def add(self, text: str, token_ids: Sequence[int], *, ended: bool) -> dict[str, Any]:
         """Take in more of the output; return the `delta` of a chunk, empty where nothing is settled."""
         parts = self._reader.push(text)
         if ended:
             parts = [*parts, *self._reader.finish()]
+        if self._thought is not None:
+            self._thought.add(token_ids, text)
         delta: dict[str, Any] = {}
         for part in parts:
             self._add(part, delta)

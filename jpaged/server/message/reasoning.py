@@ -13,6 +13,10 @@ class ThinkReader:
     Args:
         said: reads what comes behind them.
         inside: whether the prompt ended with `BEGIN`, so that the output begins with a thought.
+
+    Attributes:
+        thought_length: characters of the output up to the end of its thought, marks included; 0 = there is no thought,
+            None = that is not known yet, or the thought goes on.
     """
 
     def __init__(self, said: Reader, *, inside: bool) -> None:
@@ -22,11 +26,14 @@ class ThinkReader:
         self._behind = False
         self._trim = False
         self._starts = True
+        self._num_read = 0
+        self.thought_length: int | None = None
 
     def push(self, text: str) -> list[Part]:
         if self._behind:
             return self._said.push(self._trimmed(text))
         self._held += text
+        self._num_read += len(text)
         if self._inside is None:  # it is not clear yet whether there is a thought
             begun = self._held.lstrip()
             if begun.startswith(BEGIN):
@@ -34,7 +41,7 @@ class ThinkReader:
             elif BEGIN.startswith(begun):
                 return []
             else:
-                self._behind = True
+                self._behind, self.thought_length = True, 0
                 return self._said.push(self._take(len(self._held)))
         if self._starts and self._held:
             self._held, self._starts = self._held.removeprefix("\n"), False
@@ -44,6 +51,7 @@ class ThinkReader:
             return [Reasoning(thought)] if thought else []
         thought = self._take(at)
         self._behind = self._trim = True
+        self.thought_length = self._num_read - len(self._held) + len(END)
         parts: list[Part] = [Reasoning(thought)] if thought else []
         return parts + self._said.push(self._trimmed(self._take(len(self._held))[len(END) :]))
 
@@ -51,6 +59,8 @@ class ThinkReader:
         rest = self._take(len(self._held))
         if self._inside and not self._behind:
             return [Reasoning(rest)] if rest else []
+        if self.thought_length is None:
+            self.thought_length = 0
         return [*self._said.push(rest), *self._said.finish()]
 
     def _take(self, count: int) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from jpaged.server.message.thought_grammar import ANY, SPACE, Thought, before_shape, before_text
 
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's json.dumps writes it, which is how families were trained."""
-Thought = Literal["none", "may", "runs"]
-"""What may come before a forced call: nothing, a thought, or the rest of one that the prompt began."""
 Special = Callable[[str], int | None]
 """Returns the id of a special token; None where the text is none."""
 
@@ -51,29 +51,61 @@ class ToolFormat:
             special: see `Special`.
             forced: whether the answer is a call; else it may be text, or begin with text.
             parallel: whether there may be several calls.
-            thought: what may come before a forced call.
+            thought: what may come before the answer.
         """
         calls = f"opening call {'(between call)*' if parallel else ''} closing"
-        rules = ["TEXT: /(.|\\n)*/"]
-        mark = self._mark(special)
-        if forced:
-            before, rule = _thought(thought)
-            rules += [f"start: {before} {mark} {calls}", *rule]
-        elif not self.begin:
-            rules += [f"start: said? | {mark} {calls}", "said: /[^{](.|\\n)*/"]
-        elif special(self.begin) is not None:
-            rules += [f"start: TEXT | TEXT {mark} {calls}"]
-        else:
-            rules += [f"start: TEXT | pre {calls}", f"pre[lazy]: TEXT {json.dumps(self.begin)}"]
+        rules = [*(self._forced(special, thought) if forced else self._free(special, thought)), f"calls: {calls}"]
         for name in ("opening", "between", "closing"):
             again = name == "between" and self.between == self.begin  # which may be a special token
-            rules.append(f"{name}: {mark if again else _loose(getattr(self, name))}")
+            rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
             schema = {**(function.get("parameters") or {"type": "object", "properties": {}}), "x-guidance": _JSON_STYLE}
             rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
             rules += [f"args_{i}: %json {json.dumps(schema)}"]
         return "\n".join(rules)
+
+    def _forced(self, special: Special, thought: Thought) -> list[str]:
+        """Return the rules of an answer that is calls."""
+        before, rules = before_shape(thought)
+        return [f"start: {before} {self._mark(special)} calls", *rules]
+
+    def _free(self, special: Special, thought: Thought) -> list[str]:
+        """Return the rules of an answer that may be text or begin with text.
+
+        Text has no beginning of a call, and text without a thought does not begin as one: what `ToolReader` and
+        `ThinkReader` take for a call behind the thought is one of the grammar's.
+        """
+        start, rules = before_text(thought)
+        rules = [f"start: {start}", *rules, f"CALLED: {self._called}", f"SPACES: /{SPACE}+/"]
+        rules += self._said("said", special)
+        return [*rules, *self._said("first", special, " & ~THINKS")] if thought == "may" else rules
+
+    @property
+    def _called(self) -> str:
+        """Return the terminal of outputs in which a reader finds the beginning of a call."""
+        if self.begin:
+            return f"{ANY} {json.dumps(self.begin)} {ANY}"
+        marks = [f"({json.dumps(mark)} /{SPACE}*/)?" for mark in self.special]
+        return " ".join([f"/{SPACE}*/", *marks, f'"{{" {ANY}'])
+
+    def _said(self, name: str, special: Special, limit: str = "") -> list[str]:
+        """Return the rules of text, of calls, and of text before calls.
+
+        Args:
+            name: of the first rule.
+            limit: follows a terminal that is the beginning of the output.
+        """
+        text = f"{name.upper()}_TEXT"
+        rules = [f"{text}: {ANY} & ~CALLED{limit}"]
+        if not self.begin:
+            marks = " ".join(f"(<[{token}]> SPACES?)?" for token in self._ids(special))
+            return [*rules, f"{name}: {text} | SPACES? {marks} calls"]
+        if special(self.begin) is not None:
+            return [*rules, f"{name}: {text} | {text} {self._mark(special)} calls"]
+        head = f"{name.upper()}_HEAD"
+        rules += [f"{head}_ANY: {ANY} {json.dumps(self.begin)}", f"{head}: {head}_ANY{limit}"]
+        return [*rules, f"{name}: {text} | {name}_head calls", f"{name}_head[lazy]: {head}"]
 
     def _call(self, name: str, arguments: str, special: Special) -> str:
         """Return the rule of a call; `arguments` is the rule of its arguments."""
@@ -87,24 +119,12 @@ class ToolFormat:
     def _mark(self, special: Special) -> str:
         """Return the rule of what stands before the first call."""
         if not self.begin:
-            ids = [token for text in self.special if (token := special(text)) is not None]
-            return " ".join(f"(<[{token}]>)?" for token in ids)
+            return " ".join(f"(<[{token}]>)?" for token in self._ids(special))
         token = special(self.begin)
         return json.dumps(self.begin) if token is None else f"<[{token}]>"
 
-
-def behind_thought(schema: Mapping[str, Any], thought: Thought) -> str:
-    """Return the Lark grammar of JSON that may come behind a thought."""
-    before, rule = _thought(thought)
-    return "\n".join([f"start: {before} shape", *rule, f"shape: %json {json.dumps(schema)}"])
-
-
-def _thought(thought: Thought) -> tuple[str, list[str]]:
-    """Return what stands for a thought in a rule, and the rule of the thought itself."""
-    if thought == "none":
-        return "", []
-    begun = "<think>" if thought == "may" else ""
-    return "thought?" if thought == "may" else "thought", [f"thought[lazy]: /{begun}(.|\\n)*<\\/think>\\s*/"]
+    def _ids(self, special: Special) -> list[int]:
+        return [token for text in self.special if (token := special(text)) is not None]
 
 
 def _loose(text: str) -> str:

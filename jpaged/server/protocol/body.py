@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -30,3 +30,18 @@ class Body(BaseModel):
         for name in given.keys() & cls.refused.keys():
             raise ApiError(f"{name} is not supported: {cls.refused[name]}", param=name, code="unsupported_parameter")
         return given
+
+
+def only_fields(body: Body, fields: Collection[str], where: str, what: str) -> None:
+    """Refuse a field that a mapping of this kind has no use for, though others of its class have.
+
+    Args:
+        where: place of the mapping in the request.
+        what: says of which kind it is.
+
+    Raises:
+        ApiError: it has another field.
+    """
+    for name in sorted(body.model_fields_set - set(fields)):
+        told = type(body).model_fields[name].alias or name
+        raise ApiError(f"{where}.{told} has no meaning in {what}", param=f"{where}.{told}", code="invalid_value")

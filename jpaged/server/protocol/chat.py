@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.body import Body, only_fields
 from jpaged.server.protocol.sampling import SamplingFields
 
 
@@ -37,8 +37,10 @@ class ContentPart(Body):
         """Return the part for the chat template.
 
         Raises:
-            ApiError: it is neither text nor an image, or has not what its type says.
+            ApiError: it is neither text nor an image, has not what its type says, or has more than that.
         """
+        if self.type in ("text", "image_url"):
+            only_fields(self, {"type", self.type}, where, f"a part of the type {self.type!r}")
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
         if self.type == "image_url" and self.image_url is not None:
@@ -63,6 +65,15 @@ class ToolCall(Body):
     index: int | None = None
 
 
+_OF_ROLE = {
+    "tool_calls": "assistant",
+    "reasoning_content": "assistant",
+    "reasoning": "assistant",
+    "tool_call_id": "tool",
+}
+"""Fields of a message that one role has."""
+
+
 class Message(Body):
     """One message; the chat template decides what its name and tool calls become."""
 
@@ -85,8 +96,12 @@ class Message(Body):
         """Return the message for the chat template.
 
         Raises:
-            ApiError: it has a part that is neither text nor an image.
+            ApiError: it has a part that is neither text nor an image, or a field that its role does not have.
         """
+        for name, role in _OF_ROLE.items():
+            if getattr(self, name) and self.role != role:
+                told = f"{where}.{name} is for a message of the role {role!r}, not {self.role!r}"
+                raise ApiError(told, param=f"{where}.{name}", code="invalid_value")
         if self.annotations or self.refusal:
             name = "annotations" if self.annotations else "refusal"
             raise ApiError(f"{where}.{name} is not supported: the model is shown text only", param=f"{where}.{name}")

@@ -8,74 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from jpaged.server.errors import ApiError, invalid
-from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.body import Body, only_fields
 from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.protocol.response_items import InputItem, messages_of
 
 _NOT_KEPT = "use previous_response_id, or send the conversation as input"
-
-
-class InputPart(Body):
-    """A part of an item's content: text, or in a message of the user an image.
-
-    Attributes:
-        image_url: a ``data:`` URL, or what the engine's `ImageSources` allow.
-        detail: how closely the model looks is up to the model.
-    """
-
-    refused: ClassVar[Mapping[str, str]] = {"file_id": "there are no files: give image_url"}
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "input_image"]
-    text: str = ""
-    image_url: str | None = None
-    detail: Literal["auto"] | None = None
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-    @model_validator(mode="after")
-    def _has_what_its_type_says(self) -> InputPart:
-        name, other = ("image_url", "text") if self.type == "input_image" else ("text", "image_url")
-        if name not in self.model_fields_set or other in self.model_fields_set:
-            raise ValueError(f"a part of type {self.type!r} has the field {name}, and not {other}")
-        return self
-
-
-class InputItem(Body):
-    """One item of a conversation: a message, a call, a call's result, or a thought; a response's output is taken as
-    it came."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
-    id: str | None = None
-    status: str | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
-
-    @staticmethod
-    def text(content: str | list[InputPart] | None) -> str:
-        """Return a content's text."""
-        return content or "" if not isinstance(content, list) else "\n".join(part.text for part in content)
-
-    def chat_content(self, where: str) -> Any:
-        """Return a message's content as a chat has it.
-
-        Raises:
-            ApiError: there is an image in a message that is not the user's.
-        """
-        if not isinstance(self.content, list) or all(part.type != "input_image" for part in self.content):
-            return self.text(self.content)
-        if self.role != "user":
-            message = f"{where} has an image, which only a message of the role 'user' may have"
-            raise ApiError(message, param=f"{where}.content", code="invalid_value")
-        return [
-            {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-            if part.type == "input_image"
-            else {"type": "text", "text": part.text}
-            for part in self.content
-        ]
 
 
 class ResponseTool(Body):
@@ -103,6 +40,12 @@ class TextFormat(Body):
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> TextFormat:
+        if self.type != "json_schema":
+            only_fields(self, {"type"}, "text.format", f"a format of the type {self.type!r}")
+        return self
 
 
 class TextOptions(Body):
@@ -244,32 +187,4 @@ class ResponsesRequest(Body):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        thought = None
-        for i, item in enumerate(self.input):
-            where = f"input.{i}"
-            if item.type == "reasoning":
-                thought = item.text(item.content or item.summary)
-                continue
-            message = _message(item, where)
-            if message["role"] == "assistant" and thought:
-                message["reasoning_content"] = thought
-            thought = None
-            last = messages[-1] if messages else {}
-            if "tool_calls" in message and last.get("role") == "assistant":
-                last.setdefault("tool_calls", []).extend(message["tool_calls"])
-            else:
-                messages.append(message)
-        return messages
-
-
-def _message(item: InputItem, where: str) -> dict[str, Any]:
-    needed = {"message": ("role", "content"), "function_call": ("call_id", "name", "arguments")}
-    for name in needed.get(item.type, ("call_id", "output")):
-        if getattr(item, name) is None:
-            raise ApiError(f"{where} of type {item.type!r} needs {name}", param=f"{where}.{name}", code="invalid_value")
-    if item.type == "message":
-        return {"role": item.role, "content": item.chat_content(where)}
-    if item.type == "function_call":
-        function = {"name": item.name, "arguments": item.arguments}
-        return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
-    return {"role": "tool", "tool_call_id": item.call_id, "content": item.text(item.output)}
+        return [*messages, *messages_of(self.input)]

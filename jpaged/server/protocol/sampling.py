@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError, refused
-from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.body import Body, only_fields
 
 MOST_CHOICES = 128
 """Most outputs of one prompt, as in OpenAI's API."""
@@ -38,6 +38,8 @@ _SAME_NAME = (
 )
 _BEAM = {"n", "max_tokens", "length_penalty", "early_stopping", "ignore_eos", "temperature"}
 """Fields that a beam search has a use for."""
+_NOTHING = {"stream", "logprobs", "include_stop_str_in_output"}
+"""Fields of which a beam search does what false asks for."""
 
 
 class StreamOptions(Body):
@@ -67,6 +69,12 @@ class ResponseFormat(Body):
 
     type: str
     json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ResponseFormat:
+        if self.type in ("text", "json_object"):
+            only_fields(self, {"type"}, "response_format", f"a format of the type {self.type!r}")
+        return self
 
     def shape(self) -> StructuredOutputsParams | None:
         """Return the shape as the engine takes it.
@@ -181,7 +189,7 @@ class SamplingFields(Body):
         self._check()
         useless = {*_SAME_NAME, "seed", "logit_bias", "stream", "structured_outputs", "response_format", "logprobs"}
         for name in sorted((useless - _BEAM) & self.model_fields_set):
-            if getattr(self, name) is not False:
+            if name not in _NOTHING or getattr(self, name) is not False:
                 raise ApiError(f"{name} has no meaning with use_beam_search=true", param=name, code="invalid_value")
         given = {name: getattr(self, name) for name in _BEAM & self.model_fields_set}
         given |= {"beam_width": given.pop("n", 1), "max_tokens": given.get("max_tokens", most_tokens)}

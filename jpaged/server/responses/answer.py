@@ -88,6 +88,7 @@ class Answer:
         """
         outputs = await start_turn(self._serving, self._chat, self._turn, self._caller)
         reader, tokens, begun = self._turn.reader(), 0, False
+        thought = self._turn.thought_tokens(reader)
         async with aclosing(outputs):
             try:
                 async for output in outputs:
@@ -99,13 +100,15 @@ class Answer:
                         tokens += len(one.token_ids)
                         self._items.scored(self._logprobs(one))
                         parts = reader.push(one.text) + (reader.finish() if one.finish_reason else [])
+                        if thought is not None:
+                            thought.add(one.token_ids, one.text)
                         for part in parts:
                             for told in self._items.add(part):
                                 yield told
                         if one.finish_reason is not None:
                             for told in self._items.close(_status(one)):
                                 yield told
-                            yield self._last(output, one, tokens)
+                            yield self._last(output, one, tokens, 0 if thought is None else thought.total)
             except Exception as error:
                 if not begun:
                     raise
@@ -123,12 +126,12 @@ class Answer:
             return []
         return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0)["content"]
 
-    def _last(self, output: RequestOutput, one: CompletionOutput, tokens: int) -> Event:
-        ended = self._ended(output, one, tokens)
+    def _last(self, output: RequestOutput, one: CompletionOutput, tokens: int, thought: int) -> Event:
+        ended = self._ended(output, one, tokens, thought)
         return f"response.{ended['status']}", {"response": ended}
 
-    def _ended(self, output: RequestOutput, one: CompletionOutput, tokens: int) -> dict[str, Any]:
-        """Return the response at its end."""
+    def _ended(self, output: RequestOutput, one: CompletionOutput, tokens: int, thought: int) -> dict[str, Any]:
+        """Return the response at its end, which took so many tokens, those of its thought among them."""
         whole = one.finish_reason == "stop"
         why = "max_output_tokens" if one.finish_reason == "length" else "aborted"
         prompt = len(output.prompt_token_ids)
@@ -139,7 +142,7 @@ class Answer:
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": output.num_cached_tokens},
                 "output_tokens": tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": prompt + tokens,
             },
         }

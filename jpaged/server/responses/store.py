@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.responses import InputItem, ResponsesRequest
+from jpaged.server.protocol.response_items import InputItem
+from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.responses.answer import Answer
 from jpaged.server.responses.job import Job
 from jpaged.server.responses.kept_files import KeptFiles
@@ -49,7 +50,8 @@ class ResponseStore:
         """
         whose = _whose(caller)
         if body.previous_response_id is not None:
-            body = self._behind(self.find(caller, body.previous_response_id), body)
+            before = self.find(caller, body.previous_response_id, param="previous_response_id")
+            body = self._behind(before, body)
         response_id = f"resp_{caller.request_id}"
         if (whose, response_id) in self._kept:
             response_id += f"-{uuid.uuid4().hex[:12]}"
@@ -90,8 +92,11 @@ class ResponseStore:
 
         job.start(answer, caller.deadline).add_done_callback(ended)
 
-    def find(self, caller: Caller, response_id: str) -> Job:
+    def find(self, caller: Caller, response_id: str, *, param: str = "response_id") -> Job:
         """Return a response of the caller's key.
+
+        Args:
+            param: name of what the caller gave.
 
         Raises:
             ApiError: 404, also where another key has it.
@@ -99,7 +104,7 @@ class ResponseStore:
         job = self._kept.get((_whose(caller), response_id))
         if job is None:
             message = f"there is no response {response_id[:200]!r}: it was deleted, not stored, or made room for others"
-            raise ApiError(message, status=404, param="response_id", code="response_not_found")
+            raise ApiError(message, status=404, param=param, code="response_not_found")
         return job
 
     async def delete(self, caller: Caller, response_id: str) -> None:

@@ -30,6 +30,7 @@ from jpaged.server.ray.every_replica import (
     merged_load,
     merged_metrics,
 )
+from jpaged.server.ray.kept_responses import need_of
 from jpaged.server.ray.prefix_chain import prefix_chain
 from jpaged.server.streaming import event
 
@@ -74,8 +75,9 @@ class Front:
 
     Args:
         replicas: where requests go.
-        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics`, `/v1/load` and
-            `/memory/events` are refused, as nobody could say whose they are, and `/health` is one replica's.
+        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics`, `/v1/load`,
+            `/memory/events` and what concerns a kept response are refused, as nobody could say whose they are, and
+            `/health` is one replica's.
     """
 
     def __init__(self, replicas: Replicas, *, chooses: bool = True) -> None:
@@ -187,16 +189,24 @@ class Front:
         return answers
 
     async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
+        """Let a replica answer: the one that keeps what the request is about, or else any."""
+        need = need_of(scope["path"], body)
+        if need.field is not None and not self._chooses:
+            message = f"{need.field} needs the one replica that keeps the response; routing='prefix' lets it be asked"
+            refused = ApiError(message, status=501, param=need.field, code="replica_not_chosen")
+            return await refused.response()(scope, _nothing, send)
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
         chain = prefix_chain(scope["path"], body, owner)
         avoid: set[str] = set()
         refusal: list[Message] = []
         for _ in range(ATTEMPTS):
             try:
-                return await self._once(Hint(chain, frozenset(avoid)), plain, body, send)
+                return await self._once(Hint(chain, frozenset(avoid), need.replica), plain, body, send)
             except _NotBegun as error:
-                logger.info("replica %s did not begin to answer; another one is asked", error.replica)
                 refusal = error.refusal
+                if need.replica is not None and error.replica == need.replica:
+                    break  # no other has what the request is about
+                logger.info("replica %s did not begin to answer; another one is asked", error.replica)
                 if error.replica is not None:
                     avoid.add(error.replica)
         if refusal:  # what a replica says itself is better than what can be said of it
@@ -204,7 +214,9 @@ class Front:
                 await send(message)
             return None
         told = f"{ATTEMPTS} replicas ended before they began to answer"
-        lost = ApiError(told, status=503, code="replica_lost", headers={"Retry-After": "5"})
+        if need.replica is not None:
+            told = f"the replica {need.replica!r}, which kept the response, has ended"
+        lost = ApiError(told, status=503, param=need.field, code="replica_lost", headers={"Retry-After": "5"})
         return await lost.response()(scope, _nothing, send)
 
     async def _once(self, hint: Hint, scope: dict[str, Any], body: bytes, send: Send) -> None:

@@ -133,7 +133,8 @@ def test_a_stream_that_the_servers_end_cut_off_goes_on_in_the_same_item(serve, p
     assert follow(last, response) == whole
 
 
-def test_log_probabilities_are_told_once(serve, pace, begun, tmp_path):
+@pytest.mark.parametrize("saved", [True, False])
+def test_log_probabilities_are_told_once(serve, pace, begun, tmp_path, saved):
     server, _, _ = begun
     pace.go_on()
     wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
@@ -143,6 +144,8 @@ def test_log_probabilities_are_told_once(serve, pace, begun, tmp_path):
     until(lambda: server.engine.stats().num_waiting == 1)
     pace.make(8)
     until(lambda: get(server, response)["output"])
+    if saved:
+        server.call(server.engine.save_state(tmp_path))
     again = restarted(serve, pace, killed(server, tmp_path))
     events = follow(again, response)
     found = [one for event in events if "delta" in event for one in event["logprobs"]]

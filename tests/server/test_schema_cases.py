@@ -1,6 +1,6 @@
 """The server holds to its own OpenAPI document: cases drawn from it end without a 5xx, in time, and leave nothing.
 
-1,000 cases, the same ones each time; 20,000 new ones with ``--nightly``. They are sent in two halves: what the second one
+1,000 cases, the same ones each time; 20,000 new ones with ``--nightly``. They are sent in two halves: what the second
 leaves behind beside the first is what the server does not let go of.
 """
 

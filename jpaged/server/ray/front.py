@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -13,13 +12,12 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from jpaged.server.errors import ApiError, described
+from jpaged.server.errors import ApiError
 from jpaged.server.ray.call import REPLICA, Hint
 from jpaged.server.ray.every_replica import (
     Answers,
@@ -32,6 +30,7 @@ from jpaged.server.ray.every_replica import (
 )
 from jpaged.server.ray.kept_responses import need_of
 from jpaged.server.ray.prefix_chain import prefix_chain
+from jpaged.server.ray.refusals import error_of, is_refusal
 from jpaged.server.streaming import event
 
 logger = logging.getLogger(__name__)
@@ -39,8 +38,6 @@ ATTEMPTS = 4
 """Replicas that a request is sent to, at most, until one begins to answer it."""
 NAMED = "X-Jpaged-Replica"
 """Header of an answer: the replica that gave it."""
-_ELSEWHERE = frozenset({"engine_busy", "engine_stopped", "draining"})
-"""Codes of refusals that another replica may not make."""
 _PLAIN = (
     "type",
     "http_version",
@@ -183,7 +180,7 @@ class Front:
         try:
             answers = await ask_all(self._replicas, scope)
         except Exception as error:
-            raise _error(error) from error
+            raise error_of(error) from error
         if not (answers.told or (silent and answers.silent)):
             raise ApiError("no replica answers", status=503, code="replica_lost", headers={"Retry-After": "5"})
         return answers
@@ -242,7 +239,7 @@ class Front:
                 else:
                     if not begun:
                         assert start is not None
-                        if _refused(start, message):
+                        if is_refusal(start, message):
                             raise _NotBegun(name, [start, message])
                         begun = True
                         await send(start)
@@ -253,11 +250,11 @@ class Front:
             if not begun:
                 if isinstance(error, RayActorError):
                     raise _NotBegun(name, []) from error
-                return await _error(error).response()(scope, _nothing, send)
+                return await error_of(error).response()(scope, _nothing, send)
             logger.warning("replica %s: %s while it was answering", name, type(error).__name__)
             if start is None or not _is_stream(start):
                 raise  # which breaks the connection: nothing that is half there says so itself
-            await send({"type": "http.response.body", "body": event(_error(error).body), "more_body": False})
+            await send({"type": "http.response.body", "body": event(error_of(error).body), "more_body": False})
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
@@ -276,18 +273,6 @@ async def _pass_on(answer: WholeAnswer, send: Send) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-def _error(error: Exception) -> ApiError:
-    """Return what a client is told of an error that came instead of an answer, or in its middle."""
-    if isinstance(error, RayActorError):
-        return ApiError("the replica that gave this answer has ended", status=503, code="replica_lost")
-    if isinstance(error, BackPressureError):
-        return ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
-    if isinstance(error, DeploymentUnavailableError):
-        return ApiError("no replica can be started", status=503, code="replica_lost", headers={"Retry-After": "5"})
-    logger.error("a request failed", exc_info=error)
-    return described(error)
-
-
 def _is_stream(start: Message) -> bool:
     return Headers(raw=start["headers"]).get("content-type", "").startswith("text/event-stream")
 
@@ -296,16 +281,6 @@ async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]
     async for messages in outputs:
         for message in messages:
             yield message
-
-
-def _refused(start: Message, body: Message) -> bool:
-    """Tell whether an answer says that this replica, of all there are, cannot take the request now."""
-    if start["status"] not in (429, 503):
-        return False
-    try:
-        return json.loads(body.get("body", b""))["error"]["code"] in _ELSEWHERE
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 async def _gone(receive: Receive) -> None:

@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 class Job:
     """Writes one response in a task of its own.
 
-    An event has its place in the list of all as its number. Where clients were told events before the server was killed,
-    these keep their numbers, and of those that are made again only what is new is told.
+    An event's number is its place among all. Where clients were told events before the server was killed, these keep
+    their numbers, and of those that are made again only what is new is told.
 
     Args:
         response, items, log: see the attributes.
-        told: events that clients may have been told before, with None for those that hold no longer; None = nobody knows
-            which.
+        told: events that clients may have been told before, with None for those that hold no longer; None = nobody
+            knows which.
 
     Attributes:
         response: the response at its beginning or, once it is there, at its end.

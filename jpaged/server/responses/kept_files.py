@@ -83,7 +83,7 @@ class KeptFiles:
             logger.error("a response will not outlive the server: %s", error)
 
     def remove(self, key: str, response_id: str) -> None:
-        """Remove a record and its events. One that is not there is no error; one that stays there is told to the log."""
+        """Remove a record and its events. One that is not there is no error; of one that stays the log tells."""
         if self._folder is None:
             return
         for kind in (".json", ".events"):

@@ -15,12 +15,13 @@ from jpaged.server.response_ids import keeper_of, new_response_id
 
 PATH = "/v1/responses"
 MINE = new_response_id("r-1", "b")
+BEHIND = {"input": "x" * 1000, "previous_response_id": MINE}
 ABOUT = [
     ("GET", f"{PATH}/{MINE}?stream=true&starting_after=3", {}),
     ("GET", f"{PATH}/{MINE}/input_items", {}),
     ("POST", f"{PATH}/{MINE}/cancel", {}),
     ("DELETE", f"{PATH}/{MINE}", {}),
-    ("POST", PATH, {"input": "x" * 1000, "previous_response_id": MINE}),
+    ("POST", PATH, BEHIND),
 ]
 
 
@@ -77,13 +78,13 @@ def test_where_replicas_are_not_chosen_it_is_refused_by_name(method, path, body)
     [
         (f"{PATH}/resp_none", b"", Need(None, "response_id")),
         (f"{PATH}/{MINE}/cancel", b"no JSON", Need("b", "response_id")),
-        (PATH, json.dumps({"previous_response_id": MINE, "background": True}).encode(), Need("b", "previous_response_id")),
+        (PATH, json.dumps(BEHIND | {"background": True}).encode(), Need("b", "previous_response_id")),
         (PATH, b'{"background": true}', Need(None, "background")),
         (PATH, b'{"background": false, "previous_response_id": null}', Need()),
         (PATH, b'{"previous_response_id": 3}', Need()),
         (PATH, b"[]", Need()),
         (PATH, b"{", Need()),
-        ("/v1/completions", json.dumps({"previous_response_id": MINE}).encode(), Need()),
+        ("/v1/completions", json.dumps(BEHIND).encode(), Need()),
         ("/v1/responses_of_mine", b"{}", Need()),
     ],
 )

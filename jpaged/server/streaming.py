@@ -101,7 +101,7 @@ class EventStream(Response):
     """Sends chunks as they come. It ends them when the client goes away, reads nothing for too long, or is out of time.
 
     Args:
-        first, chunks: server-sent events, ready to be sent; first may be None where there is none, or it is in `chunks`.
+        first, chunks: server-sent events, ready to be sent; None = there is no first one, or `chunks` has it.
         caller: whose request this is.
         stall_timeout: most seconds that sending a chunk may take.
         headers: further headers of the answer.

@@ -20,9 +20,7 @@ from jpaged.server.tracing import Traces
 ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
 
 
-def create_app(
-    engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None, replica: str = ""
-) -> FastAPI:
+def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None, replica: str = "") -> FastAPI:
     """Return the app of a server; whoever runs it shuts the engine down afterwards.
 
     Args:

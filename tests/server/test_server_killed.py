@@ -22,10 +22,9 @@ HERE = Path(__file__).parent
 KILLS = 6
 PATIENCE = 180
 """Seconds for what takes moments: the machine may be busy, and every process compiles anew."""
-OPTIONS = (
-    "--port 0 --no-warmup --dtype float32 --block-size 8 --max-num-seqs 4 --max-num-batched-tokens 64 "
-    "--max-model-len 512 --kv-cache-memory-bytes 16777216 --served-model-name tiny"
-).split()
+OPTIONS = ["--port", "0", "--no-warmup", "--dtype", "float32", "--block-size", "8", "--served-model-name", "tiny"]
+OPTIONS += ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
+OPTIONS += ["--kv-cache-memory-bytes", str(2**24)]
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from hypothesis import given
@@ -75,9 +76,7 @@ def test_what_was_told_and_what_is_new_make_the_whole_wherever_it_was_cut(data):
 @given(st.data())
 def test_every_score_is_told_once(data):
     parts = [Content(data.draw(TEXT))]
-    first, again = (
-        [*begun, *end] for begun, end in (told_of(pieces(data, parts), scored=True) for _ in range(2))
-    )
+    first, again = ([*begun, *end] for begun, end in (told_of(pieces(data, parts), scored=True) for _ in range(2)))
     told = written(first)[: data.draw(st.integers(0, len(first)))]
     found = go_on(told, again)
     scores = [score for _, fields in found if "delta" in fields for score in fields["logprobs"]]
@@ -116,7 +115,7 @@ def pieces(data, parts):
             continue
         cuts = data.draw(st.lists(st.integers(0, len(part.text)), max_size=4))
         bounds = sorted({0, len(part.text), *cuts})
-        for a, b in zip(bounds, bounds[1:], strict=False):
+        for a, b in itertools.pairwise(bounds):
             text = part.text[a:b]
             found.append(CallArguments(part.index, text) if isinstance(part, CallArguments) else type(part)(text))
     return found

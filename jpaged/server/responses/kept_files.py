@@ -128,8 +128,7 @@ class KeptFiles:
 
     def log(self, key: str, response_id: str, *, fresh: bool = False) -> EventLog | None:
         """Return what writes the events of a response, behind those that are there unless it is `fresh`; None where
-        nothing can."""| None:
-        """Return what writes on the events of a response; None where nothing can."""
+        nothing can."""
         if self._folder is None:
             return None
         try:

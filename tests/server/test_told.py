@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jpaged.server.message.items import Items
@@ -65,6 +65,7 @@ def go_on(told, again):
     return [*read(told), *((kind, new) for kind, fields in again if (new := before.news(kind, fields)) is not None)]
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_was_told_and_what_is_new_make_the_whole_wherever_it_was_cut(data):
     parts = data.draw(answers())
@@ -73,6 +74,7 @@ def test_what_was_told_and_what_is_new_make_the_whole_wherever_it_was_cut(data):
     assert joined(go_on(told, again)) == joined(again) == joined(first)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_every_score_is_told_once(data):
     parts = [Content(data.draw(TEXT))]
@@ -85,6 +87,7 @@ def test_every_score_is_told_once(data):
     assert len(scores) >= len(parts[0].text)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_an_end_that_was_none_is_told_no_more_and_keeps_its_numbers(data):
     parts = data.draw(answers())

@@ -20,11 +20,12 @@ from jpaged.server.tracing import Traces
 ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
 
 
-def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> FastAPI:
+def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None, replica: str = "") -> FastAPI:
     """Return the app of a server; whoever runs it shuts the engine down afterwards.
 
     Args:
         traces: gets a span for each request; None = none is written.
+        replica: name of this server among several; responses that it keeps have it in their ids.
     """
     # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
     app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
@@ -33,12 +34,18 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
         serving,
         settings.max_stored_responses,
         None if settings.state_dir is None else settings.state_dir / "responses",
+        replica,
     )
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
     app.include_router(
-        memory_routes(engine, stopping=lambda: serving.draining, replicas=engine.config.data_parallel_size)
+        memory_routes(
+            engine,
+            stopping=lambda: serving.draining,
+            replicas=engine.config.data_parallel_size,
+            stall_timeout=settings.stall_timeout,
+        )
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.cors_origins:

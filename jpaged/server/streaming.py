@@ -83,26 +83,41 @@ async def stream(
 ) -> EventStream:
     """Wait for the first chunk, so that what is refused gets a status of its own, and return the answer."""
     try:
-        first = await while_connected(request, caller, anext(chunks))
+        first = await while_connected(request, caller, _first(chunks))
     except BaseException:
         await chunks.aclose()
         raise
     return EventStream(first, chunks, caller, stall_timeout)
 
 
+async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
+    """Return the first chunk; None where there is none."""
+    async for chunk in chunks:
+        return chunk
+    return None
+
+
 class EventStream(Response):
     """Sends chunks as they come. It ends them when the client goes away, reads nothing for too long, or is out of time.
 
     Args:
-        first, chunks: server-sent events, ready to be sent.
+        first, chunks: server-sent events, ready to be sent; None = there is no first one, or `chunks` has it.
         caller: whose request this is.
         stall_timeout: most seconds that sending a chunk may take.
+        headers: further headers of the answer.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], caller: Caller, stall_timeout: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        first: bytes | None,
+        chunks: AsyncGenerator[bytes, None],
+        caller: Caller,
+        stall_timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._first = first
         self._chunks = chunks
@@ -151,7 +166,8 @@ class EventStream(Response):
 
         async with aclosing(self._chunks) as chunks:
             try:
-                await body(self._first)
+                if self._first is not None:
+                    await body(self._first)
                 async with asyncio.timeout_at(self._caller.deadline):
                     async for chunk in chunks:
                         await body(chunk)

@@ -216,3 +216,23 @@ def test_a_slow_reader_is_told_of_all_that_changed_meanwhile():
         await others.aclose()
 
     asyncio.run(watch())
+
+
+def test_a_page_that_reads_nothing_is_let_go():
+    app, sent = FastAPI(), []
+    app.include_router(memory_routes(busy_engine(), rate=60, stall_timeout=0.05))
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 4:  # its buffers are full
+            await asyncio.Event().wait()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def main():
+        scope = {"type": "http", "method": "GET", "path": "/memory/events", "query_string": b"", "headers": []}
+        await asyncio.wait_for(app(scope, receive, send), 20)
+
+    asyncio.run(main())
+    assert len(sent) == 4 and sent[0]["status"] == 200

@@ -64,6 +64,9 @@ async def read(
     if starting_after >= 0 and not stream_events:
         raise ApiError("starting_after needs stream=true", param="starting_after", code="invalid_value")
     job = _store(request).find(caller, response_id)
+    if starting_after >= 0 and job.begins_anew:
+        message = f"starting_after={starting_after}: the events before the server was started again are not known"
+        raise ApiError(message, param="starting_after", code="invalid_value")
     if stream_events:
         return await stream(request, caller, job.follow(starting_after + 1), serving.settings.stall_timeout)
     return whole(job.now)

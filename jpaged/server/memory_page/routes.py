@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from importlib.resources import files
 from typing import Any
 
-from fastapi import APIRouter, HTTPException, Response
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, HTTPException, Request, Response
 
+from jpaged.server.caller import STATE, Caller
 from jpaged.server.memory_page.feed import RATE, MemoryFeed, WatchedEngine
+from jpaged.server.streaming import EventStream
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
@@ -30,6 +32,7 @@ def memory_routes(
     stopping: Callable[[], bool] = lambda: False,
     rate: float = RATE,
     replicas: int = 1,
+    stall_timeout: float = 60.0,
 ) -> APIRouter:
     """Return the routes of the page that draws an engine's memory.
 
@@ -42,6 +45,7 @@ def memory_routes(
         stopping: tells that the server is about to end, so that streams end too.
         rate: messages a second.
         replicas: pools that the engine has; the page shows one of them.
+        stall_timeout: seconds that a page may leave its connection full before the stream ends.
 
     Raises:
         ValueError: rate is not in (0, 60].
@@ -62,18 +66,20 @@ def memory_routes(
         return Response(_file("page.js"), media_type="text/javascript", headers=HEADERS)
 
     @router.get("/memory/events", include_in_schema=False, dependencies=list(dependencies))
-    async def events(replica: int = 0) -> Response:
+    async def events(request: Request, replica: int = 0) -> Response:
         if not 0 <= replica < replicas:
             raise HTTPException(404, f"replica={replica} is not in [0, {replicas})")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Replicas": str(replicas)}
-        return StreamingResponse(_events(feeds[replica]), media_type="text/event-stream", headers=headers)
+        caller = request.scope.get("state", {}).get(STATE) or Caller("memory")  # the routes may stand in another app
+        return EventStream(None, _events(feeds[replica]), caller, stall_timeout, headers)
 
     return router
 
 
-async def _events(feed: MemoryFeed) -> AsyncGenerator[str, None]:
-    async for message in feed.messages():
-        yield f"data: {message}\n\n"
+async def _events(feed: MemoryFeed) -> AsyncGenerator[bytes, None]:
+    async with aclosing(feed.messages()) as messages:
+        async for message in messages:
+            yield b"data: " + message.encode() + b"\n\n"
 
 
 def _file(name: str) -> bytes:

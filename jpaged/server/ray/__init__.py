@@ -2,8 +2,9 @@
 
 `front.py` takes a request and sends it, as it is, to a replica; `replica.py` runs the whole server of `jpaged/server`
 on one engine; `router.py` chooses the replica, by what `prefix_chain.py` makes of a body and `prefix_index.py`
-remembers; `every_replica.py` asks all replicas for what concerns all; `deployment.py` puts them together. `batch.py` is
-the part for Ray Data. Only these modules import ray.
+remembers; `every_replica.py` asks all replicas for what concerns all; `kept_responses.py` finds the one that keeps a
+response; `refusals.py` says what a client is told instead of an answer; `deployment.py` puts them together. `batch.py`
+is the part for Ray Data. Only these modules import ray.
 """
 
 from typing import Any

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -13,13 +12,12 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from jpaged.server.errors import ApiError, described
+from jpaged.server.errors import ApiError
 from jpaged.server.ray.call import REPLICA, Hint
 from jpaged.server.ray.every_replica import (
     Answers,
@@ -30,7 +28,9 @@ from jpaged.server.ray.every_replica import (
     merged_load,
     merged_metrics,
 )
+from jpaged.server.ray.kept_responses import need_of
 from jpaged.server.ray.prefix_chain import prefix_chain
+from jpaged.server.ray.refusals import error_of, is_refusal
 from jpaged.server.streaming import event
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,6 @@ ATTEMPTS = 4
 """Replicas that a request is sent to, at most, until one begins to answer it."""
 NAMED = "X-Jpaged-Replica"
 """Header of an answer: the replica that gave it."""
-_ELSEWHERE = frozenset({"engine_busy", "engine_stopped", "draining"})
-"""Codes of refusals that another replica may not make."""
 _PLAIN = (
     "type",
     "http_version",
@@ -74,8 +72,9 @@ class Front:
 
     Args:
         replicas: where requests go.
-        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics`, `/v1/load` and
-            `/memory/events` are refused, as nobody could say whose they are, and `/health` is one replica's.
+        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics`, `/v1/load`,
+            `/memory/events` and what concerns a kept response are refused, as nobody could say whose they are, and
+            `/health` is one replica's.
     """
 
     def __init__(self, replicas: Replicas, *, chooses: bool = True) -> None:
@@ -181,22 +180,30 @@ class Front:
         try:
             answers = await ask_all(self._replicas, scope)
         except Exception as error:
-            raise _error(error) from error
+            raise error_of(error) from error
         if not (answers.told or (silent and answers.silent)):
             raise ApiError("no replica answers", status=503, code="replica_lost", headers={"Retry-After": "5"})
         return answers
 
     async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
+        """Let a replica answer: the one that keeps what the request is about, or else any."""
+        need = need_of(scope["path"], body)
+        if need.field is not None and not self._chooses:
+            message = f"{need.field} needs the one replica that keeps the response; routing='prefix' lets it be asked"
+            refused = ApiError(message, status=501, param=need.field, code="replica_not_chosen")
+            return await refused.response()(scope, _nothing, send)
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
         chain = prefix_chain(scope["path"], body, owner)
         avoid: set[str] = set()
         refusal: list[Message] = []
         for _ in range(ATTEMPTS):
             try:
-                return await self._once(Hint(chain, frozenset(avoid)), plain, body, send)
+                return await self._once(Hint(chain, frozenset(avoid), need.replica), plain, body, send)
             except _NotBegun as error:
-                logger.info("replica %s did not begin to answer; another one is asked", error.replica)
                 refusal = error.refusal
+                if need.replica is not None and error.replica == need.replica:
+                    break  # no other has what the request is about
+                logger.info("replica %s did not begin to answer; another one is asked", error.replica)
                 if error.replica is not None:
                     avoid.add(error.replica)
         if refusal:  # what a replica says itself is better than what can be said of it
@@ -204,7 +211,9 @@ class Front:
                 await send(message)
             return None
         told = f"{ATTEMPTS} replicas ended before they began to answer"
-        lost = ApiError(told, status=503, code="replica_lost", headers={"Retry-After": "5"})
+        if need.replica is not None:
+            told = f"the replica {need.replica!r}, which kept the response, has ended"
+        lost = ApiError(told, status=503, param=need.field, code="replica_lost", headers={"Retry-After": "5"})
         return await lost.response()(scope, _nothing, send)
 
     async def _once(self, hint: Hint, scope: dict[str, Any], body: bytes, send: Send) -> None:
@@ -230,7 +239,7 @@ class Front:
                 else:
                     if not begun:
                         assert start is not None
-                        if _refused(start, message):
+                        if is_refusal(start, message):
                             raise _NotBegun(name, [start, message])
                         begun = True
                         await send(start)
@@ -241,11 +250,11 @@ class Front:
             if not begun:
                 if isinstance(error, RayActorError):
                     raise _NotBegun(name, []) from error
-                return await _error(error).response()(scope, _nothing, send)
+                return await error_of(error).response()(scope, _nothing, send)
             logger.warning("replica %s: %s while it was answering", name, type(error).__name__)
             if start is None or not _is_stream(start):
                 raise  # which breaks the connection: nothing that is half there says so itself
-            await send({"type": "http.response.body", "body": event(_error(error).body), "more_body": False})
+            await send({"type": "http.response.body", "body": event(error_of(error).body), "more_body": False})
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
@@ -264,18 +273,6 @@ async def _pass_on(answer: WholeAnswer, send: Send) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-def _error(error: Exception) -> ApiError:
-    """Return what a client is told of an error that came instead of an answer, or in its middle."""
-    if isinstance(error, RayActorError):
-        return ApiError("the replica that gave this answer has ended", status=503, code="replica_lost")
-    if isinstance(error, BackPressureError):
-        return ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
-    if isinstance(error, DeploymentUnavailableError):
-        return ApiError("no replica can be started", status=503, code="replica_lost", headers={"Retry-After": "5"})
-    logger.error("a request failed", exc_info=error)
-    return described(error)
-
-
 def _is_stream(start: Message) -> bool:
     return Headers(raw=start["headers"]).get("content-type", "").startswith("text/event-stream")
 
@@ -284,16 +281,6 @@ async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]
     async for messages in outputs:
         for message in messages:
             yield message
-
-
-def _refused(start: Message, body: Message) -> bool:
-    """Tell whether an answer says that this replica, of all there are, cannot take the request now."""
-    if start["status"] not in (429, 503):
-        return False
-    try:
-        return json.loads(body.get("body", b""))["error"]["code"] in _ELSEWHERE
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 async def _gone(receive: Receive) -> None:

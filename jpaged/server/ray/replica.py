@@ -9,11 +9,14 @@ from typing import Any
 
 from ray import serve
 
+from jpaged.server.connections import ABORT
 from jpaged.server.logs import configure_logs
 from jpaged.server.ray.arguments import RayArguments
 from jpaged.server.ray.call import REPLICA, Hint
 
 Message = MutableMapping[str, Any]
+MOST_UNREAD = 256
+"""Most ASGI messages of an answer that wait for the front to take them; the app waits with those beyond."""
 
 
 class Replica:
@@ -36,8 +39,8 @@ class Replica:
             llm.warmup()
         self._engine = AsyncLLM.from_llm(llm, max_waiting_requests=settings.max_waiting)
         self._health_timeout = settings.health_timeout
-        self._app = create_app(self._engine, settings)
         self._name = serve.get_replica_context().replica_id.unique_id
+        self._app = create_app(self._engine, settings, replica=self._name)
 
     async def check_health(self) -> None:
         """Do nothing while the engine runs and comes between two steps.
@@ -57,21 +60,22 @@ class Replica:
             hint: was for the router.
             scope: HTTP scope, as plain data.
             body: the whole body.
+
+        Raises:
+            TimeoutError: the answer was not taken in time, and ends before its end.
         """
         yield [{"type": REPLICA, "name": self._name}]
-        messages: asyncio.Queue[Message] = asyncio.Queue()
-        running = asyncio.ensure_future(self._app(scope, _receiver(body), messages.put))
-        running.add_done_callback(lambda _: messages.put_nowait({"type": "end"}))
+        unread = _Unread(MOST_UNREAD)
+        given_up: list[bool] = []
+        scope = {**scope, "extensions": {ABORT: lambda: given_up.append(True)}}
+        running = asyncio.ensure_future(self._app(scope, _receiver(body), unread.put))
+        running.add_done_callback(lambda _: unread.end())
         try:
-            ended = False
-            while not ended:
-                batch = [await messages.get()]
-                while not messages.empty():
-                    batch.append(messages.get_nowait())
-                ended = batch[-1]["type"] == "end"
-                if batch := batch[: len(batch) - ended]:
-                    yield batch
+            while messages := await unread.take():
+                yield messages
             running.result()
+            if given_up:
+                raise TimeoutError("the answer was not taken in time")
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -81,6 +85,43 @@ class Replica:
         """End the engine's thread once Serve has let the replica's requests end."""
         if engine := getattr(self, "_engine", None):
             await engine.shutdown()
+
+
+class _Unread:
+    """Messages on their way from an app to who takes them, a bounded number at once.
+
+    Args:
+        most: messages beyond which `put` waits.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._messages: list[Message] = []
+        self._ended = False
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def put(self, message: Message) -> None:
+        """Add a message, once there is room."""
+        while len(self._messages) >= self._most:
+            self._room.clear()
+            await self._room.wait()
+        self._messages.append(message)
+        self._news.set()
+
+    def end(self) -> None:
+        """Say that no message comes any more."""
+        self._ended = True
+        self._news.set()
+
+    async def take(self) -> list[Message]:
+        """Wait for messages and return all that are there; nothing at the end."""
+        await self._news.wait()
+        taken, self._messages = self._messages, []
+        if not self._ended:
+            self._news.clear()
+        self._room.set()
+        return taken
 
 
 def _receiver(body: bytes) -> Any:

@@ -99,9 +99,10 @@ class Answer:
                     for one in output.outputs:
                         tokens += len(one.token_ids)
                         self._items.scored(self._logprobs(one))
-                        parts = reader.push(one.text) + (reader.finish() if one.finish_reason else [])
+                        text = _sure(one)
+                        parts = reader.push(text) + (reader.finish() if _came_to_its_end(one) else [])
                         if thought is not None:
-                            thought.add(one.token_ids, one.text)
+                            thought.add(one.token_ids, text)
                         for part in parts:
                             for told in self._items.add(part):
                                 yield told
@@ -157,6 +158,16 @@ class Answer:
             "incomplete_details": None,
             "usage": None,
         }
+
+
+def _came_to_its_end(one: CompletionOutput) -> bool:
+    return one.finish_reason not in (None, "abort")
+
+
+def _sure(one: CompletionOutput) -> str:
+    """Return the new text. Half a character at the end of one that was cut off is left out: a restarted server goes on
+    with it, and it may become a whole one."""
+    return one.text.rstrip("\ufffd") if one.finish_reason == "abort" else one.text
 
 
 def _status(one: CompletionOutput) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from jpaged.server.errors import ClientGone, described
 from jpaged.server.responses.answer import Answer
+from jpaged.server.responses.kept_files import EventLog
+from jpaged.server.responses.told import ToldBefore, ends
 from jpaged.server.streaming import event
 
 logger = logging.getLogger(__name__)
@@ -19,31 +21,53 @@ logger = logging.getLogger(__name__)
 class Job:
     """Writes one response in a task of its own.
 
+    An event's number is its place among all. Where clients were told events before the server was killed, these keep
+    their numbers, and of those that are made again only what is new is told.
+
+    Args:
+        response, items, log: see the attributes.
+        told: events that clients may have been told before, with None for those that hold no longer; None = nobody
+            knows which.
+
     Attributes:
         response: the response at its beginning or, once it is there, at its end.
         input: the items that it answers, those of the responses before it included.
         done: whether nothing more will come.
         size: bytes of its events and input.
+        log: is told every event before anybody else; None = nothing is.
+        begins_anew: whether clients may have been told other events under its numbers.
     """
 
-    def __init__(self, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        response: dict[str, Any],
+        items: list[dict[str, Any]],
+        told: Sequence[bytes | None] | None = (),
+        log: EventLog | None = None,
+    ) -> None:
         self.response = response
         self.input = items
         self.done = False
-        self.size = len(json.dumps(items))
+        self.begins_anew = told is None
+        self._events: list[bytes | None] = list(told or ())
+        self.size = len(json.dumps(items)) + sum(len(each) for each in self._events if each is not None)
+        self._before = ToldBefore(())
+        self.log = log
         self._error: Exception | None = None
         self._unwanted = False
         self._answer: Answer | None = None
-        self._events: list[bytes] = []
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    def ended(cls, response: dict[str, Any], items: list[dict[str, Any]]) -> Job:
-        """Return a job of which the end is all that is known."""
-        self = cls(response, items)
+    def ended(
+        cls, response: dict[str, Any], items: list[dict[str, Any]], told: Sequence[bytes | None] | None = ()
+    ) -> Job:
+        """Return a job that has ended, with the events that are known of it and one that tells of its end."""
+        self = cls(response, items, told)
         self.done = True
-        self._tell(f"response.{response['status']}", {"response": response})
+        if not ends(self._events):
+            self._tell(f"response.{response['status']}", {"response": response})
         return self
 
     @property
@@ -68,6 +92,7 @@ class Job:
             deadline: time of the loop's clock when it has to have ended; None = whenever it does.
         """
         self._answer = answer
+        self._before = ToldBefore(self._events)
         self._task = asyncio.create_task(self._run(answer, deadline))
         return self._task
 
@@ -76,7 +101,9 @@ class Job:
             async with asyncio.timeout_at(deadline), aclosing(answer.events()) as events:
                 async for kind, fields in events:
                     self.response = fields.get("response", self.response)
-                    self._tell(kind, fields)
+                    news = self._before.news(kind, fields)
+                    if news is not None:
+                        self._tell(kind, news)
             self._error = answer.error
         except asyncio.CancelledError:
             self.response = answer.state("cancelled")
@@ -89,10 +116,14 @@ class Job:
                 self._tell("response.failed", {"response": self.response})
         finally:
             self.done = True
+            if self.log is not None:
+                self.log.close()
             self._wake()
 
     def _tell(self, kind: str, fields: dict[str, Any]) -> None:
         told = event({"type": kind, "sequence_number": len(self._events), **fields}, kind)
+        if self.log is not None:
+            self.log.append(told)
         self._events.append(told)
         self.size += len(told)
         self._wake()
@@ -109,8 +140,9 @@ class Job:
         """
         while True:
             while start < len(self._events):
-                start += 1
-                yield self._events[start - 1]
+                told, start = self._events[start], start + 1
+                if told is not None:
+                    yield told
             if self.done:
                 break
             await self._news.wait()

@@ -15,9 +15,11 @@ from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
 from jpaged.server.protocol.response_items import InputItem
 from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.response_ids import keeper_of, new_response_id
 from jpaged.server.responses.answer import Answer
 from jpaged.server.responses.job import Job
 from jpaged.server.responses.kept_files import KeptFiles
+from jpaged.server.responses.told import without_false_ends
 from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -34,12 +36,14 @@ class ResponseStore:
         serving: runs them.
         most: responses that are kept for a key, those that run included.
         folder: keeps what was asked and answered over a restart; None = none does.
+        replica: name of this server among several, each of which keeps its own; "" = it is the only one.
     """
 
-    def __init__(self, serving: Serving, most: int, folder: Path | None = None) -> None:
+    def __init__(self, serving: Serving, most: int, folder: Path | None = None, replica: str = "") -> None:
         self._serving = serving
         self._most = most
         self._files = KeptFiles(folder)
+        self._replica = replica
         self._kept: dict[Name, Job] = {}
 
     def begin(self, body: ResponsesRequest, caller: Caller) -> Job:
@@ -50,24 +54,24 @@ class ResponseStore:
         """
         whose = _whose(caller)
         if body.previous_response_id is not None:
-            before = self.find(caller, body.previous_response_id, param="previous_response_id")
-            body = self._behind(before, body)
-        response_id = f"resp_{caller.request_id}"
-        if (whose, response_id) in self._kept:
-            response_id += f"-{uuid.uuid4().hex[:12]}"
+            body = self._behind(self.find(caller, body.previous_response_id, "previous_response_id"), body)
+        name = new_response_id(caller.request_id, self._replica)
+        if (whose, name) in self._kept:
+            name += f"-{uuid.uuid4().hex[:12]}"
         record = None
         if self._files.used and body.is_stored and caller.idempotency_key is None:
             if body.seed is None:  # what the client has seen of it has to come again
                 body = body.model_copy(update={"seed": secrets.randbits(62)})
-            caller.idempotency_key = response_id
-            record = self._record(whose, response_id, body, caller)
-        answer = Answer(self._serving, body, caller, response_id)
+            caller.idempotency_key = name
+            record = self._record(whose, name, body, caller)
+        answer = Answer(self._serving, body, caller, name)
         job = Job(answer.state("queued"), _plain(body))
         if body.is_stored:
-            self._keep((whose, response_id), job, refuses=body.background)
+            self._keep((whose, name), job, refuses=body.background)
         if record is not None:
             record["created"] = job.response["created_at"]
             self._files.write(record)
+            job.log = self._files.log(whose, name, fresh=True)
         self._start(job, answer, caller, record, waits=body.background)
         return job
 
@@ -92,19 +96,23 @@ class ResponseStore:
 
         job.start(answer, caller.deadline).add_done_callback(ended)
 
-    def find(self, caller: Caller, response_id: str, *, param: str = "response_id") -> Job:
+    def find(self, caller: Caller, response_id: str, field: str = "response_id") -> Job:
         """Return a response of the caller's key.
 
         Args:
-            param: name of what the caller gave.
+            field: where the request names it.
 
         Raises:
-            ApiError: 404, also where another key has it.
+            ApiError: 404, also where another key has it, or another replica had it.
         """
         job = self._kept.get((_whose(caller), response_id))
         if job is None:
+            keeper = keeper_of(response_id) if self._replica else None
+            if keeper is not None and keeper != self._replica:
+                message = f"the replica {keeper[:200]!r}, which kept this response, has ended, and the response with it"
+                raise ApiError(message, status=404, param=field, code="replica_lost")
             message = f"there is no response {response_id[:200]!r}: it was deleted, not stored, or made room for others"
-            raise ApiError(message, status=404, param=param, code="response_not_found")
+            raise ApiError(message, status=404, param=field, code="response_not_found")
         return job
 
     async def delete(self, caller: Caller, response_id: str) -> None:
@@ -163,16 +171,23 @@ class ResponseStore:
                     raise ValueError("it is of another model, or of a key that is gone")
                 body = ResponsesRequest.model_validate(record["body"])
                 caller = Caller(record["request_id"], key=keys.get(whose), idempotency_key=response_id)
+                told = self._told(whose, response_id, ended=record["response"] is not None)
                 if record["response"] is not None:
-                    self._keep((whose, response_id), Job.ended(record["response"], _plain(body)))
+                    self._keep((whose, response_id), Job.ended(record["response"], _plain(body), told))
                     continue
                 answer = Answer(self._serving, body, caller, response_id, record["created"])
-                job = Job(answer.state("queued"), _plain(body))
+                log = self._files.log(whose, response_id)
+                job = Job(answer.state("queued"), _plain(body), told, log)
                 self._keep((whose, response_id), job)
                 self._start(job, answer, caller, record)
             except (ApiError, ValidationError, ValueError, KeyError) as error:
                 logger.error("a kept response is left out: %s: %s", response_id, type(error).__name__)
                 self._files.remove(whose, response_id)
+
+    def _told(self, whose: str, response_id: str, *, ended: bool) -> list[bytes | None] | None:
+        """Return the events that clients may have been told before; None where nobody knows which."""
+        events = self._files.events(whose, response_id)
+        return None if events is None else without_false_ends(events, ended=ended)
 
 
 def _whose(caller: Caller) -> str:

@@ -11,72 +11,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
+from scripted_replicas import DIED, DIED_AT_ONCE, Replicas, Several, piece, refusal, start, whole
 
-from jpaged.server.errors import ApiError
 from jpaged.server.ray import every_replica
-from jpaged.server.ray.call import REPLICA
 from jpaged.server.ray.front import ATTEMPTS, NAMED, Front
 from jpaged.server.streaming import event
 
 PATH = "/v1/completions"
 BODY = {"prompt": "x" * 1000}
-
-
-class Replicas:
-    """Replicas whose answers are scripts: a list of ASGI messages or errors for each call, in order of the calls."""
-
-    def __init__(self, *scripts):
-        self.scripts = list(scripts)
-        self.asked = []
-        self.num_cancelled = 0
-
-    def remote(self, hint, scope, body):
-        self.asked.append((hint, scope, body))
-        return Call(self, self.scripts.pop(0), f"r{len(self.asked)}")
-
-
-class Call:
-    def __init__(self, replicas, script, name):
-        self._replicas = replicas
-        self._steps = iter([{"type": REPLICA, "name": name}, *script] if script != [DIED_AT_ONCE] else script)
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        await asyncio.sleep(0)
-        step = next(self._steps, None)
-        if step is None:
-            raise StopAsyncIteration
-        if isinstance(step, Exception):
-            raise step
-        if isinstance(step, asyncio.Event):
-            await step.wait()
-            return []
-        return [step]
-
-    def cancel(self):
-        self._replicas.num_cancelled += 1
-
-
-DIED = ActorDiedError()
-DIED_AT_ONCE = ActorDiedError()
-
-
-def start(status=200, kind=b"application/json"):
-    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]}
-
-
-def piece(data, more=False):
-    return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def whole(text=b'{"ok": 1}', status=200):
-    return [start(status), piece(text)]
-
-
-def refusal(status, code):
-    return whole(json.dumps(ApiError("no", status=status, code=code).body).encode(), status)
 
 
 STREAM = start(kind=b"text/event-stream; charset=utf-8")
@@ -191,21 +133,6 @@ def test_a_client_that_goes_away_cancels_the_replicas_call(begun):
         return replicas.num_cancelled
 
     assert asyncio.run(go_away()) == 1
-
-
-class Several:
-    """Replicas that answer by name; the first whom the hint does not avoid is asked, as the router does."""
-
-    def __init__(self, **scripts):
-        self.scripts = scripts
-        self.asked = []
-        self.num_cancelled = 0
-
-    def remote(self, hint, scope, body):
-        others = [name for name in self.scripts if name not in hint.avoid] or [*self.scripts]
-        name = hint.only if hint.only in self.scripts else others[0]
-        self.asked.append((name, scope["path"]))
-        return Call(self, self.scripts[name], name)
 
 
 def get(replicas, path, **options):

@@ -137,8 +137,52 @@ def test_a_conversation_goes_back_to_the_replica_that_holds_its_beginning(cluste
     assert later == [(first, True), (second, True)]
 
 
+RESPONSES = "/v1/responses"
+
+
+def kept_by_both(cluster):
+    """A stored response of each replica, by its name."""
+    kept = {}
+    for i in range(16):
+        answer = cluster.post({"model": "tiny", "input": f"{i} hello " * 40, "max_output_tokens": 4}, RESPONSES)
+        assert answer.status_code == 200, answer.text
+        kept[answer.headers[NAMED]] = answer.json()
+        if len(kept) == 2:
+            return kept
+    raise AssertionError("one replica was sent everything")
+
+
+def about(cluster, method, response, more=""):
+    return httpx.request(method, f"{cluster.url}{RESPONSES}/{response['id']}{more}", timeout=SECONDS)
+
+
+def test_what_concerns_a_kept_response_goes_to_the_replica_that_keeps_it(cluster):
+    kept = kept_by_both(cluster)
+    for name, response in [*kept.items()] * 2:
+        assert response["id"].startswith(f"resp_{name}-")
+        found = about(cluster, "GET", response)
+        assert (found.json(), found.headers[NAMED]) == (response, name)
+        items = about(cluster, "GET", response, "/input_items")
+        assert items.json()["data"][0]["role"] == "user" and items.headers[NAMED] == name
+        told = about(cluster, "GET", response, "?stream=true&starting_after=1")
+        assert told.headers[NAMED] == name and '"sequence_number":2,' in told.text
+        body = {"model": "tiny", "input": "so", "max_output_tokens": 4, "previous_response_id": response["id"]}
+        behind = cluster.post(body, RESPONSES)
+        assert behind.status_code == 200 and behind.headers[NAMED] == name
+    endless = {"model": "tiny", "input": "hello", "max_output_tokens": 8000, "ignore_eos": True, "background": True}
+    running = cluster.post(endless, RESPONSES)
+    cancelled = about(cluster, "POST", running.json(), "/cancel")
+    assert cancelled.json()["status"] == "cancelled" and cancelled.headers[NAMED] == running.headers[NAMED]
+    for response in kept.values():
+        assert about(cluster, "DELETE", response).json()["deleted"]
+        assert about(cluster, "GET", response).json()["error"]["code"] == "response_not_found"
+    gone = about(cluster, "GET", {"id": "resp_gone0000-1"})
+    assert gone.status_code == 404 and gone.json()["error"]["code"] == "replica_lost"
+
+
 @pytest.mark.nightly
 def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_streams_say_what_happened(cluster, llm):
+    kept = kept_by_both(cluster)
     endless = [body(i, max_tokens=8000) for i in range(2 * PLACES)]
     waiting = [body(i) for i in range(100, 100 + 2 * PLACES)]
 
@@ -171,6 +215,10 @@ def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_stream
     assert late.replica != lost and not any("error" in event for event in events)
     streamed = [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
     assert streamed == expected[0][-len(streamed) :] and len(streamed) >= 11
+    for name, response in kept.items():
+        found = about(cluster, "GET", response)
+        said = found.json()["error"]
+        assert said is None if name != lost else said["code"] == "replica_lost"
 
 
 @pytest.mark.nightly

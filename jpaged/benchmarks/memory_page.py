@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, INTERVAL, POOL_GIB
 from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, IMAGE_GIB, IMAGE_MODEL, IMAGES
 from jpaged.benchmarks.memory_report import Results, batch_of, tables, wasted
 from jpaged.benchmarks.memory_shapes import SHAPES
@@ -86,6 +87,20 @@ until they are asked for again. Where the largest page finds more, it runs so fe
 next turn comes sooner. "lru" is plain LRU, "aligned" Jenga's balanced and aligned eviction over one common pool of
 pages, "predicted" adds the protected pool of predicted prefixes, whose size comes from a cost model with one number of
 the device: what a step costs beside its tokens.
+
+{HYBRIDS_SAY}"""
+
+
+HYBRIDS_SAY = f"""\
+Recurrent models ({POOL_GIB:.0f} GiB of KV and states each): a prefix can be found up to a checkpoint of the states.
+With blocks of 16 tokens checkpoints lie every {INTERVAL} tokens and where a prompt ends that requests share. The
+other rows are the same memory manager with one size of page, as engines have that know one kind: attention's block
+has as many tokens as make it as large as a state, a checkpoint lies at the end of each, and a hit is a multiple of
+it. Articles are as above. Each of the instructions ({INSTRUCTIONS} of them, {INSTRUCTION_TOKENS:,} tokens each) is
+followed by a
+question of less than 200 tokens; conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to
+2,048 tokens a turn. What is shared ends at multiples of 512 tokens in all of them, where a checkpoint lies anyway. What
+counts is again what an earlier request of the run began with too.
 """
 
 

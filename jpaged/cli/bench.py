@@ -119,7 +119,7 @@ def speculative(
     from jpaged.benchmarks import coupling, speculative_report
     from jpaged.benchmarks import speculative as measure
     from jpaged.benchmarks.machine import this_machine
-    from jpaged.benchmarks.speculative_prompts import speculative_prompts
+    from jpaged.benchmarks.speculative_prompts import prompts_say, speculative_prompts
     from jpaged.loading import load_model
     from jpaged.sampling_params import SamplingParams
     from jpaged.speculative import Layers
@@ -166,6 +166,7 @@ def speculative(
             rounds=rounds,
             temperature=temperature,
             coupling_temperature=warmer,
+            sources=prompts_say(workloads),
         )
         (docs / "speculative.md").write_text(text, encoding="utf-8")
 

@@ -48,7 +48,7 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "mamba2": (
         "Mamba2Config",
         "mamba2",
-        "Mamba2",
+        "Mamba2LM",
         {"hidden_size": 4096, "num_hidden_layers": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8},
     ),
     # States of a convolution only.

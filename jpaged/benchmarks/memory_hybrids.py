@@ -26,7 +26,7 @@ def _attention(number: int, kv_heads: int, head_dim: int) -> Layers:
 
 
 def _states(number: int, numbers: int, channels: int) -> Layers:
-    """Return recurrent layers whose states are so many float32 numbers, and three tokens of a convolution's channels."""
+    """Return recurrent layers whose states are so many float32 numbers and three tokens of a convolution's channels."""
     return Layers("state", number, 4 * numbers + 3 * 2 * channels, StateCheckpoints(INTERVAL))
 
 

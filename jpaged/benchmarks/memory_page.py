@@ -96,11 +96,11 @@ Recurrent models ({POOL_GIB:.0f} GiB of KV and states each): a prefix can be fou
 With blocks of 16 tokens checkpoints lie every {INTERVAL} tokens and where a prompt ends that requests share. The
 other rows are the same memory manager with one size of page, as engines have that know one kind: attention's block
 has as many tokens as make it as large as a state, a checkpoint lies at the end of each, and a hit is a multiple of
-it. Articles are as above. Behind each of {INSTRUCTIONS} instructions of {INSTRUCTION_TOKENS:,} tokens stand questions of less
-than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to 2,048 a turn. Articles,
-instructions and system prompts end at multiples of 512 tokens, where a checkpoint lies anyway: what one at the end of a
-shared prompt gains is not in these numbers. What counts is again what an earlier request of the run began with
-too.
+it. Articles are as above. Behind each of {INSTRUCTIONS} instructions of {INSTRUCTION_TOKENS:,} tokens stand
+questions of less than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to
+2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens, where a checkpoint lies anyway:
+what one at the end of a shared prompt gains is not in these numbers. What counts is again what an earlier request of
+the run began with too.
 """
 
 

@@ -132,7 +132,7 @@ def _requests(built: Built, model: RealModel, number: int, seed: int) -> list[Re
 def _with_images(
     built: Built, model: RealModel, text: list[int], rng: np.random.Generator, request: int
 ) -> tuple[list[int], tuple[PromptImage, ...]]:
-    """Return a prompt's tokens, each image behind one token of text, and the images: noise that no other request has."""
+    """Return a prompt's tokens, each image behind a token of text, and the images, noise that no other request has."""
     tokens: list[int] = []
     images: list[PromptImage] = []
     for number in range(model.images):

@@ -76,8 +76,8 @@ def run(
     hybrids: list[HybridHits],
     say: Callable[[str], None],
 ) -> Results:
-    """Simulate: OPT-13B on each of `traces`, every other model on `long`, prefix caching on `conversations`; `jenga` and
-    `hybrids` are what was simulated already."""
+    """Simulate: OPT-13B on each of `traces`, every other model on `long`, prefix caching on `conversations`; `jenga`
+    and `hybrids` are what was simulated already."""
     shapes = {shape.name: shape for shape in SHAPES}
     by_trace = {}
     for name, demands in traces.items():
@@ -141,7 +141,8 @@ def tables(results: Results) -> str:
 
 def hybrid_table(found: Sequence[HybridHits]) -> str:
     """Return the Markdown table of recurrent models' prefixes, under its title."""
-    return f"### Prefixes of recurrent models (share found in the cache; mean batch)\n\n{_table(*memory_hybrids.rows(found))}"
+    title = "### Prefixes of recurrent models (share found in the cache; mean batch)"
+    return f"{title}\n\n{_table(*memory_hybrids.rows(found))}"
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,9 @@ def memory(
     if hybrids_only:
         files = {"workloads": workloads, "trace": trace, "long": long, "conversations": conversations, "docs": docs}
         if given_too := [f"--{name}" for name, value in files.items() if value]:
-            raise typer.BadParameter(f"--hybrids-only draws its requests and prints: {', '.join(given_too)} is not used")
+            raise typer.BadParameter(
+                f"--hybrids-only draws its requests and prints: {', '.join(given_too)} is not used"
+            )
         hits = memory_hybrids.run(num_requests, seed, say=typer.echo)
         typer.echo(memory_report.hybrid_table(hits))
         return

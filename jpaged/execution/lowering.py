@@ -62,7 +62,9 @@ class StepPrograms:
     def verifying(self) -> jax.stages.Lowered:
         """Lower the step of the fewest tokens in which drafts are verified."""
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
-        return self._step(Buckets(max_num_seqs=seqs, max_num_batched_tokens=tokens, verifies=True).mixed[0], images=False)
+        return self._step(
+            Buckets(max_num_seqs=seqs, max_num_batched_tokens=tokens, verifies=True).mixed[0], images=False
+        )
 
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
         """Lower logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""

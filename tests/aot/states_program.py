@@ -4,7 +4,8 @@
 
 Run by `test_aot_states.py`; prints what they need as JSON, as `step_program.py` does. A model is one of `MODELS`:
 layers of published shapes, but as few of them as show every kind, and narrow experts. A step is "decode", "mixed",
-"verify" (of drafts) or "draft" (by the model of `DRAFTS`). The pool is large, as what is asked is whether a step copies it.
+"verify" (of drafts) or "draft" (by the model of `DRAFTS`). The pool is large, as what is asked is whether a step copies
+it.
 """
 
 from __future__ import annotations
@@ -56,8 +57,7 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "Lfm2Config",
         "lfm2",
         "LFM2",
-        ATTENTION
-        | {"hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 3, "full_attn_idxs": [1]},
+        ATTENTION | {"hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 3, "full_attn_idxs": [1]},
     ),
     "deepseek-v2-lite": (
         "DeepseekV2Config",

@@ -28,8 +28,8 @@ LAYERS = {
     "H200 x1": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (3, 1, 0), "mamba2": (2, 0, 0)}
     | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 2, 0)},
 }
-"""Layers in a program with states, with attention to keys and values, and to latents. TPUs scan over neighbouring layers
-that are alike, which stand in the program once."""
+"""Layers in a program with states, with attention to keys and values, and to latents. TPUs scan over neighbours that
+are alike, which stand in the program once."""
 
 STATES = {"lfm2": 1}
 """Kernels of a layer with states: a convolution, and a recurrence where there is one."""

@@ -1,7 +1,7 @@
 """Every family generates what transformers generates: batched, preempted, swapped, in chunks, and from the cache.
 
-Forks and beams have room here for all of them at once. Those that are preempted are the matter of other tests, on toy
-models and on one family (`test_parallel_sampling.py`, `test_beam_search.py`), as are two devices (`test_tensor_parallel.py`).
+Forks and beams have room here for all of them at once. Those that are preempted are tested on toy models and on one
+family (`test_parallel_sampling.py`, `test_beam_search.py`), two devices in `test_tensor_parallel.py`.
 """
 
 from types import SimpleNamespace

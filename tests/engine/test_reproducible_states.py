@@ -1,5 +1,5 @@
-"""With `deterministic` a model of recurrent layers gives the same bits however it is served: in chunks, from checkpoints
-of its states, preempted, and in any batch."""
+"""With `deterministic` a model of recurrent layers gives the same bits however it is served: in chunks, from
+checkpoints of its states, preempted, and in any batch."""
 
 from __future__ import annotations
 

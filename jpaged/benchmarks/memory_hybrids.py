@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, FULL, SHAPES, Layers, ModelShape
+from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, FULL, ROW_BYTES, SHAPES, Layers, ModelShape
 from jpaged.benchmarks.memory_simulation import Outcome, simulate
 from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand, draw_articles, draw_conversations
 from jpaged.memory import GroupSpec, StateCheckpoints
@@ -26,8 +26,10 @@ def _attention(number: int, kv_heads: int, head_dim: int) -> Layers:
 
 
 def _states(number: int, numbers: int, channels: int) -> Layers:
-    """Return recurrent layers whose states are so many float32 numbers and three tokens of a convolution's channels."""
-    return Layers("state", number, 4 * numbers + 3 * 2 * channels, StateCheckpoints(INTERVAL))
+    """Return recurrent layers whose states are so many float32 numbers and three tokens of a convolution's channels,
+    in whole rows."""
+    convolved = -(-3 * 2 * channels // ROW_BYTES) * ROW_BYTES
+    return Layers("state", number, 4 * numbers + convolved, StateCheckpoints(INTERVAL))
 
 
 HYBRIDS = (

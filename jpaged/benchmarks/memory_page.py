@@ -100,7 +100,12 @@ it. Articles are as above. Behind each of {INSTRUCTIONS} instructions of {INSTRU
 questions of less than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to
 2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens, where a checkpoint lies anyway:
 what one at the end of a shared prompt gains is not in these numbers. What counts is again what an earlier request of
-the run began with too.
+the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
+
+Small blocks find what is shorter than an inflated one, and hits are not cut to its multiples. They have twice as many
+checkpoints to hold where an inflated block is twice the interval, and states are most of the memory of such models: a
+prompt is admitted with room for all checkpoints that a step may pass, so fewer run at once, and of what is long fewer
+checkpoints stay. `state_checkpoint_interval` says how many there are.
 """
 
 

@@ -103,9 +103,9 @@ what one at the end of a shared prompt gains is not in these numbers. What count
 the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
 
 Small blocks find what is shorter than an inflated one, and hits are not cut to its multiples. They have twice as many
-checkpoints to hold where an inflated block is twice the interval, and states are most of the memory of such models: a
-prompt is admitted with room for all checkpoints that a step may pass, so fewer run at once, and of what is long fewer
-checkpoints stay. `state_checkpoint_interval` says how many there are.
+checkpoints to hold where an inflated block is twice the interval, and states are most of the memory of such models: of
+what is long, as Bamba's conversations are, less stays, and fewer requests run at once in every row.
+`state_checkpoint_interval` says how far apart checkpoints lie.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, INTERVAL, POOL_GIB
 from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, IMAGE_GIB, IMAGE_MODEL, IMAGES
 from jpaged.benchmarks.memory_report import Results, batch_of, tables, wasted
 from jpaged.benchmarks.memory_shapes import SHAPES
@@ -86,6 +87,25 @@ until they are asked for again. Where the largest page finds more, it runs so fe
 next turn comes sooner. "lru" is plain LRU, "aligned" Jenga's balanced and aligned eviction over one common pool of
 pages, "predicted" adds the protected pool of predicted prefixes, whose size comes from a cost model with one number of
 the device: what a step costs beside its tokens.
+
+{HYBRIDS_SAY}"""
+
+
+HYBRIDS_SAY = f"""\
+Recurrent models ({POOL_GIB:.0f} GiB of KV and states each): a prefix can be found up to a checkpoint of the states.
+With blocks of 16 tokens checkpoints lie every {INTERVAL} tokens and where a prompt ends that requests share. The
+other rows are the same memory manager with one size of page, as engines have that know one kind: attention's block
+has as many tokens as make it as large as a state, a checkpoint lies at the end of each, and a hit is a multiple of
+it. Articles are as above. Behind each of {INSTRUCTIONS} instructions of {INSTRUCTION_TOKENS:,} tokens stand
+questions of less than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to
+2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens, where a checkpoint lies anyway:
+what one at the end of a shared prompt gains is not in these numbers. What counts is again what an earlier request of
+the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
+
+Small blocks find what is shorter than an inflated one, and hits are not cut to its multiples. They have twice as many
+checkpoints to hold where an inflated block is twice the interval, and states are most of the memory of such models: of
+what is long, as Bamba's conversations are, less stays, and fewer requests run at once in every row.
+`state_checkpoint_interval` says how far apart checkpoints lie.
 """
 
 

@@ -7,7 +7,7 @@ know one kind of KV page; the layers read the same, so both compute the same tok
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,23 +122,33 @@ def _requests(built: Built, model: RealModel, number: int, seed: int) -> list[Re
     rng = np.random.default_rng(seed)
     requests = []
     for place, (prompt, output) in enumerate(lengths.draw(MAX_LEN)):
-        tokens = rng.integers(3, built.model.vocab_size, prompt).tolist()
-        images = tuple(_image(built, rng, at, place) for at in range(model.images))
-        for image in images:
-            tokens[image.start] = built.model_config.image_token_index
+        text = rng.integers(3, built.model.vocab_size, prompt).tolist()
+        tokens, images = _with_images(built, model, text, rng, place)
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         requests.append(built.input_processor.request(ParsedPrompt(None, tokens, None, images), params))
     return requests
 
 
-def _image(built: Built, rng: np.random.Generator, at: int, request: int) -> PromptImage:
-    """Return an image of noise, behind one token of text and the images before it, that no other request has."""
-    model = built.model
-    assert isinstance(model, SeesImages)
-    arrays, features = next(iter(model.examples()))
-    pixels = {name: _noise(array, rng) for name, array in arrays.items()}
-    name = f"image {at} of request {request}".encode()
-    return PromptImage(1 + at, 1, name, features, pixels, whole=False)
+def _with_images(
+    built: Built, model: RealModel, text: list[int], rng: np.random.Generator, request: int
+) -> tuple[list[int], tuple[PromptImage, ...]]:
+    """Return a prompt's tokens, each image behind a token of text, and the images, noise that no other request has."""
+    tokens: list[int] = []
+    images: list[PromptImage] = []
+    for number in range(model.images):
+        tokens.append(text[number])
+        arrays, features = _example(built)
+        pixels = {name: _noise(array, rng) for name, array in arrays.items()}
+        name, length = f"image {number} of request {request}".encode(), features if model.inline else 1
+        images.append(PromptImage(len(tokens), length, name, features, pixels, whole=model.inline))
+        tokens += [built.model_config.image_token_id] * length
+    return tokens + text[model.images :], tuple(images)
+
+
+def _example(built: Built) -> tuple[Mapping[str, np.ndarray], int]:
+    """Return the arrays of an image and the number of its features."""
+    assert isinstance(built.model, SeesImages)
+    return next(iter(built.model.examples()))
 
 
 def _noise(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -188,7 +198,7 @@ def page(runs: Sequence[RealRun], command: str, machine: str, models: Sequence[R
     """
     kinds = "\n".join(
         f"- **{model.name}**: {model.says}; {model.pool_kib >> 10} MiB of KV, prompts of {model.prompt} tokens on the "
-        f"average, outputs of {model.output}."
+        f"average{' beside the images' * bool(model.images)}, outputs of {model.output}."
         for model in models
     )
     return f"""# Jenga's groups against one page size, measured

@@ -10,7 +10,7 @@ from typing import Any
 from jpaged.benchmarks.random_model import gemma3_config
 from jpaged.execution import PoolSpec
 from jpaged.loading.hugging_face import transformers
-from jpaged.memory import FullAttention, PoolLayout
+from jpaged.memory import FullAttention, PoolLayout, SlidingWindow
 
 MAX_LEN = 1024
 
@@ -28,6 +28,8 @@ class RealModel:
         prompt, output: mean tokens of a request, images not counted.
         draft: returns a draft model's config; None = none.
         images: images of a request, each another one.
+        inline: whether their features are tokens of the prompt, which see each other; else only cross-attention reads
+            them.
         tokens_a_page: block size of the largest page; None = that of all.
     """
 
@@ -40,13 +42,18 @@ class RealModel:
     output: int = 128
     draft: Callable[[], Any] | None = None
     images: int = 0
+    inline: bool = False
     tokens_a_page: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 def keeping_all(spec: PoolSpec) -> PoolSpec:
-    """Return the pool with the same blocks, none of which is released before its sequence ends."""
-    return _planned(spec, [replace(group.spec, policy=FullAttention()) for group in spec.layout.groups])
+    """Return the pool with the same blocks, none of which leaves a window before its sequence ends."""
+    groups = [group.spec for group in spec.layout.groups]
+    kept = [
+        replace(group, policy=FullAttention()) if isinstance(group.policy, SlidingWindow) else group for group in groups
+    ]
+    return _planned(spec, kept)
 
 
 def padded_to_largest(spec: PoolSpec) -> PoolSpec:
@@ -78,6 +85,14 @@ _SIZES |= {"pad_token_id": 0, "tie_word_embeddings": True}
 
 def _gemma3() -> Any:
     return transformers().Gemma3TextConfig(**gemma3_config())
+
+
+def _gemma3_with_eyes() -> Any:
+    vision: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+    vision |= {"num_hidden_layers": 2, "image_size": 112, "patch_size": 14, "vision_use_head": False}
+    return transformers().Gemma3Config(
+        text_config=gemma3_config(), vision_config=vision, mm_tokens_per_image=64, image_token_index=4095
+    )
 
 
 def _jamba() -> Any:
@@ -127,7 +142,7 @@ MODELS = (
         "Jamba",
         "eight Mamba layers and one of attention; the largest page's blocks of attention are as large as the states",
         _jamba,
-        12 << 10,
+        8 << 10,
         padded_to_largest,
         tokens_a_page=320,
     ),
@@ -136,11 +151,23 @@ MODELS = (
         "eight layers of self-attention and two that attend to an image of 650 features; each request has an image of "
         "its own, and in the largest page all ten layers keep the tokens of text and image",
         _mllama,
-        36 << 10,
+        24 << 10,
         padded_to_all,
         prompt=43,
         output=64,
         images=1,
+    ),
+    RealModel(
+        "Gemma 3 + images",
+        "the same layers as Gemma 3's, and four images of 64 tokens each before the text of a request, of its own; the "
+        "largest page keeps images' features too until their tokens have taken them",
+        _gemma3_with_eyes,
+        24 << 10,
+        keeping_all,
+        prompt=43,
+        output=64,
+        images=4,
+        inline=True,
     ),
     RealModel(
         "Llama with a draft model",

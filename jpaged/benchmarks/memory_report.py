@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jpaged.benchmarks import memory_hybrids
+from jpaged.benchmarks.memory_hybrids import HybridHits
 from jpaged.benchmarks.memory_jenga import (
     PAPER_SPECULATION,
     PAPER_VISION,
@@ -56,12 +58,14 @@ PREFIX_MODELS = {"Llama-3.1-8B": 12.0, "Gemma-3-27B": 24.0}
 
 @dataclass(frozen=True)
 class Results:
-    """Holds all simulations: by trace, by model, (model, allocator, eviction, outcome), and of Jenga's figures."""
+    """Holds all simulations: by trace, by model, (model, allocator, eviction, outcome), of Jenga's figures, and of
+    recurrent models' prefixes."""
 
     traces: dict[str, list[Outcome]]
     models: dict[str, list[Outcome]]
     prefixes: list[tuple[str, str, str, Outcome]]
     jenga: JengaResults
+    hybrids: list[HybridHits]
 
 
 def run(
@@ -69,10 +73,11 @@ def run(
     long: Sequence[Demand],
     conversations: Sequence[Demand],
     jenga: JengaResults,
+    hybrids: list[HybridHits],
     say: Callable[[str], None],
 ) -> Results:
-    """Simulate: OPT-13B on each of `traces`, every other model on `long`, prefix caching on `conversations`; `jenga` is
-    what was simulated already."""
+    """Simulate: OPT-13B on each of `traces`, every other model on `long`, prefix caching on `conversations`; `jenga`
+    and `hybrids` are what was simulated already."""
     shapes = {shape.name: shape for shape in SHAPES}
     by_trace = {}
     for name, demands in traces.items():
@@ -93,7 +98,7 @@ def run(
         for system, eviction in runs:
             outcome = simulate(system, shape, conversations, prefix_caching=True, prefix_eviction=eviction)
             prefixes.append((name, system, eviction, outcome))
-    return Results(by_trace, by_model, prefixes, jenga)
+    return Results(by_trace, by_model, prefixes, jenga, hybrids)
 
 
 def _questions(shape: ModelShape, long: Sequence[Demand]) -> list[Demand]:
@@ -130,7 +135,14 @@ def tables(results: Results) -> str:
         for model, system, eviction, o in results.prefixes
     ]
     parts.append(_table(["model", "allocator", "prefix_eviction", "prompt tokens hit", "batch"], rows))
+    parts.append(hybrid_table(results.hybrids))
     return "\n\n".join([*parts, *_jenga_tables(results)]) + "\n"
+
+
+def hybrid_table(found: Sequence[HybridHits]) -> str:
+    """Return the Markdown table of recurrent models' prefixes, under its title."""
+    title = "### Prefixes of recurrent models (share found in the cache; mean batch)"
+    return f"{title}\n\n{_table(*memory_hybrids.rows(found))}"
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,20 @@ def speculative_prompts(folder: Path | None, most: int) -> dict[str, list[str]]:
     return found
 
 
+def prompts_say(folder: Path | None) -> str:
+    """Return sentences on where the prompts of `speculative_prompts` come from, and what stands for Spec-Bench."""
+    if folder is None:
+        return "The prompts are questions of GSM8K, which are shipped."
+    there = [start for start in _READERS if sorted(folder.glob(f"{start}*.jsonl"))]
+    sources = [_SOURCES[start] for start in there if start != "specbench"]
+    if "specbench" in there:
+        return f"The prompts are {'; '.join(['those of Spec-Bench', *sources])}."
+    return (
+        "No file of Spec-Bench is among the workloads. What stands for it are data sets that it draws from, or like "
+        f"them: {'; '.join(sources)}."
+    )
+
+
 def _turns(rows: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for row in rows:
         yield _SPEC_BENCH.get(row["category"], "chat"), f"{row['turns'][0]}\n\nAnswer:"
@@ -76,3 +90,11 @@ _READERS: dict[str, Callable[[Iterator[dict[str, Any]]], Iterator[tuple[str, str
     "rag-nq": _documents,
     "wmt16": _translations,
 }
+_SOURCES = {
+    "mtbench": "first turns of MT-Bench (chat)",
+    "gsm8k-test": "questions of GSM8K (maths)",
+    "rag-nq": "passages with questions of Natural Questions, three in a prompt of which one is to be found (retrieval) "
+    "and one alone to be summed up (summaries)",
+    "wmt16": "English sentences of WMT16 (translation)",
+}
+"""What the files hold that are not Spec-Bench's own."""

@@ -10,7 +10,8 @@ from jpaged.benchmarks.speculative import Speculated
 REPEATING = ("retrieval", "summaries")
 """Kinds of prompts whose answers repeat them."""
 GOAL, FLOOR = 1.5, 0.97
-"""Speed with n-grams at batch 1 that was asked for on prompts that repeat themselves, and the least elsewhere."""
+"""Speed with n-grams at batch 1 that was asked for on prompts that repeat themselves, and the least elsewhere. Nothing
+was asked for of larger batches."""
 
 
 def tables(found: Sequence[Speculated], couplings: Mapping[tuple[str, int], Coupling]) -> str:
@@ -48,11 +49,13 @@ def page(
     rounds: int,
     temperature: float,
     coupling_temperature: float,
+    sources: str,
 ) -> str:
     """Return the text of docs/speculative.md.
 
     Args:
         temperature: that of the speeds' requests; `coupling_temperature` is the other table's.
+        sources: sentences on where the prompts come from.
     """
     equal, outputs = sum(it.equal for it in found), sum(it.outputs for it in found)
     said = ""
@@ -69,6 +72,8 @@ turns in each of {rounds} rounds, in alternating order; a ratio is the median ov
 over that without in the same round, so that what else the machine does meets both. "CPU ratio" is the same of
 processor time.
 
+{sources} {_counts(found)}
+
 {tables(found, couplings)}
 
 "Kept" is the share of the drafts that stood. "Tokens a step" are tokens of a sequence over all steps, prompts included;
@@ -80,23 +85,49 @@ no such ties).
 """
 
 
+def _counts(found: Sequence[Speculated]) -> str:
+    """Return how many prompts a ratio is of."""
+    batches = sorted({it.batch for it in found})
+    counts = [max(it.outputs for it in found if it.batch == batch) for batch in batches]
+    told = [f"{count} at batch {batch}" for batch, count in zip(batches, counts, strict=True)]
+    return f"Prompts of each kind: {', '.join(told)}."
+
+
 def _verdict(found: Sequence[Speculated]) -> str:
-    """Return how the n-grams' ratios stand to what was asked for."""
-    alone = [it for it in found if it.way.startswith("ngram") and it.batch == 1]
+    """Return how the n-grams' ratios stand to what was asked for at batch 1, and what they are at other ones."""
+    ngrams = [it for it in found if it.way.startswith("ngram")]
+    said = _alone([it for it in ngrams if it.batch == 1])
+    for batch in sorted({it.batch for it in ngrams} - {1}):
+        said.append(_together(batch, [it for it in ngrams if it.batch == batch]))
+    return "\n".join(said)
+
+
+def _alone(alone: Sequence[Speculated]) -> list[str]:
     if not alone:
-        return "No n-grams were measured at batch 1."
+        return ["No n-grams were measured at batch 1."]
     said = []
     for kind in REPEATING:
         for it in alone:
             if it.kind == kind:
                 verb = "reach" if it.ratio >= GOAL else "do not reach"
-                said.append(f"On {kind} n-grams {verb} {GOAL} times the speed: {it.ratio:.2f}.")
-    others = [it for it in found if it.way.startswith("ngram") and it.kind not in REPEATING]
+                said.append(f"At batch 1, on {kind}, n-grams {verb} {GOAL} times the speed: {it.ratio:.2f}.")
+    others = [it for it in alone if it.kind not in REPEATING]
     if others:
         least = min(others, key=lambda it: it.ratio)
         verb = "never fall below" if least.ratio >= FLOOR else "fall below"
         said.append(
-            f"Elsewhere they {verb} {FLOOR} of the speed without: the least is {least.ratio:.2f} ({least.kind}, batch "
-            f"{least.batch})."
+            f"Elsewhere at batch 1 they {verb} {FLOOR} of the speed without: the least is {least.ratio:.2f} "
+            f"({least.kind})."
         )
-    return "\n".join(said)
+    return said
+
+
+def _together(batch: int, ngrams: Sequence[Speculated]) -> str:
+    """Return what n-grams do at a larger batch."""
+    least, most = (choose(ngrams, key=lambda it: it.ratio) for choose in (min, max))
+    slower = [f"{it.kind} ({it.ratio:.2f})" for it in sorted(ngrams, key=lambda it: it.ratio) if it.ratio < FLOOR]
+    lost = f"; below {FLOOR} are {', '.join(slower)}" if slower else f"; none is below {FLOOR}"
+    return (
+        f"At batch {batch} no speed was asked for. It is from {least.ratio:.2f} ({least.kind}) to {most.ratio:.2f} "
+        f"({most.kind}) of that without{lost}."
+    )

@@ -119,7 +119,7 @@ def speculative(
     from jpaged.benchmarks import coupling, speculative_report
     from jpaged.benchmarks import speculative as measure
     from jpaged.benchmarks.machine import this_machine
-    from jpaged.benchmarks.speculative_prompts import speculative_prompts
+    from jpaged.benchmarks.speculative_prompts import prompts_say, speculative_prompts
     from jpaged.loading import load_model
     from jpaged.sampling_params import SamplingParams
     from jpaged.speculative import Layers
@@ -166,6 +166,7 @@ def speculative(
             rounds=rounds,
             temperature=temperature,
             coupling_temperature=warmer,
+            sources=prompts_say(workloads),
         )
         (docs / "speculative.md").write_text(text, encoding="utf-8")
 
@@ -196,16 +197,29 @@ def memory(
     docs: Annotated[
         Path | None, typer.Option(help="Folder for memory.md, memory.png and memory.svg (needs matplotlib).")
     ] = None,
+    hybrids_only: Annotated[
+        bool, typer.Option("--hybrids-only", help="Print what prefixes of recurrent models are found, and no more.")
+    ] = False,
 ) -> None:
     """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
-    from jpaged.benchmarks import memory_jenga, memory_page, memory_plots, memory_report
+    from jpaged.benchmarks import memory_hybrids, memory_jenga, memory_page, memory_plots, memory_report
     from jpaged.benchmarks.memory_workloads import read_workloads
 
+    if hybrids_only:
+        files = {"workloads": workloads, "trace": trace, "long": long, "conversations": conversations, "docs": docs}
+        if given_too := [f"--{name}" for name, value in files.items() if value]:
+            raise typer.BadParameter(
+                f"--hybrids-only draws its requests and prints: {', '.join(given_too)} is not used"
+            )
+        hits = memory_hybrids.run(num_requests, seed, say=typer.echo)
+        typer.echo(memory_report.hybrid_table(hits))
+        return
     _check_plots(docs)
     with bad_parameters():
         asked = read_workloads(workloads, trace or [], long, conversations, num_requests, seed)
     jenga = memory_jenga.run(num_requests, seed, say=typer.echo)
-    results = memory_report.run(asked.chats, asked.long, asked.talks, jenga, say=typer.echo)
+    hits = memory_hybrids.run(num_requests, seed, say=typer.echo)
+    results = memory_report.run(asked.chats, asked.long, asked.talks, jenga, hits, say=typer.echo)
     typer.echo(memory_report.tables(results))
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)

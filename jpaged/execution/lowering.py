@@ -35,6 +35,8 @@ class StepPrograms:
         kernel_impl: which kernels run; None = what this process's platform is best at.
         examples: images that the encoder is compiled for, see `jpaged.model_api.SeesImages`; none where it does not
             run.
+        prefix: what the names of the model's layer groups begin with in `spec`, where it drafts for another model, see
+            `jpaged.execution.step.make_step`.
     """
 
     graphdef: nnx.GraphDef
@@ -47,6 +49,7 @@ class StepPrograms:
     vocab_size: int
     kernel_impl: Impl | None = None
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
+    prefix: str = ""
 
     def decode(self) -> jax.stages.Lowered:
         """Lower the step in which max_num_seqs sequences have one token each."""
@@ -55,6 +58,13 @@ class StepPrograms:
     def mixed(self) -> jax.stages.Lowered:
         """Lower the step of max_num_batched_tokens tokens, prompts among them, with images where the encoder runs."""
         return self._step(self._buckets.mixed[-1], images=bool(self.examples))
+
+    def verifying(self) -> jax.stages.Lowered:
+        """Lower the step of the fewest tokens in which drafts are verified."""
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        return self._step(
+            Buckets(max_num_seqs=seqs, max_num_batched_tokens=tokens, verifies=True).mixed[0], images=False
+        )
 
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
         """Lower logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
@@ -96,5 +106,5 @@ class StepPrograms:
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         batch = self._of_all(batch)
-        step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl)
+        step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl, prefix=self.prefix)
         return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)

@@ -26,8 +26,9 @@ class Drafting:
 
     @property
     def _batch(self) -> int:
-        """Return how many sequences have a place in the batch."""
-        return self._max_num_seqs - len(self._allocation.free_slots)
+        """Return how many sequences have a place in the batch; at least the one that is asked for, which may have lost
+        its own while its last step was computed."""
+        return max(1, self._max_num_seqs - len(self._allocation.free_slots))
 
     def drafts(self, request: Request, seq: Sequence, plan: StepPlan) -> tuple[int, ...]:
         """Return the drafts to verify behind a sequence's newest token, which is all that it has to compute."""

@@ -1,6 +1,6 @@
-"""Compile steps and the encoder of Llama 3.2 Vision or of Gemma 3 for hardware this machine lacks.
+"""Compile steps and the encoder of a model with eyes for hardware this machine lacks.
 
-    images_program.py tpu|cuda DEVICES KERNELS mllama|gemma3
+    images_program.py tpu|cuda DEVICES KERNELS mllama|gemma3|llava
 
 Run by `test_aot_images.py`; prints what they need as JSON, as `step_program.py` does. The model is shallow and narrow,
 but an image has as many tiles, patches and tokens as in the published one, and the pool is large.
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from step_program import HOPPER, report
 from targets import h200_mesh, tpu_mesh
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK, POOL_BYTES = 64, 1024, 16, 1 << 30
-TOKENS = {"mllama": 256, "gemma3": 512}
+TOKENS = {"mllama": 256, "gemma3": 512, "llava": 512}
 TEXT = {
     "hidden_size": 1024,
     "intermediate_size": 2048,
@@ -62,6 +63,42 @@ GEMMA3_VISION = {
     "patch_size": 14,
     "vision_use_head": False,
 }
+LLAVA_TEXT = {
+    "model_type": "qwen2",
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 32768,
+    "max_position_embeddings": 4096,
+}
+LLAVA_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "image_size": 384,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+LLAVA_GRIDS = [[384 * height, 384 * width] for height in range(1, 7) for width in range(1, 7)]
+
+
+def config_of(family: str) -> Any:
+    from transformers import Gemma3Config, LlavaOnevisionConfig, MllamaConfig
+
+    if family == "mllama":
+        return MllamaConfig(text_config=TEXT, vision_config=VISION)
+    if family == "gemma3":
+        return Gemma3Config(text_config=GEMMA3_TEXT, vision_config=GEMMA3_VISION)
+    return LlavaOnevisionConfig(
+        text_config=LLAVA_TEXT,
+        vision_config=LLAVA_VISION,
+        image_grid_pinpoints=LLAVA_GRIDS,
+        vision_aspect_ratio="anyres_max_9",
+    )
 
 
 def main(target: str, devices: int, kernels: str, family: str) -> None:
@@ -69,7 +106,6 @@ def main(target: str, devices: int, kernels: str, family: str) -> None:
 
     import jax.numpy as jnp
     from flax import nnx
-    from transformers import Gemma3Config, MllamaConfig
 
     from jpaged.execution import plan_pool
     from jpaged.execution.lowering import StepPrograms
@@ -77,15 +113,14 @@ def main(target: str, devices: int, kernels: str, family: str) -> None:
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params
     from models.gemma3 import Gemma3
+    from models.llava_onevision import LlavaOnevision
     from models.mllama import Mllama
     from pallas_kernels.gpu_launch import compiling_for
 
     assert mesh.size == devices, mesh
     dtype = jnp.dtype(jnp.bfloat16)
-    if family == "mllama":
-        kind, config = Mllama, MllamaConfig(text_config=TEXT, vision_config=VISION)
-    else:
-        kind, config = Gemma3, Gemma3Config(text_config=GEMMA3_TEXT, vision_config=GEMMA3_VISION)
+    kind = {"mllama": Mllama, "gemma3": Gemma3, "llava": LlavaOnevision}[family]
+    config = config_of(family)
     build = build_context(mesh, dtype, stacked=kernels != "gpu", kernel_impl=kernels)
     model = abstract_model(kind, config, build)
     pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}

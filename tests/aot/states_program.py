@@ -3,14 +3,16 @@
     states_program.py tpu|cuda DEVICES KERNELS MODEL:STEP...
 
 Run by `test_aot_states.py`; prints what they need as JSON, as `step_program.py` does. A model is one of `MODELS`:
-layers of published shapes, but as few of them as show every kind, and narrow experts. A step is "decode" or "mixed".
-The pool is large, as what is asked is whether a step copies it.
+layers of published shapes, but as few of them as show every kind, and narrow experts. A step is "decode", "mixed",
+"verify" (of drafts) or "draft" (by the model of `DRAFTS`). The pool is large, as what is asked is whether a step copies
+it.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from step_program import HOPPER, report
@@ -43,6 +45,20 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "Qwen3Next",
         {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
     ),
+    # States and nothing else.
+    "mamba2": (
+        "Mamba2Config",
+        "mamba2",
+        "Mamba2LM",
+        {"hidden_size": 4096, "num_hidden_layers": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8},
+    ),
+    # States of a convolution only.
+    "lfm2": (
+        "Lfm2Config",
+        "lfm2",
+        "LFM2",
+        ATTENTION | {"hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 3, "full_attn_idxs": [1]},
+    ),
     "deepseek-v2-lite": (
         "DeepseekV2Config",
         "deepseek",
@@ -61,8 +77,22 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 512}
         | {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 32768},
     ),
+    "llama": (
+        "LlamaConfig",
+        "llama",
+        "Llama",
+        ATTENTION | {"hidden_size": 4096, "intermediate_size": 1024, "num_hidden_layers": 2, "head_dim": 128},
+    ),
 }
 """Config, module, family, and sizes."""
+DRAFTS: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 2048, "num_hidden_layers": 1, "head_dim": 64},
+}
+"""Models with a draft model of the same family, whose sizes these are where they differ: those of Llama 3.2 1B."""
+
+DRAFT_PREFIX = "draft."
+MOST_DRAFTS = 4
+"""Drafts that a step verifies of a sequence at most; so many states, and one more, are kept of each."""
 
 
 def main(target: str, devices: int, kernels: str, names: list[str]) -> None:
@@ -83,27 +113,38 @@ def main(target: str, devices: int, kernels: str, names: list[str]) -> None:
 
     assert mesh.size == devices, mesh
     dtype = jnp.dtype(jnp.bfloat16)
+    build = build_context(mesh, dtype, kernel_impl=kernels)
+
+    def model_of(kind: str, changes: dict[str, Any]) -> Any:
+        config_name, module, family, sizes = MODELS[kind]
+        config = getattr(transformers, config_name)(**SHARED | sizes | changes)
+        return abstract_model(getattr(import_module(f"models.{module}"), family), config, build)
+
     for name in names:
         kind, step = name.split(":")
-        config_name, module, family, sizes = MODELS[kind]
-        config = getattr(transformers, config_name)(**SHARED | sizes)
-        build = build_context(mesh, dtype, kernel_impl=kernels)
-        model = abstract_model(getattr(import_module(f"models.{module}"), family), config, build)
+        runs = model = model_of(kind, {})
+        groups, drafts = [*model.layer_groups], MOST_DRAFTS if step == "verify" else 0
+        if kind in DRAFTS:
+            draft = model_of(kind, DRAFTS[kind])
+            groups += [replace(group, name=DRAFT_PREFIX + group.name) for group in draft.layer_groups]
+            runs = draft if step == "draft" else model
         pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}
         steps = StepPrograms(
-            graphdef=nnx.split(model)[0],
-            params=abstract_params(model, mesh),
-            spec=plan_pool(model.layer_groups, **pool),
+            graphdef=nnx.split(runs)[0],
+            params=abstract_params(runs, mesh),
+            spec=plan_pool(groups, most_drafts=drafts, **pool),
             mesh=mesh,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=TOKENS,
             max_model_len=MAX_MODEL_LEN,
-            vocab_size=config.vocab_size,
+            vocab_size=SHARED["vocab_size"],
             kernel_impl=kernels,
+            prefix=DRAFT_PREFIX if step == "draft" else "",
         )
+        lower = {"decode": steps.decode, "draft": steps.decode, "mixed": steps.mixed, "verify": steps.verifying}[step]
         start = time.perf_counter()
         with compiling_for(HOPPER):
-            lowered = {"decode": steps.decode, "mixed": steps.mixed}[step]()
+            lowered = lower()
         report(name, lowered, steps.spec, start)
 
 

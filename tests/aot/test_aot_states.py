@@ -19,12 +19,20 @@ OFTEN = {
 ATTENTION = {"TPU v5e x8": {"decode": 2, "mixed": 3}, "H200 x1": {"decode": 3, "mixed": 4}}
 """Launches of own kernels for a layer of attention, the write of its KV among them; on TPUs prompts have their own."""
 
+LIKE = {"verify": "mixed", "draft": "decode"}
+"""Steps that run the kernels of another: tokens behind a sequence's first are verified as a prompt's are computed."""
+
 LAYERS = {
-    "TPU v5e x8": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (1, 1, 0), "deepseek-v2-lite": (0, 0, 2)},
-    "H200 x1": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (3, 1, 0), "deepseek-v2-lite": (0, 0, 2)},
+    "TPU v5e x8": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (1, 1, 0), "mamba2": (1, 0, 0)}
+    | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 1, 0)},
+    "H200 x1": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (3, 1, 0), "mamba2": (2, 0, 0)}
+    | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 2, 0)},
 }
-"""Layers in a program with states, each a convolution and a recurrence, with attention to keys and values, and to
-latents. TPUs scan over neighbouring layers that are alike, which stand in the program once."""
+"""Layers in a program with states, with attention to keys and values, and to latents. TPUs scan over neighbours that
+are alike, which stand in the program once."""
+
+STATES = {"lfm2": 1}
+"""Kernels of a layer with states: a convolution, and a recurrence where there is one."""
 
 EXPERTS = {"TPU v5e x8": {}, "H200 x1": {"jamba": 2, "qwen3-next": 8, "deepseek-v2-lite": 2}}
 """Products of experts by own kernels: two a layer that has them."""
@@ -33,7 +41,13 @@ GEMMA_4 = {"TPU v5e x8": {"decode": 6, "mixed": 10}, "H200 x1": {"decode": 6, "m
 """Calls of a local and a global layer that keep KV, and of one of each that reads it and writes none. On a GPU XLA
 attends in the global ones, whose heads are of 512."""
 
-STEPS = [f"{kind}:{step}" for kind in (*LAYERS["H200 x1"], "gemma-4") for step in ("decode", "mixed")]
+KINDS = (*LAYERS["H200 x1"], "gemma-4")
+STEPS = [
+    *(f"{kind}:{step}" for kind in KINDS if kind != "llama" for step in ("decode", "mixed")),
+    *(f"{kind}:verify" for kind in ("jamba", "bamba", "qwen3-next", "mamba2", "lfm2", "llama")),
+    "llama:draft",
+]
+"""A plain Llama's own steps are those of `test_aot_step.py`; here its pool holds a draft model's KV too."""
 
 
 def cases():
@@ -56,9 +70,10 @@ def test_a_step_copies_no_pool_and_runs_its_own_kernels(target, steps):
         if kind == "gemma-4":
             assert sizes["kernel calls"] == GEMMA_4[target][step], name
             continue
-        states, attention, latents = LAYERS[target][kind]
-        of_attention = ATTENTION[target][step]
+        states, attention, latents = (0, 1, 0) if step == "draft" else LAYERS[target][kind]
+        of_attention = ATTENTION[target][LIKE.get(step, step)]
         # On a GPU XLA writes latents, in place too.
         of_latents = of_attention - (target == "H200 x1")
-        calls = 2 * states + of_attention * attention + of_latents * latents + EXPERTS[target].get(kind, 0)
+        calls = STATES.get(kind, 2) * states + of_attention * attention + of_latents * latents
+        calls += EXPERTS[target].get(kind, 0)
         assert sizes["kernel calls"] == calls, name

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from jpaged import planning
-from jpaged.benchmarks import memory_jenga, memory_page, memory_report
+from jpaged.benchmarks import memory_hybrids, memory_jenga, memory_page, memory_report
 from jpaged.benchmarks.memory_contiguous import Buddy, Regions, oracle, powers_of_two
+from jpaged.benchmarks.memory_hybrids import HybridHits
 from jpaged.benchmarks.memory_jenga import VISION_MODELS, JengaResults, VisionCache, vision_cache
 from jpaged.benchmarks.memory_shapes import SHAPES
 from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, Shares, build, held_by_one, known_before, simulate
@@ -228,6 +229,7 @@ def results_of_one() -> memory_report.Results:
         },
         [("M", "jpaged", "lru", outcome)],
         jenga,
+        [HybridHits("H", 16, "predicted", {"8 articles": outcome, "instructions": outcome})],
     )
 
 
@@ -241,6 +243,8 @@ def test_the_page_has_every_table_and_says_what_stands_out():
     assert "| Llama-3.1-8B + 1B draft | 8,192 | 37.50% |" in text
     assert "| allocator | prefix_eviction | 8 articles | 12 articles | images |" in text
     assert "| jpaged | lru | 75%; 12.5 | 75%; 12.5 | 25%; 12.5 |" in text
+    assert "| model | tokens of a block | prefix_eviction | 8 articles | instructions |" in text
+    assert "| H | 16 | predicted | 75%; 12.5 | 75%; 12.5 |" in text
     assert "| V | 512 | 8.0 | 1.50 |" in text
     assert "| Llama-3.1-8B + 1B draft | 2.00 | 1.58 in requests/s |" in text
     assert "jpaged runs no more than another allocator with M (all alike)." in text
@@ -251,6 +255,7 @@ def test_the_command_line_writes_the_page_with_the_command_that_made_it(tmp_path
     pytest.importorskip("matplotlib")
     results, given = results_of_one(), []
     monkeypatch.setattr(memory_jenga, "run", lambda requests, seed, say: given.append(requests) or results.jenga)
+    monkeypatch.setattr(memory_hybrids, "run", lambda requests, seed, say: results.hybrids)
     monkeypatch.setattr(memory_report, "run", lambda chats, *rest, say: given.append(list(chats)) or results)
     folder = tmp_path / "workloads"
     folder.mkdir()

@@ -1,11 +1,9 @@
 """Two allocators on the real engine: the same tokens, and more sequences at once where memory is not wasted."""
 
-from dataclasses import replace
-
 import pytest
 import thorough
 
-from jpaged.benchmarks.memory_real import page, run, table
+from jpaged.benchmarks.memory_real import SYSTEMS, _build, _requests, page, run, table
 from jpaged.benchmarks.memory_real_models import MODELS, RealModel, keeping_all
 from jpaged.benchmarks.random_model import gemma3_config
 from jpaged.loading.hugging_face import transformers
@@ -30,8 +28,24 @@ def test_both_allocators_generate_the_same_and_releasing_windows_runs_more_at_on
     assert table([largest, jenga]) in text and "- **small**: a small one; 3 MiB of KV" in text
 
 
+@pytest.mark.parametrize(("name", "length"), [("Gemma 3 + images", 64), ("Llama 3.2 Vision", 1)])
+def test_requests_with_images_have_their_own_and_every_place_is_the_images_token(name, length):
+    (model,) = (model for model in MODELS if model.name == name)
+    built = _build(model, SYSTEMS[1])
+    try:
+        requests = _requests(built, model, 2, seed=0)
+    finally:
+        built.engine.close()
+    for request in requests:
+        assert [image.length for image in request.images] == [length] * model.images
+        for image in request.images:
+            places = request.prompt_token_ids[image.start : image.stop]
+            assert set(places) == {built.model_config.image_token_id}
+    assert len({image.digest for request in requests for image in request.images}) == 2 * model.images
+
+
 @pytest.mark.skipif(not thorough.NIGHTLY, reason="a minute a model")
 @pytest.mark.parametrize("model", MODELS[1:], ids=lambda model: model.name)
 def test_groups_of_every_kind_run_more_at_once_than_the_largest_page(model):
-    largest, jenga = run(8, 0, lambda said: None, [replace(model, pool_kib=model.pool_kib * 2 // 3)])
+    largest, jenga = run(8, 0, lambda said: None, [model])
     assert jenga.batch > largest.batch

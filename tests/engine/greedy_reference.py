@@ -112,10 +112,14 @@ def _reference(logits: torch.Tensor, tokens: list[int]) -> Reference:
 def assert_same_tokens(
     outputs: Sequence[RequestOutput], references: Sequence[Reference], compared: float = 0.95
 ) -> None:
+    """The first output of each prompt has its reference's tokens, see `assert_tokens`."""
+    assert_tokens([output.outputs[0].token_ids for output in outputs], references, compared)
+
+
+def assert_tokens(found: Sequence[Sequence[int]], references: Sequence[Reference], compared: float = 0.95) -> None:
     """Every token up to a reference's first tie is equal, and ties leave at least that share of the tokens to
     compare."""
     assert sum(r.certain for r in references) >= compared * sum(len(r.tokens) for r in references)
-    for number, (output, reference) in enumerate(zip(outputs, references, strict=True)):
-        tokens = output.outputs[0].token_ids
+    for number, (tokens, reference) in enumerate(zip(found, references, strict=True)):
         assert len(tokens) == len(reference.tokens)
         assert tokens[: reference.certain] == reference.tokens[: reference.certain], f"prompt {number}"

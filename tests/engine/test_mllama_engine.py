@@ -13,6 +13,7 @@ from greedy_reference import assert_same_tokens
 from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
 from vision_checkpoints import (
     MLLAMA_IMAGE,
+    assert_forks,
     blind_before_images,
     check_empty,
     make_mllama,
@@ -168,16 +169,12 @@ def test_log_probabilities_of_the_prompt_are_those_of_transformers(llm, model):
     assert output.prompt_logprobs[image][MLLAMA_IMAGE].logprob == -float("inf"), "it cannot be drawn"
 
 
-def test_four_outputs_fork_behind_an_image_and_output_0_is_what_one_output_gives(llm):
-    drawn = SamplingParams(n=4, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
-    alone = SamplingParams(n=1, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
-    several, one = ([out.outputs for out in llm.generate(PROMPTS[:3], p, use_tqdm=False)] for p in (drawn, alone))
-    assert all(len({tuple(o.token_ids) for o in outputs}) == 4 for outputs in several)
-    assert [outputs[0].token_ids for outputs in several] == [outputs[0].token_ids for outputs in one]
+def test_four_outputs_fork_behind_an_image_and_draw_from_what_transformers_computes(llm, model):
+    assert_forks(llm, model, PROMPTS[:3], [mllama_seen] * 3)
 
 
 def test_beams_of_four_are_those_of_transformers(llm, model):
-    params = BeamSearchParams(4, 8, ignore_eos=True)
+    params = BeamSearchParams(4, 16, ignore_eos=True)
     requests = requests_of(llm, PROMPTS[:5])
     prompts, more = [r.prompt_token_ids for r in requests], [mllama_seen(r) for r in requests]
     wanted = torch_beams(model, prompts, params, more=more)

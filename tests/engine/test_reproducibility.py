@@ -25,8 +25,8 @@ SERVINGS = {
     "in a batch of 40 others, submitted in the middle": {"neighbours": 40, "place": 17},
     "in chunks of 16": {"neighbours": 5, "max_num_batched_tokens": 41, "long_prefill_token_threshold": 16},
     "in chunks of 64": {"neighbours": 5, "max_num_batched_tokens": 64},
-    "preempted, recomputed": {"neighbours": 9, "pages": 60, "place": 9},
-    "preempted, swapped": {"neighbours": 9, "pages": 60, "place": 9, "preemption_mode": "swap"},
+    "preempted, recomputed": {"neighbours": 9, "tight": True, "place": 9},
+    "preempted, swapped": {"neighbours": 9, "tight": True, "place": 9, "preemption_mode": "swap"},
     "after a prefix hit": {"before": True},
     "after a prefix hit, in a batch": {"before": True, "neighbours": 7},
     "without a prefix cache": {"enable_prefix_caching": False, "neighbours": 3},
@@ -43,15 +43,20 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engines(folder):
     """Engines by their settings, made once."""
+    return engines_of(folder, few_pages=60)
+
+
+def engines_of(folder, *, few_pages, **of_all):
+    """Return what makes engines of a checkpoint by their settings, each once; with ``tight=True`` they have a pool of
+    `few_pages` large pages."""
     made: dict[tuple, LLM] = {}
 
     def engine(**settings) -> LLM:
         key = tuple(sorted(settings.items()))
         if key not in made:
-            pages = settings.pop("pages", None)
-            if pages is not None:
-                settings["kv_cache_memory_bytes"] = pages * engine().memory_report().page_bytes
-            made[key] = LLM(folder, **{"max_num_batched_tokens": 512} | SETTINGS | settings)
+            if settings.pop("tight", False):
+                settings["kv_cache_memory_bytes"] = few_pages * engine().memory_report().page_bytes
+            made[key] = LLM(folder, **{"max_num_batched_tokens": 512} | SETTINGS | of_all | settings)
         return made[key]
 
     return engine
@@ -70,7 +75,7 @@ def serve(engines, *, neighbours=0, place=0, before=False, params=PARAMS, **sett
     mine = llm.generate(prompts, each, use_tqdm=False)[place]
     if before:
         assert mine.num_cached_tokens >= 40
-    if "pages" in settings:
+    if settings.get("tight"):
         assert mine.metrics.num_preemptions > 0
     return mine.outputs
 

@@ -10,6 +10,7 @@ from images_by_devices import PARAMS, assert_like, on_devices, prompts_with
 from vision_checkpoints import (
     BEGIN,
     IMAGE_TOKENS,
+    assert_forks,
     check_empty,
     make_gemma3,
     picture,
@@ -105,16 +106,12 @@ def test_log_probabilities_of_the_prompt_are_those_of_transformers(llm, checkpoi
     assert found == pytest.approx(wanted.tolist(), abs=1e-4) and len(found) > 2 * IMAGE_TOKENS
 
 
-def test_four_outputs_fork_behind_an_image_and_output_0_is_what_one_output_gives(llm):
-    drawn = SamplingParams(n=4, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
-    alone = SamplingParams(n=1, seed=7, temperature=0.8, max_tokens=12, ignore_eos=True)
-    several, one = ([out.outputs for out in llm.generate(PROMPTS[:4], p, use_tqdm=False)] for p in (drawn, alone))
-    assert all(len({tuple(o.token_ids) for o in outputs}) == 4 for outputs in several)
-    assert [outputs[0].token_ids for outputs in several] == [outputs[0].token_ids for outputs in one]
+def test_four_outputs_fork_behind_an_image_and_draw_from_what_transformers_computes(llm, checkpoint):
+    assert_forks(llm, checkpoint[1], PROMPTS[:4], [seen_by_torch] * 4)
 
 
 def test_beams_of_four_are_those_of_transformers(llm, checkpoint):
-    params = BeamSearchParams(4, 8, ignore_eos=True)
+    params = BeamSearchParams(4, 16, ignore_eos=True)
     requests = [llm.input_processor.process(prompt, GREEDY) for prompt in PROMPTS[:5]]
     prompts, more = [r.prompt_token_ids for r in requests], [seen_by_torch(r) for r in requests]
     expected = torch_beams(checkpoint[1], prompts, params, more=more)

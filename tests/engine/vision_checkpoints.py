@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from transformers.models.mllama.processing_mllama import (
     convert_sparse_cross_attention_mask_to_dense,
     get_cross_attention_token_mask,
 )
+
+from jpaged import SamplingParams
 
 SIZE = {"height": 28, "width": 28}
 SPECIAL = {"image_token": "<image>", "boi_token": "<begin>", "eoi_token": "<end>"}
@@ -209,6 +212,42 @@ def _one(model, request, num_tokens: int, seen: dict[str, torch.Tensor]) -> Refe
         **seen,
     )
     return _reference(torch.cat(out.logits).double(), out.sequences[0, ids.shape[1] :].tolist())
+
+
+Seen = Callable[[SimpleNamespace], dict[str, torch.Tensor]]
+"""Says what transformers' model takes of the images of a request, with all tokens that it is given."""
+
+
+def torch_vision_logprobs(model, request, outputs: Sequence[Sequence[int]], seen: Seen) -> list[list[float]]:
+    """The log-probabilities of the tokens of several outputs behind a request's prompt."""
+    found, prompt = [], request.prompt_token_ids
+    with one_torch_thread(), torch.inference_mode():
+        for tokens in outputs:
+            whole = SimpleNamespace(images=request.images, prompt_token_ids=[*prompt, *tokens])
+            ids = torch.tensor([whole.prompt_token_ids])
+            logits = model(ids, attention_mask=torch.ones_like(ids), **seen(whole)).logits[0, len(prompt) - 1 : -1]
+            logprobs = logits.double().log_softmax(-1)
+            found.append(logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist())
+    return found
+
+
+def assert_forks(llm, model, prompts: Sequence[dict], seen: Sequence[Seen]) -> None:
+    """Four outputs of each prompt differ, draw from what transformers computes, and the first is what one output
+    gives."""
+    drawn, alone = (
+        SamplingParams(n=n, seed=7, temperature=1.0, max_tokens=20, ignore_eos=True, logprobs=0) for n in (4, 1)
+    )
+    several, one = (llm.generate(prompts, params, use_tqdm=False) for params in (drawn, alone))
+    for prompt, forked, single, of_images in zip(prompts, several, one, seen, strict=True):
+        tokens = [output.token_ids for output in forked.outputs]
+        assert len({tuple(ids) for ids in tokens}) == 4 and tokens[0] == single.outputs[0].token_ids
+        found = [
+            [row[token].logprob for token, row in zip(output.token_ids, output.logprobs, strict=True)]
+            for output in forked.outputs
+        ]
+        request = llm.input_processor.process(prompt, drawn)
+        wanted = torch_vision_logprobs(model, request, tokens, of_images)
+        np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
 MLLAMA_TOKENIZER = tokenizer(VOCAB - IMAGE)

@@ -24,7 +24,7 @@ def test_temporaries_of_the_largest_step_are_known_without_running_it(programs):
 
 
 def test_a_program_has_the_shapes_of_the_largest_bucket(programs):
-    for lowered, tokens in ((programs.decode(), 4), (programs.mixed(), 16)):
+    for lowered, tokens in ((programs.decode(), 4), (programs.mixed(), 16), (programs.verifying(), 16)):
         pool, sampled, hidden = lowered.out_info
         assert pool.shape == programs.spec.shape
         assert (sampled.shape, hidden.shape) == ((4, 32), (tokens, 32))

@@ -29,6 +29,7 @@ from jpaged.memory import (
     StateCheckpoints,
 )
 from jpaged.memory.disk import BreakEven
+from jpaged.memory.policies import VerifiedStates
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.beam import Hypothesis
@@ -67,6 +68,7 @@ def group(
     budget: int | None = None,
     tail: int = 0,
     interval: int | None = None,
+    slots: int | None = None,
     block_size: int = 4,
     layer_bytes: int = 8,
 ) -> GroupSpec:
@@ -75,6 +77,8 @@ def group(
         policy = PromptBudget(budget, tail)
     if interval is not None:
         policy = StateCheckpoints(interval)
+    if slots is not None:
+        policy = VerifiedStates(slots)
     return GroupSpec(name, layer_bytes, 1, block_size, policy)
 
 
@@ -287,7 +291,7 @@ class FakeDevice:
             tokens.append(self.last_tokens[source_row])
         assert len(tokens) == length, f"tokens [{start}, {start + length}) are not known"
         names: list[Hashable] = []
-        states = [self._state(g, tables[g], start) for g in range(len(tables))]
+        states = [self._state(g, tables, start) for g in range(len(tables))]
         dropped = [num_dropped(layout.spec, seq.num_prompt, start) for layout in self.layout.groups]
         for position, token in enumerate(tokens, start):
             if (shown := self.seen.get((seq.seq_id, position))) is not None:
@@ -296,7 +300,7 @@ class FakeDevice:
                 token = (token, self.adapted[seq.seq_id])
             read = []
             for g, layout in enumerate(self.layout.groups):
-                if has_no_table(layout.spec):
+                if keeps_no_tokens(layout.spec):
                     continue
                 if is_state(layout.spec):
                     read.append((states[g],) if position else ())
@@ -305,11 +309,12 @@ class FakeDevice:
                 read.append(tuple(self._at(g, tables[g], p) for p in range(first, position - dropped[g])))
             names.append(name := hash((token, tuple(read))))
             for g, layout in enumerate(self.layout.groups):
-                if has_no_table(layout.spec):
+                if keeps_no_tokens(layout.spec):
                     continue
                 if is_state(layout.spec):
                     states[g] = next_state(states[g], name)
-                    self._leave_state(g, tables[g], position + 1, states[g], is_last=position + 1 == start + length)
+                    stays = position + 1 >= start + length - len(drafts)
+                    self._leave_state(g, tables, position + 1, states[g], stays=stays)
                 else:
                     self._put(g, tables[g], position - dropped[g], name)
         if start < seq.num_prompt < start + length:
@@ -318,21 +323,35 @@ class FakeDevice:
             self._drop(tables, seq.num_prompt)
         return names
 
-    def _state(self, g: int, table: list[int], length: int) -> Hashable:
-        """The state after `length` tokens, as the first block holds it that ends there or later."""
+    def _state(self, g: int, tables: list[list[int]], length: int) -> Hashable:
+        """The state after `length` tokens, which a step starts from."""
         if length == 0 or not is_state(self.layout.groups[g].spec):
             return None
-        return self._read(g, table[self._holder(g, table, length)], 0)
+        holder, block = self._holder(g, tables, length)
+        return self._read(holder, block, 0)
 
-    def _leave_state(self, g: int, table: list[int], length: int, state: Hashable, *, is_last: bool) -> None:
-        """Keep the state after `length` tokens where a checkpoint ends, or the step's tokens do."""
-        entry, size = self._holder(g, table, length), self.layout.groups[g].spec.block_size
-        if is_last or (entry + 1) * size == length:
-            self._write(g, table[entry], 0, state)
+    def _leave_state(self, g: int, tables: list[list[int]], length: int, state: Hashable, *, stays: bool) -> None:
+        """Keep the state after `length` tokens where a checkpoint ends, or the step's sure tokens do, and behind each
+        draft."""
+        if stays or self._checkpoint(g, tables[g], length) >= 0:
+            holder, block = self._holder(g, tables, length)
+            self._write(holder, block, 0, state)
 
-    def _holder(self, g: int, table: list[int], length: int) -> int:
-        first = -(-length // self.layout.groups[g].spec.block_size) - 1
-        return next(entry for entry in range(first, len(table)) if table[entry] >= 0)
+    def _holder(self, g: int, tables: list[list[int]], length: int) -> tuple[int, int]:
+        """The group and the block that hold the state after `length` tokens: a checkpoint that ends there, else the
+        ring's block, or where drafts are not verified the first checkpoint that ends later."""
+        if (ends := self._checkpoint(g, tables[g], length)) >= 0:
+            return g, ends
+        beside = self.layout.groups[g + 1 : g + 2]
+        if beside and is_ring(beside[0].spec):
+            return g + 1, tables[g + 1][length % beside[0].spec.policy.slots]
+        first = length // self.layout.groups[g].spec.block_size
+        return g, next(block for block in tables[g][first:] if block >= 0)
+
+    def _checkpoint(self, g: int, table: list[int], length: int) -> int:
+        """The block of the checkpoint that ends after `length` tokens; -1 = none does."""
+        entry, rest = divmod(length, self.layout.groups[g].spec.block_size)
+        return table[entry - 1] if not rest and entry <= len(table) else -1
 
     def _drop(self, tables: list[list[int]], num_prompt: int) -> None:
         """At a prompt's end, move what is kept of it to the first slots."""
@@ -422,8 +441,9 @@ def is_images(spec: GroupSpec) -> bool:
     return isinstance(spec.policy, ImageFeatures)
 
 
-def has_no_table(spec: GroupSpec) -> bool:
-    return isinstance(spec.policy, ImageFeatures | Adapters)
+def keeps_no_tokens(spec: GroupSpec) -> bool:
+    """Whether it holds something else than what layers keep of tokens, or states for another group."""
+    return isinstance(spec.policy, ImageFeatures | Adapters) or is_ring(spec)
 
 
 def places(read: ImageRead) -> range:
@@ -438,6 +458,11 @@ def feature(digest: bytes, number: int) -> int:
 
 def is_state(spec: GroupSpec) -> bool:
     return isinstance(spec.policy, StateCheckpoints)
+
+
+def is_ring(spec: GroupSpec) -> bool:
+    """Whether it holds the running states of the group before it, one behind each token that is verified."""
+    return isinstance(spec.policy, VerifiedStates)
 
 
 def next_state(state: Hashable, name: Hashable) -> Hashable:

@@ -110,8 +110,9 @@ def multiply_held(
     columns = -(-outputs // width)
     wanted = min(MOST_PARTS, max(1, PROGRAMS // (tiles * columns)))
     parts = math.gcd(steps // constants["TURN"], 1 << (wanted.bit_length() - 1))
-    # Parts' sums are written and read as floats of four bytes: no more than a sixteenth of the codes' bytes.
-    while parts > 1 and 8 * parts * rows * outputs > matrix.codes.size // 16:
+    # Parts' sums are written and read as floats of four bytes: no more than a sixteenth of the codes' bytes. Whatever
+    # depends on tiles instead of rows is the same kernel for many numbers of them.
+    while parts > 1 and 8 * parts * tiles * tile * outputs > matrix.codes.size // 16:
         parts //= 2
     is_table = matrix.axis == -1
     places = {
@@ -123,13 +124,13 @@ def multiply_held(
     product = Launch(
         multiply_codes,
         grid=(tiles, columns, parts),
-        out=(jax.ShapeDtypeStruct((parts, rows, outputs), jnp.float32 if parts > 1 else out_dtype),),
+        out=(jax.ShapeDtypeStruct((rows, parts, outputs), jnp.float32 if parts > 1 else out_dtype),),
         constants=constants | places | {"TILE": tile, "COLUMNS": width, "PARTS": parts},
         num_warps=4,
         num_stages=3,
     )
     (out,) = launch(product, *arrays)
-    return out[0] if parts == 1 else out.sum(axis=0).astype(out_dtype)
+    return out[:, 0] if parts == 1 else out.sum(axis=1).astype(out_dtype)
 
 
 def multiply_held_groups(
@@ -165,7 +166,6 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
     inputs, groups = matrix.shape[matrix.axis], matrix.scales.shape[matrix.axis]
     float8 = matrix.codes.dtype == jnp.float8_e4m3fn
     constants = {
-        "ROWS": len(x),
         "INPUTS": inputs,
         "OUTPUTS": matrix.shape[-3 - matrix.axis],
         "DEPTH": grain.depth,
@@ -180,8 +180,8 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
     # A kernel that reads no minimums is given the scales in place of them, and of the rows' sums.
     sums, minimums = matrix.scales, matrix.scales
     if matrix.minimums is not None:
-        sums, minimums = x.reshape(len(x), groups, -1).sum(axis=2, dtype=jnp.float32).T, matrix.minimums
-    return constants, (x, sums, codes, matrix.scales, minimums)
+        sums, minimums = x.reshape(len(x), groups, -1).sum(axis=2, dtype=jnp.float32), matrix.minimums
+    return constants, (x, sums, codes, matrix.scales, minimums, jnp.full((1,), len(x), jnp.int32))
 
 
 def _grain(matrix: QuantisedMatrix) -> Grain | None:

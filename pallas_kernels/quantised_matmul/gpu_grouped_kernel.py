@@ -15,9 +15,9 @@ def multiply_code_groups(
     codes,
     scales,
     minimums,
+    row_count,
     counts,
     out,
-    ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -32,7 +32,7 @@ def multiply_code_groups(
     FLOAT8: tl.constexpr,
     MINIMUMS: tl.constexpr,
 ):
-    """Write the products of x [ROWS, INPUTS], sorted by expert, with [EXPERTS, INPUTS, OUTPUTS] codes to out.
+    """Write the products of x [rows, INPUTS], sorted by expert, with [EXPERTS, INPUTS, OUTPUTS] codes to out.
 
     Program (p, c) has the p-th tile of rows, counted over all experts, and columns from ``c * COLUMNS`` on, as in
     `pallas_kernels.matmul.gpu_grouped_kernel`; `GROUPS` is a power of two above EXPERTS. The other arguments are those
@@ -44,7 +44,7 @@ def multiply_code_groups(
     number = tl.program_id(0)
     group = tl.arange(0, GROUPS)
     count = tl.load(counts + group, mask=group < EXPERTS, other=0)
-    count = tl.where(group == EXPERTS, ROWS - tl.sum(count, 0), count)  # rows of no expert, whose products are 0
+    count = tl.where(group == EXPERTS, tl.load(row_count) - tl.sum(count, 0), count)  # rows of no expert, whose products are 0
     tiles = (count + TILE - 1) // TILE
     last_tile = tl.cumsum(tiles, 0)
     expert = tl.sum((last_tile <= number).to(tl.int32), 0)  # GROUPS where the tiles are fewer than the programs
@@ -61,7 +61,7 @@ def multiply_code_groups(
         own = expert.to(tl.int64)
         total = product_of_steps(
             x + row[:, None] * INPUTS + line[None, :],
-            sums + row,
+            sums + row * STEPS,
             codes + own * (STEPS * LINES * OUTPUTS) + line[:, None] * OUTPUTS + column[None, :],
             scales + own * SCALES + column,
             minimums + own * SCALES + column,
@@ -69,7 +69,6 @@ def multiply_code_groups(
             is_column,
             0,
             STEPS,
-            ROWS,
             DEPTH,
             OUTPUTS,
             OUTPUTS,

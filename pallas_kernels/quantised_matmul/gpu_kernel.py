@@ -13,8 +13,8 @@ def multiply_codes(
     codes,
     scales,
     minimums,
+    row_count,
     out,
-    ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -32,7 +32,7 @@ def multiply_codes(
     FLOAT8: tl.constexpr,
     MINIMUMS: tl.constexpr,
 ):
-    """Write the products of x [ROWS, INPUTS] with a matrix of codes to out [PARTS, ROWS, OUTPUTS], to be summed up.
+    """Write the products of x [rows, INPUTS] with a matrix of codes to out [rows, PARTS, OUTPUTS], to be summed up.
 
     Program (r, c, p) has TILE rows, COLUMNS outputs and one of PARTS equal shares of the inputs; see
     `product_of_steps`, whose arguments have these names.
@@ -40,17 +40,19 @@ def multiply_codes(
     Args:
         codes: bytes, those of an input's neighbours DOWN bytes apart, those of an output's ACROSS.
         scales, minimums: one for each group and output, likewise SCALES_DOWN and SCALES_ACROSS apart.
+        row_count: how many rows there are; a number in memory, so that all numbers of them share the kernel's code.
     """
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
-    SHARE: tl.constexpr = INPUTS // DEPTH // PARTS
+    STEPS: tl.constexpr = INPUTS // DEPTH
+    SHARE: tl.constexpr = STEPS // PARTS
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)
-    is_row, is_column = row < ROWS, column < OUTPUTS
+    is_row, is_column = row < tl.load(row_count), column < OUTPUTS
     line = tl.arange(0, LINES)
     total = product_of_steps(
         x + row[:, None] * INPUTS + line[None, :],
-        sums + row,
+        sums + row * STEPS,
         codes + line[:, None] * DOWN + column[None, :] * ACROSS,
         scales + column * SCALES_ACROSS,
         minimums + column * SCALES_ACROSS,
@@ -58,7 +60,6 @@ def multiply_codes(
         is_column,
         part * SHARE,
         (part + 1) * SHARE,
-        ROWS,
         DEPTH,
         DOWN,
         SCALES_DOWN,
@@ -71,7 +72,7 @@ def multiply_codes(
         FLOAT8,
         MINIMUMS,
     )
-    at = out + (part * ROWS + row)[:, None] * OUTPUTS + column[None, :]
+    at = out + (row * PARTS + part)[:, None] * OUTPUTS + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
@@ -86,7 +87,6 @@ def product_of_steps(
     is_column,
     first,
     last,
-    ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     DOWN: tl.constexpr,
     SCALES_DOWN: tl.constexpr,
@@ -110,7 +110,7 @@ def product_of_steps(
 
     Args:
         rows: pointers to the rows' inputs of step 0, [TILE, lines].
-        sums: pointers to the rows' sums of group 0, float32, whose neighbouring groups' are ROWS apart.
+        sums: pointers to the rows' sums of group 0, float32, with those of the next groups beside them.
         codes: pointers to the bytes of step 0, [lines, COLUMNS].
         scales, minimums: pointers to those of group 0, [COLUMNS].
     """
@@ -136,7 +136,7 @@ def product_of_steps(
                     least = tl.load(minimums + step * SCALES_DOWN, mask=is_column, other=0.0).to(tl.float32)
                     if PACKED:
                         least += 8 * scale
-                    total += tl.load(sums + step * ROWS, mask=is_row, other=0.0)[:, None] * least[None, :]
+                    total += tl.load(sums + step, mask=is_row, other=0.0)[:, None] * least[None, :]
             else:
                 total += product
     if not GROUPED:

@@ -20,6 +20,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -98,6 +99,7 @@ def count(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "ratio": moved / (weights + kv),
         "by kind": step.by_kind,
         "operations a layer": step.operations / options.layers,
+        "loops": len(re.findall(r"[\s)}]while\(", texts["step"])),
         "largest result": largest_result(texts["step"], pool_bytes=pool),
         "head": head,
         "draw": draw.total,

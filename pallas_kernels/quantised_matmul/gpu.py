@@ -36,12 +36,13 @@ MOST_TILE = 64
 """Rows of a program's tile; more are several tiles, which read the codes from the second-level cache."""
 LEAST = 16
 """The fewest rows, and the fewest inputs, that matrix units take."""
-MOST_GROUP, MOST_PACKED = 128, 256
+MOST_GROUP, MOST_PACKED = 64, 128
 """Inputs of the largest group that a step takes: of bytes, and of two codes a byte."""
 DEPTH = 64
 """Inputs of a step where an output has one scale."""
-MOST_TURN = 4
-"""Steps that a turn of the loop takes where they are groups."""
+TURN_DEPTH = 128
+"""Inputs of a turn of the loop, of one step or several: with three turns in flight a program uses at most 72 KiB of shared
+memory."""
 FEW_COLUMNS, COLUMNS = 32, 64
 """Outputs of a program: of a matrix with few of them, and of others."""
 PROGRAMS = 256
@@ -169,7 +170,7 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
         "INPUTS": inputs,
         "OUTPUTS": matrix.shape[-3 - matrix.axis],
         "DEPTH": grain.depth,
-        "TURN": math.gcd(inputs // grain.depth, MOST_TURN) if grain.grouped else 1,
+        "TURN": math.gcd(inputs // grain.depth, TURN_DEPTH // grain.depth),
         "GROUPED": grain.grouped,
         "PACKED": matrix.packed,
         "E2M1": matrix.e2m1,

@@ -34,7 +34,7 @@ PRODUCTS = {
     "4 bits, one row": Held(1, 64, 40, 32, np.uint8, np.float16, True),
     "4 bits, columns that fill no tile": Held(16, 96, 72, 32, np.uint8, np.float16, True),
     "4 bits, several tiles of rows": Held(130, 128, 40, 64, np.uint8, np.float32, True),
-    "4 bits, groups of 256": Held(3, 512, 32, 256, np.uint8, np.float16, True),
+    "4 bits, groups of 128": Held(3, 512, 32, 128, np.uint8, np.float16, True),
     "4 bits, inputs shared out": Held(2, 2048, 64, 32, np.uint8, np.float32, True),
     "4 bits, a table": Held(5, 96, 72, 32, np.uint8, np.float16, True, axis=-1),
     "int8": Held(3, 192, 72, 0, np.int8, np.float32, False),

@@ -24,6 +24,7 @@ NIGHTLY = [pytest.param(device, marks=pytest.mark.nightly) for device in ("l4", 
 @pytest.mark.parametrize("device", ["t4", *NIGHTLY])
 def test_a_float16_step_moves_little_more_than_weights_and_kv(device):
     found = counted(device, "--dtype", "float16")
+    assert found["loops"] == 0, "a loop asks the host how often it turns"
     assert found["ratio"] <= MOST
     assert found["draw"] <= MOST * found["head"] + LOGITS
     assert found["largest result"] < SMALLEST_MATRIX

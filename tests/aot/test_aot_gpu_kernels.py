@@ -118,7 +118,7 @@ def test_rows_meet_their_experts_and_others_give_nothing_on_a_gpu(errors, name):
         "4 bits, one row",
         "4 bits, columns that fill no tile",
         "4 bits, several tiles of rows",
-        "4 bits, groups of 256",
+        "4 bits, groups of 128",
         "4 bits, inputs shared out",
         "4 bits, a table",
         "int8",

@@ -71,13 +71,17 @@ def has_float8() -> bool:
     return compute_capability() >= 89
 
 
-def multiplies(*dtypes: DTypeLike) -> bool:
-    """Tell whether the GPU that is compiled for multiplies all of these dtypes in Triton kernels.
+def has_matrix_units() -> bool:
+    """Tell whether Triton multiplies by matrix units on the GPU that is compiled for: from sm_80 on. On sm_75 it multiplies
+    numbers one by one, as float32."""
+    return not 0 < compute_capability() < 80
 
-    From sm_80 on they do. The matrix units of sm_75 take float16, and codes of one byte are converted to it.
-    """
-    old = 0 < compute_capability() < 80
-    return not old or all(jnp.dtype(dtype) == jnp.float16 or jnp.dtype(dtype).itemsize == 1 for dtype in dtypes)
+
+def multiplies(*dtypes: DTypeLike) -> bool:
+    """Tell whether Triton kernels multiply all of these dtypes on the GPU that is compiled for: on sm_75 float16, to which
+    codes of one byte are converted, and all of them later."""
+    halves = (jnp.dtype(dtype) == jnp.float16 or jnp.dtype(dtype).itemsize == 1 for dtype in dtypes)
+    return has_matrix_units() or all(halves)
 
 
 def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:

@@ -85,7 +85,7 @@ def count(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for program, text in texts.items():
             (options.hlo / f"{name}-{program}.txt").write_text(text)
     pool = programs.spec.device_bytes
-    step, draw = moved_bytes(texts["step"], pool_bytes=pool), moved_bytes(texts["draw"], pool_bytes=pool)
+    step, draw = moved_bytes(texts["step"], pool_bytes=pool), moved_bytes(texts["draw"])
     weights, head = parameter_bytes(programs.params)
     layout = programs.spec.layout
     token = layout.groups[0].block_bytes // BLOCK

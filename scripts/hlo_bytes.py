@@ -78,12 +78,12 @@ def size_of(dtype: str, shape: Sequence[int]) -> int:
     return -(-math.prod(shape) * _BITS.get(dtype, 0) // 8)
 
 
-def moved_bytes(hlo: str, *, pool_bytes: int = 1 << 62) -> Moved:
+def moved_bytes(hlo: str, *, pool_bytes: int = 0) -> Moved:
     """Return what a program moves.
 
     Args:
         hlo: the text of a compiled program.
-        pool_bytes: arrays as large as this or larger are not counted.
+        pool_bytes: arrays of just this size are not counted.
 
     Raises:
         ValueError: a loop whose number of turns the compiler does not know.
@@ -187,12 +187,12 @@ def _kind(op: Instruction) -> str:
 
 def _of_operation(op: Instruction, body: Computation, computations: Mapping[str, Computation], pool: int) -> int:
     def whole(name: str) -> int:
-        return _below(body[name].bytes, pool)
+        return _but_pool(body[name].bytes, pool)
 
     if op.opcode == "fusion":
         inner = computations[op.calls("calls")]
         parameters = {int(i.given): i.name for i in inner.values() if i.opcode == "parameter"}
-        reads = sum(_below(_read_of(parameters[n], inner), pool) for n in range(len(op.operands)))
+        reads = sum(_but_pool(_read_of(parameters[n], inner), pool) for n in range(len(op.operands)))
         (root,) = (i for i in inner.values() if i.is_root)
         return reads + _written(root, inner, pool)
     if op.opcode in _PICKS:
@@ -200,12 +200,12 @@ def _of_operation(op: Instruction, body: Computation, computations: Mapping[str,
     if op.opcode in _UPDATES:
         return 2 * whole(op.operands[_UPDATES[op.opcode]])
     results = op.arrays[:1] if "__cublas" in op.rest else op.arrays  # behind a product's result lies its scratch memory
-    written = sum(_below(size_of(*array), pool) for array in results)
+    written = sum(_but_pool(size_of(*array), pool) for array in results)
     return sum(whole(name) for name in op.operands) + written
 
 
-def _below(count: int, pool: int) -> int:
-    return 0 if count >= pool else count
+def _but_pool(count: int, pool: int) -> int:
+    return 0 if count == pool else count
 
 
 def _read_of(name: str, body: Computation) -> int:
@@ -232,10 +232,10 @@ def _written(root: Instruction, body: Computation, pool: int) -> int:
         return body[root.operands[_UPDATES[root.opcode]]].bytes
     if root.opcode in ("bitcast", "reshape") and root.operands:
         return _written(body[root.operands[0]], body, pool)
-    return _below(root.bytes, pool)
+    return _but_pool(root.bytes, pool)
 
 
-def largest_result(hlo: str, *, pool_bytes: int = 1 << 62) -> int:
+def largest_result(hlo: str, *, pool_bytes: int = 0) -> int:
     """Return the bytes of the largest float array that an operation of a program writes; see `moved_bytes`."""
     computations, entry = parse(hlo)
     inner = {op.calls("calls") for body in computations.values() for op in body.values() if op.opcode == "fusion"}
@@ -243,5 +243,5 @@ def largest_result(hlo: str, *, pool_bytes: int = 1 << 62) -> int:
     for name, body in computations.items():
         made = [op for op in body.values() if name not in inner and op.opcode not in _FREE]
         floats = [array for op in made for array in op.arrays if "f" in array[0]]
-        sizes += [size for array in floats if (size := size_of(*array)) < pool_bytes]
+        sizes += [size for array in floats if (size := size_of(*array)) != pool_bytes]
     return max(sizes)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, multiplies, triton_call
+from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, multiplies, triton_call
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import reference
 from pallas_kernels.quantised_matmul.float8 import multiply_as_float8
@@ -34,6 +34,8 @@ MOST_ROWS = 256
 """Rows from which on a product takes longer than reading and writing the matrix as floats."""
 MOST_TILE = 64
 """Rows of a program's tile; more are several tiles, which read the codes from the second-level cache."""
+MOST_ROWS_ONE_BY_ONE, MOST_TILE_ONE_BY_ONE, DEPTH_ONE_BY_ONE = 32, 16, 32
+"""The same where Triton has no matrix units, and how deep a step is then."""
 LEAST = 16
 """The fewest rows, and the fewest inputs, that matrix units take."""
 MOST_GROUP, MOST_PACKED = 64, 128
@@ -41,8 +43,8 @@ MOST_GROUP, MOST_PACKED = 64, 128
 DEPTH = 64
 """Inputs of a step where an output has one scale."""
 TURN_DEPTH = 128
-"""Inputs of a turn of the loop, of one step or several: with three turns in flight a program uses at most 72 KiB of shared
-memory."""
+"""Inputs of a turn of the loop, of one step or several: with three turns in flight a program uses at most 72 KiB of
+shared memory."""
 FEW_COLUMNS, COLUMNS = 32, 64
 """Outputs of a program: of a matrix with few of them, and of others."""
 PROGRAMS = 256
@@ -64,7 +66,7 @@ def quantised_matmul(
     x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, out_dtype: jnp.dtype
 ) -> Float[Array, "rows outputs"]:
     """See `pallas_kernels.quantised_matmul.quantised_matmul`."""
-    if len(x) <= MOST_ROWS and matrix.ndim == 2 and takes(x, matrix):
+    if len(x) <= most_rows() and matrix.ndim == 2 and takes(x, matrix):
         return multiply_held(x, matrix, out_dtype)
     if matrix.codes.dtype == jnp.float8_e4m3fn and matrix.scales_follow and x.dtype != jnp.float32 and has_float8():
         return multiply_as_float8(x, matrix, out_dtype)
@@ -73,7 +75,7 @@ def quantised_matmul(
 
 def quantised_matmul_table(x: Float[Array, "rows embed"], table: QuantisedMatrix) -> Float[Array, "rows vocab"]:
     """See `pallas_kernels.quantised_matmul.quantised_matmul_table`."""
-    if len(x) <= MOST_ROWS and takes(x, table):
+    if len(x) <= most_rows() and takes(x, table):
         return multiply_held(x, table, jnp.dtype(jnp.float32))
     return reference.quantised_matmul_table(x, table)
 
@@ -85,6 +87,11 @@ def quantised_matmul_grouped(
     if table.ndim == 3 and table.axis == -2 and takes(x, table):
         return multiply_held_groups(x, table, counts)
     return reference.quantised_matmul_grouped(x, table, counts)
+
+
+def most_rows() -> int:
+    """Return how many rows the kernel multiplies faster than XLA would, on the GPU that is compiled for."""
+    return MOST_ROWS if has_matrix_units() else MOST_ROWS_ONE_BY_ONE
 
 
 def takes(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix) -> bool:
@@ -104,7 +111,7 @@ def multiply_held(
     rows, outputs = len(x), constants["OUTPUTS"]
     steps = constants["INPUTS"] // constants["DEPTH"]
     tile = LEAST
-    while tile < min(rows, MOST_TILE):
+    while tile < min(rows, _most_tile()):
         tile *= 2
     tiles = -(-rows // tile)
     width = COLUMNS if tiles * outputs >= PROGRAMS * COLUMNS else FEW_COLUMNS
@@ -145,7 +152,7 @@ def multiply_held_groups(
     constants, arrays = _described(x, table)
     rows, experts = len(x), table.shape[0]
     tile = LEAST
-    while tile < MOST_TILE and tile * experts < rows:
+    while tile < _most_tile() and tile * experts < rows:
         tile *= 2
     product = Launch(
         multiply_code_groups,
@@ -158,6 +165,10 @@ def multiply_held_groups(
     )
     (out,) = launch(product, *arrays, counts.astype(jnp.int32))
     return out
+
+
+def _most_tile() -> int:
+    return MOST_TILE if has_matrix_units() else MOST_TILE_ONE_BY_ONE
 
 
 def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple[Array, ...]]:
@@ -189,7 +200,7 @@ def _grain(matrix: QuantisedMatrix) -> Grain | None:
     """Return how the kernels walk over a matrix' inputs, None where they do not."""
     inputs = matrix.shape[matrix.axis]
     if matrix.scales_follow:
-        depth = math.gcd(inputs, DEPTH)
+        depth = math.gcd(inputs, DEPTH if has_matrix_units() else DEPTH_ONE_BY_ONE)
         return Grain(depth, grouped=False) if depth >= LEAST else None
     group = inputs // matrix.scales.shape[matrix.axis]
     least, most = (2 * LEAST, MOST_PACKED) if matrix.packed else (LEAST, MOST_GROUP)

@@ -44,7 +44,8 @@ def multiply_code_groups(
     number = tl.program_id(0)
     group = tl.arange(0, GROUPS)
     count = tl.load(counts + group, mask=group < EXPERTS, other=0)
-    count = tl.where(group == EXPERTS, tl.load(row_count) - tl.sum(count, 0), count)  # rows of no expert, whose products are 0
+    # Rows of no expert, whose products are 0, are a group of their own.
+    count = tl.where(group == EXPERTS, tl.load(row_count) - tl.sum(count, 0), count)
     tiles = (count + TILE - 1) // TILE
     last_tile = tl.cumsum(tiles, 0)
     expert = tl.sum((last_tile <= number).to(tl.int32), 0)  # GROUPS where the tiles are fewer than the programs

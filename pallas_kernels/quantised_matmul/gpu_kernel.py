@@ -104,8 +104,8 @@ def product_of_steps(
 
     GROUPED: a step is a group, whose product with the codes is scaled; else an output has one scale. MINIMUMS: groups
     have minimums. FLOAT8: codes are float8_e4m3fn. PACKED: a byte has two codes of four bits, a group's first half in
-    the low nibbles; they are numbers from 0 to 15 with minimums or, E2M1, floats whose scales are exponents. With numbers
-    ``sum(x * (code * scale + minimum))`` is computed as
+    the low nibbles; they are numbers from 0 to 15 with minimums or, E2M1, floats whose scales are exponents. With
+    numbers ``sum(x * (code * scale + minimum))`` is computed as
     ``sum(x * (code - 8)) * scale + sum(x) * (minimum + 8 * scale)``, whose last factor is small.
 
     Args:
@@ -128,7 +128,7 @@ def product_of_steps(
             elif FLOAT8:
                 product = tl.dot(left, held.to(tl.float8e4nv, bitcast=True).to(left.dtype))
             else:
-                product = tl.dot(left, held.to(left.dtype))
+                product = tl.dot(left, held.to(tl.float32).to(left.dtype))
             if GROUPED:
                 scale = factors(tl.load(scales + step * SCALES_DOWN, mask=is_column, other=0), E2M1)
                 total += product * scale[None, :]

@@ -72,14 +72,18 @@ def has_float8() -> bool:
 
 
 def has_matrix_units() -> bool:
-    """Tell whether Triton multiplies by matrix units on the GPU that is compiled for: from sm_80 on. On sm_75 it multiplies
-    numbers one by one, as float32."""
+    """Tell whether Triton multiplies by matrix units on the GPU that is compiled for: from sm_80 on.
+
+    On sm_75 Triton 3.9 multiplies numbers one by one, as float32.
+    """
     return not 0 < compute_capability() < 80
 
 
 def multiplies(*dtypes: DTypeLike) -> bool:
-    """Tell whether Triton kernels multiply all of these dtypes on the GPU that is compiled for: on sm_75 float16, to which
-    codes of one byte are converted, and all of them later."""
+    """Tell whether Triton kernels multiply all of these dtypes on the GPU that is compiled for.
+
+    From sm_80 on they do; on sm_75 float16, to which codes of one byte are converted.
+    """
     halves = (jnp.dtype(dtype) == jnp.float16 or jnp.dtype(dtype).itemsize == 1 for dtype in dtypes)
     return has_matrix_units() or all(halves)
 

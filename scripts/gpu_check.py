@@ -54,7 +54,15 @@ def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
     """Measure everything; returns it as JSON."""
     import jax
 
-    from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_products, gpu_report, gpu_states
+    from jpaged.benchmarks import (
+        gpu_correctness,
+        gpu_engine,
+        gpu_kernels,
+        gpu_peers,
+        gpu_products,
+        gpu_report,
+        gpu_states,
+    )
     from pallas_kernels.platform import resolve_impl
 
     results: dict[str, Any] = {

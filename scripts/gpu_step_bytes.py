@@ -10,8 +10,8 @@ layer. The attention kernel's reads of the pool, which are not in the
 program's text, count as the batch's KV once. Of the draw it has the bytes of logits and greedy choice against those of
 the head.
 
-It needs XLA's CUDA plugin: outside an environment that has it, `scripts/aot_env.sh` makes one (``--env``) and the script
-runs again there.
+It needs XLA's CUDA plugin: outside an environment that has it, `scripts/aot_env.sh` makes one (``--env``) and the
+script runs again there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--quantization", choices=["int8", "int4", "fp8"], default=None)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seqs", type=int, default=64)
-    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each device instead")
     parser.add_argument("--hlo", type=Path, default=None, help="folder for the programs' texts")
     parser.add_argument("--env", type=Path, default=default_env(), help="environment with the plugin")

@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _LINE = re.compile(r"^(ROOT )?%?([\w.\-]+) = ")
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64}
+_BITS = {
+    "pred": 8,
+    "s4": 4,
+    "u4": 4,
+    "s8": 8,
+    "u8": 8,
+    "s16": 16,
+    "u16": 16,
+    "s32": 32,
+    "u32": 32,
+    "s64": 64,
+    "u64": 64,
+}
 _BITS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f8e4m3fn": 8, "f8e5m2": 8, "f8e8m0fnu": 8}
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
 _FREE |= {"opt-barrier"}
@@ -237,7 +249,7 @@ def _written(root: Instruction, body: Computation, pool: int) -> int:
 
 def largest_result(hlo: str, *, pool_bytes: int = 0) -> int:
     """Return the bytes of the largest float array that an operation of a program writes; see `moved_bytes`."""
-    computations, entry = parse(hlo)
+    computations, _ = parse(hlo)
     inner = {op.calls("calls") for body in computations.values() for op in body.values() if op.opcode == "fusion"}
     sizes = [0]
     for name, body in computations.items():

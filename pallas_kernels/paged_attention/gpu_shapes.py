@@ -36,7 +36,9 @@ def decode_tiles(group: int, width: int, itemsize: int, *, matrix_units: bool = 
     Without matrix units rows that are nobody's would cost as much as others, and a thread holds what it multiplies.
     """
     if not matrix_units:
-        return Tiles(_next_power_of_two(group), min(32, 4096 // width), num_warps=4 if width <= 128 else 8, num_stages=1)
+        return Tiles(
+            _next_power_of_two(group), min(32, 4096 // width), num_warps=4 if width <= 128 else 8, num_stages=1
+        )
     return Tiles(max(16, _next_power_of_two(group)), _keys(width, itemsize), num_warps=4, num_stages=3)
 
 

@@ -50,7 +50,11 @@ EXPERTS = {
     "MXFP4": Held(0, 96, 72, 32, np.uint8, np.uint8, False, e2m1=True),
     "int8": Held(0, 192, 72, 0, np.int8, np.float32, False),
 }
-COUNTS = {"experts": [40, 0, 3, 90, 17], "no rows of experts": [0, 0, 0], "more experts than rows": [0] * 30 + [2, 0, 1]}
+COUNTS = {
+    "experts": [40, 0, 3, 90, 17],
+    "no rows of experts": [0, 0, 0],
+    "more experts than rows": [0] * 30 + [2, 0, 1],
+}
 """How many rows each expert has; three rows of no expert follow."""
 
 
@@ -65,7 +69,9 @@ def random_matrix(held: Held, random: np.random.Generator) -> QuantisedMatrix:
     else:
         codes = random.integers(0 if packed else -127, 256 if packed else 128, shape).astype(held.codes)
     parts = [part if part is None or held.axis == -2 else part.T.copy() for part in (codes, scales, minimums)]
-    return QuantisedMatrix(*(None if part is None else jnp.asarray(part) for part in parts), held.axis, packed, held.e2m1)
+    return QuantisedMatrix(
+        *(None if part is None else jnp.asarray(part) for part in parts), held.axis, packed, held.e2m1
+    )
 
 
 def product_errors() -> Iterator[tuple[str, float]]:

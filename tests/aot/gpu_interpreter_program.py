@@ -54,7 +54,9 @@ CASES = {
     "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
     "several tiles of queries": Case(tokens=80, q_per_kv=4, dtype="bfloat16", block_size=32, pages=8),
     "decode only, odd group, float16": Case(**LONG, q_per_kv=7, dtype="float16"),
-    "two lane tiles, soft cap and window, float16": Case(head_dim=256, dtype="float16", soft_cap=5.0, sliding_window=40),
+    "two lane tiles, soft cap and window, float16": Case(
+        head_dim=256, dtype="float16", soft_cap=5.0, sliding_window=40
+    ),
     "several tiles of queries, float16": Case(tokens=80, q_per_kv=4, dtype="float16", block_size=32, pages=8),
 }
 WITH_IMAGES = {

@@ -119,9 +119,7 @@ def compile_experts(
     return compiler.kernels
 
 
-def compile_products(
-    capability: int, rows: int, inputs: int, outputs: int, group: int, held: Any
-) -> dict[str, Any]:
+def compile_products(capability: int, rows: int, inputs: int, outputs: int, group: int, held: Any) -> dict[str, Any]:
     """What the product of some rows with codes takes."""
     compiler = Compiler(capability)
     dtype = jnp.float16 if capability == HALF_ONLY else jnp.bfloat16
@@ -148,7 +146,9 @@ def compile_expert_codes(capability: int, experts: int, inputs: int, outputs: in
 def main() -> None:
     for capability in TARGETS:
         for kernel, needs in compile_expert_codes(capability, 32, 2880, 5760).items():
-            print(json.dumps({"target": capability, "shape": "GPT-OSS-20B, MXFP4", "kernel": kernel} | needs), flush=True)
+            print(
+                json.dumps({"target": capability, "shape": "GPT-OSS-20B, MXFP4", "kernel": kernel} | needs), flush=True
+            )
         for name, shape in CODES.items():
             for rows in (1, 64):
                 for kernel, needs in compile_products(capability, rows, *shape).items():

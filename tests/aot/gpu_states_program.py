@@ -53,9 +53,7 @@ def compile_states(compiler: Compiler, name: str) -> None:
     place = StatePlace(0, shape, jnp.dtype(narrow if dtype == "half" else dtype))
     view = array(BLOCKS, 4, place.rows(narrow), 128, dtype=narrow)
     rest = iter(constants)
-    given = [
-        array(SEQS, *sizes, dtype=narrow) if sizes else array(*next(rest), dtype=jnp.float32) for sizes in tokens
-    ]
+    given = [array(SEQS, *sizes, dtype=narrow) if sizes else array(*next(rest), dtype=jnp.float32) for sizes in tokens]
     given += [array(*sizes, dtype=jnp.float32) for sizes in rest]
     options = ["silu"] if of == "conv" else []
 

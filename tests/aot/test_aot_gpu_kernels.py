@@ -8,7 +8,8 @@ from environments import run_program
 pytestmark = pytest.mark.aot
 
 SHARED_BYTES = {75: 64 * 1024, 80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Most a program may use; the code of sm_80 also runs on sm_86 and sm_89, which have 99 KiB. sm_75 runs float16 only."""
+"""Most a program may use; the code of sm_80 also runs on sm_86 and sm_89, which have 99 KiB. sm_75 runs
+float16 only."""
 MAX_SPILLED_BYTES = 64
 """Registers of a thread kept in memory: more than a few would show."""
 HELD_IN = ("int8", "fp8")

@@ -71,7 +71,12 @@ def test_nothing_is_said_where_nothing_is_lost(caplog):
         ("float64", "gpu", 9.0, "dtype='float64' is not one of auto, float32, bfloat16, float16"),
         ("float16", "cpu", None, "dtype='float16' needs a GPU: a cpu has no fast float16"),
         ("float16", "tpu", None, "dtype='float16' needs a GPU: a tpu has no fast float16"),
-        ("bfloat16", "gpu", 7.5, "needs a GPU of compute capability 8.0 or more, and this one has 7.5.*use dtype='float"),
+        (
+            "bfloat16",
+            "gpu",
+            7.5,
+            "needs a GPU of compute capability 8.0 or more, and this one has 7.5.*use dtype='float",
+        ),
     ],
 )
 def test_a_dtype_that_would_be_slow_is_refused_with_what_to_use(dtype, platform, capability, message):

@@ -48,9 +48,9 @@ def test_a_wrong_kernel_fails_its_check(monkeypatch):
 
 
 def test_right_products_with_codes_pass_every_check_and_wrong_ones_fail(monkeypatch):
-    sizes = {"impl": "reference", "inputs": 64, "outputs": 40}
+    sizes = {"impl": "reference", "inputs": 64, "outputs": 40, "numbers": (3,)}
     lines = list(gpu_products.checks(1, **sizes))
-    assert len(lines) == (1 + 2 + 2) * len(gpu_products.ROWS) * len(gpu_products.TOLERANCE)
+    assert len(lines) == (1 + 2 + 2) * len(gpu_products.TOLERANCE)
     assert [line for line in lines if not line["error"] <= line["limit"]] == []
     right = gpu_products.quantised_matmul
     monkeypatch.setattr(gpu_products, "quantised_matmul", lambda *args, **options: right(*args, **options) * 1.1)

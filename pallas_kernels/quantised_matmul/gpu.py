@@ -42,9 +42,9 @@ MOST_GROUP, MOST_PACKED = 64, 128
 """Inputs of the largest group that a step takes: of bytes, and of two codes a byte."""
 DEPTH = 64
 """Inputs of a step where an output has one scale."""
-TURN_DEPTH = 128
-"""Inputs of a turn of the loop, of one step or several: with three turns in flight a program uses at most 72 KiB of
-shared memory."""
+TURN_DEPTH = 64
+"""Inputs of a turn of the loop, if a step has no more: with three turns in flight a program uses at most 72 KiB of shared
+memory, and on sm_100 twice as many spill registers."""
 FEW_COLUMNS, COLUMNS = 32, 64
 """Outputs of a program: of a matrix with few of them, and of others."""
 PROGRAMS = 256
@@ -181,7 +181,7 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
         "INPUTS": inputs,
         "OUTPUTS": matrix.shape[-3 - matrix.axis],
         "DEPTH": grain.depth,
-        "TURN": math.gcd(inputs // grain.depth, TURN_DEPTH // grain.depth),
+        "TURN": math.gcd(inputs // grain.depth, max(1, TURN_DEPTH // grain.depth)),
         "GROUPED": grain.grouped,
         "PACKED": matrix.packed,
         "E2M1": matrix.e2m1,

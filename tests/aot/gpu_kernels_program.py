@@ -144,25 +144,29 @@ def compile_expert_codes(capability: int, experts: int, inputs: int, outputs: in
 
 
 def main() -> None:
-    for capability in TARGETS:
-        for kernel, needs in compile_expert_codes(capability, 32, 2880, 5760).items():
-            print(
-                json.dumps({"target": capability, "shape": "GPT-OSS-20B, MXFP4", "kernel": kernel} | needs), flush=True
-            )
-        for name, shape in CODES.items():
-            for rows in (1, 64):
-                for kernel, needs in compile_products(capability, rows, *shape).items():
-                    print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
-        for name, shape in EXPERTS.items():
-            if capability == HALF_ONLY and shape[-1] != jnp.float16:
-                continue
-            for tokens in (64, 8192):
-                for kernel, needs in compile_experts(capability, tokens, *shape).items():
-                    print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
     for capability, names in TARGETS.items():
+        with compiling_for(capability):
+            report_products(capability)
         for name in names:
-            for kernel, needs in compile_all(capability, SHAPES[name]).items():
-                print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
+            report(capability, name, compile_all(capability, SHAPES[name]))
+
+
+def report_products(capability: int) -> None:
+    """Print what the products of a GPU take."""
+    report(capability, "GPT-OSS-20B, MXFP4", compile_expert_codes(capability, 32, 2880, 5760))
+    for name, codes in CODES.items():
+        for rows in (1, 64):
+            report(capability, name, compile_products(capability, rows, *codes))
+    for name, experts in EXPERTS.items():
+        if capability != HALF_ONLY or experts[-1] == jnp.float16:
+            for tokens in (64, 8192):
+                report(capability, name, compile_experts(capability, tokens, *experts))
+
+
+def report(capability: int, shape: str, kernels: dict[str, dict[str, int]]) -> None:
+    """Print what kernels take."""
+    for kernel, needs in kernels.items():
+        print(json.dumps({"target": capability, "shape": shape, "kernel": kernel} | needs), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,13 @@ TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2}
 
 
 def checks(
-    seed: int, *, impl: Impl | None = None, inputs: int = 2048, outputs: int = 3000, held: tuple[str, ...] = tuple(HELD)
+    seed: int,
+    *,
+    impl: Impl | None = None,
+    inputs: int = 2048,
+    outputs: int = 3000,
+    held: tuple[str, ...] = tuple(HELD),
+    numbers: tuple[int, ...] = ROWS,
 ) -> Iterator[dict[str, Any]]:
     """Yield one line for each product: name, largest error, and the error that is allowed.
 

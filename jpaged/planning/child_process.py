@@ -73,7 +73,7 @@ class Question:
         config = sized(asked, "gpu" if kind == "cuda" else kind, memory_bytes or device.chip.limit)
         described = _described(config.model)
         resolve_max_model_len(config.max_model_len, described.config)
-        capability = device.chip.cuda and float("{}.{}".format(*device.chip.cuda.capability))
+        capability = None if device.chip.cuda is None else float("{}.{}".format(*device.chip.cuda.capability))
         check_dtype(config.dtype, kind, capability)
         check_compute_dtype(config.dtype, kind, device.count)
         dtype = chosen_dtype(described.stored, kind, capability) if config.dtype == "auto" else config.dtype

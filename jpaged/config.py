@@ -83,9 +83,10 @@ class EngineConfig:
             "vllm" = nobody's, or a folder. End-of-sequence tokens come from the model's file, also for "vllm", or from
             the folder's.
         dtype: dtype of activations, of weights that are not quantised, and of KV where kv_cache_dtype is "auto".
-            "auto": float32 on CPU, the checkpoint's elsewhere. "half" and "float" are float16 and float32. Only GPUs
-            take float16. On a CPU "bfloat16" means the matrices, what they multiply, and KV; sums, norms and all else
-            between two products are float32. It takes Numba and one device.
+            "auto": float32 on CPU, the checkpoint's elsewhere, but float16 in place of bfloat16 on GPUs below compute
+            capability 8.0, which have none, and bfloat16 in place of float16 on TPUs. "half" and "float" are float16
+            and float32. Only GPUs take float16. On a CPU "bfloat16" means the matrices, what they multiply, and KV;
+            sums, norms and all else between two products are float32. It takes Numba and one device.
         quantization: form of the weight matrices: None = dtype, or the form in which a quantised checkpoint
             was saved. "int8", "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a
             scale and a minimum for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they

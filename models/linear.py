@@ -48,7 +48,7 @@ class Linear(nnx.Module):
         self.bias = constant_param(build, (outputs,)) if bias else None
         self.partition = partition
         self.input_shards = build.tensor_parallel if partition[0] == TENSOR_AXIS else 1
-        self.impl = build.product_impl
+        self.impl = _whole_impl(build)
         self.narrow = build.bfloat16_tiles
 
     def __call__(self, x: Float[Array, "tokens inputs"], live_rows: LiveRows = None) -> Float[Array, "tokens outputs"]:
@@ -124,9 +124,8 @@ class ExpertLinear(nnx.Module):
         self.weight = random_param(build, (experts, inputs, outputs))
         self.bias = constant_param(build, (experts, outputs)) if bias else None
         self.partition = partition
-        columns_are_cut = build.tensor_parallel > 1 and not build.expert_parallel
-        # XLA cannot cut a Triton launch by columns; whole experts are multiplied on their own device.
-        self.impl: Impl = "xla" if build.product_impl == "gpu" and columns_are_cut else build.product_impl
+        # Whole experts are multiplied on their own device.
+        self.impl = build.product_impl if build.expert_parallel else _whole_impl(build)
         self.narrow = build.bfloat16_tiles
 
     @property
@@ -202,7 +201,7 @@ class Embedding(nnx.Module):
         self.weight = random_param(build, (vocab, embed))
         self.partition = partition
         self.dtype = build.dtype
-        self.impl = build.product_impl
+        self.impl = _whole_impl(build)
         self.narrow = build.bfloat16_tiles
 
     def __call__(self, ids: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
@@ -227,6 +226,11 @@ class Embedding(nnx.Module):
         tiled, narrow = self.impl == "cpu", self.narrow and may_quantise
         weight, names = (*path, "weight"), (f"{tensor}.weight",)
         yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, narrow)
+
+
+def _whole_impl(build: BuildContext) -> Impl:
+    """Return the version that multiplies with matrices that are cut for the devices: XLA cannot cut a Triton launch."""
+    return "xla" if build.product_impl == "gpu" and build.tensor_parallel > 1 else build.product_impl
 
 
 def _dot(

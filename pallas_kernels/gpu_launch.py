@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,33 @@ def compiling_for(compute_capability: int) -> Iterator[None]:
         _capability.reset(token)
 
 
+def compute_capability() -> int:
+    """Return that of the GPU that is compiled for, e.g. 90 for sm_90; 0 where none is."""
+    asked = _capability.get()
+    own = float(getattr(jax.devices()[0], "compute_capability", 0)) if asked is None else asked / 10
+    return round(10 * own)
+
+
 def has_float8() -> bool:
     """Tell whether the GPU that is compiled for converts float8_e4m3fn by an instruction: from sm_89 on."""
-    asked = _capability.get()
-    own = 10 * float(getattr(jax.devices()[0], "compute_capability", 0)) if asked is None else asked
-    return own >= 89
+    return compute_capability() >= 89
+
+
+def has_matrix_units() -> bool:
+    """Tell whether Triton multiplies by matrix units on the GPU that is compiled for: from sm_80 on.
+
+    On sm_75 Triton 3.9 multiplies numbers one by one, as float32.
+    """
+    return not 0 < compute_capability() < 80
+
+
+def multiplies(*dtypes: DTypeLike) -> bool:
+    """Tell whether Triton kernels multiply all of these dtypes on the GPU that is compiled for.
+
+    From sm_80 on they do; on sm_75 float16, to which codes of one byte are converted.
+    """
+    halves = (jnp.dtype(dtype) == jnp.float16 or jnp.dtype(dtype).itemsize == 1 for dtype in dtypes)
+    return has_matrix_units() or all(halves)
 
 
 def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:

@@ -16,7 +16,8 @@ Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret", "gp
 products and recurrences in float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs.
 ``tpu_interpret``: the TPU kernel run by Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
 
-MIN_COMPUTE_CAPABILITY = 8.0
+MIN_COMPUTE_CAPABILITY = 7.5
+"""Triton compiles for older GPUs no more. Which numbers a GPU multiplies `gpu_launch.multiplies` tells."""
 
 _log = logging.getLogger(__name__)
 

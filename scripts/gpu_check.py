@@ -54,7 +54,15 @@ def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
     """Measure everything; returns it as JSON."""
     import jax
 
-    from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report, gpu_states
+    from jpaged.benchmarks import (
+        gpu_correctness,
+        gpu_engine,
+        gpu_kernels,
+        gpu_peers,
+        gpu_products,
+        gpu_report,
+        gpu_states,
+    )
     from pallas_kernels.platform import resolve_impl
 
     results: dict[str, Any] = {
@@ -67,7 +75,7 @@ def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
     }
     impl = resolve_impl(None)
     print(f"{results['device']}, kernels: {impl}, seed {seed}", flush=True)
-    for line in chain(gpu_correctness.checks(seed), gpu_states.checks(seed)):
+    for line in chain(gpu_correctness.checks(seed), gpu_products.checks(seed), gpu_states.checks(seed)):
         verdict = "ok" if line["error"] <= line["limit"] else "WRONG"
         print(f"{verdict:5} {line['check']}: {line['error']:.2g} (at most {line['limit']:.2g})", flush=True)
         results["checks"].append(line)

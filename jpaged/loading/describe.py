@@ -62,10 +62,8 @@ def _of_config(file: Path) -> Described:
         (Path(folder) / "config.json").write_bytes(file.read_bytes())
         config, family = described(Path(folder), file)
     dtype = getattr(config, "dtype", None)
-    wide = str(dtype).removeprefix("torch.") == "float32"
-    return Described(
-        config, family, StoredAs(np.dtype(np.float32 if wide else ml_dtypes.bfloat16), is_quantised(config))
-    )
+    held = {"float32": np.float32, "float16": np.float16}.get(str(dtype).removeprefix("torch."), ml_dtypes.bfloat16)
+    return Described(config, family, StoredAs(np.dtype(held), is_quantised(config)))
 
 
 def _is_hub_id(name: str) -> bool:

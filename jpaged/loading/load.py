@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
 from jpaged.loading.build_context import build_context
+from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
@@ -19,7 +20,6 @@ from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_c
 from jpaged.loading.parameters.forms import check_device, check_quantization
 from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.pooling_head import read_pooling_head
-from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
@@ -44,8 +44,7 @@ def load_model(
 
     Args:
         dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, whose bfloat16 products would round
-            what they multiply; on accelerators float32 if that is what the checkpoint holds, bfloat16 if bfloat16,
-            float16 or quantised.
+            what they multiply; on accelerators what `chosen_dtype` says.
         mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         expert_parallel: spread whole experts over the shards, instead of each expert's columns.
@@ -58,13 +57,13 @@ def load_model(
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
     """
     mesh = _mesh(mesh, tensor_parallel_size)
-    platform = mesh.devices.flat[0].platform
-    check_dtype(dtype, platform)
+    device = mesh.devices.flat[0]
+    check_dtype(dtype, device.platform, capability_of(device))
     check_quantization(quantization)
-    check_device(quantization, mesh.devices.flat[0])
+    check_device(quantization, device)
     other = None if tokenizer is None else find_tokenizer(tokenizer, download_dir)
     opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
-    held = runtime_dtype(opened.reader, platform == "cpu") if dtype == "auto" else dtype
+    held = chosen_dtype(opened.reader, device.platform, capability_of(device)) if dtype == "auto" else dtype
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
@@ -78,20 +77,22 @@ def convert_checkpoint(
     """Write any model `load_model` accepts as an Orbax checkpoint for one shard; see `save_checkpoint`.
 
     Args:
-        dtype: "float32", "bfloat16" or "auto", which loses nothing: bfloat16 stays, all else becomes float32.
+        dtype: "float32", "bfloat16", "float16" or "auto", which loses nothing: bfloat16 and float16 stay, all else
+            becomes float32.
         quantization: what the matrices are held in, see `load_model`.
 
     Raises:
         ValueError: see `load_model`.
         FileExistsError: when the target exists.
     """
-    one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
+    one_of("dtype", dtype, DTYPES)
     check_quantization(quantization)
     if Path(target).exists():
         raise FileExistsError(f"target={str(target)!r} exists; a checkpoint is written to a new folder")
     opened = open_model(source)
     if dtype == "auto":
-        dtype = "bfloat16" if opened.reader.stored_dtype == jnp.bfloat16 else "float32"
+        stored = str(opened.reader.stored_dtype)
+        dtype = stored if stored in ("bfloat16", "float16") else "float32"
     loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)
@@ -160,22 +161,3 @@ def _check_saved(reader: OrbaxWeights, shards: int, expert_parallel: bool, quant
             f"{reader.location} is quantised for tensor_parallel_size={reader.tensor_parallel} with expert_parallel="
             f"{reader.expert_parallel}, not {shards} with {expert_parallel}: load its source with quantization= instead"
         )
-
-
-def check_dtype(dtype: str, platform: str) -> None:
-    """Refuse a dtype that is unknown, or that devices of a platform do not compute in.
-
-    Raises:
-        ValueError: `dtype` is none of `EngineConfig`'s plain names, or float16 elsewhere than on a GPU.
-    """
-    one_of("dtype", dtype, DTYPES)
-    if dtype == "float16" and platform not in ("gpu", "cuda", "rocm"):
-        raise ValueError(
-            f"dtype='float16' needs a GPU: a {platform} has no fast float16; dtype='auto' takes what it is good at"
-        )
-
-
-def runtime_dtype(reader: TensorReader | StoredAs, on_cpu: bool) -> str:
-    """Return what dtype "auto" becomes; see `load_model`."""
-    wide = reader.stored_dtype.itemsize >= 4 and not reader.quantised
-    return "float32" if on_cpu or wide else "bfloat16"

@@ -17,8 +17,8 @@ from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.default_sizes import sized
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import host_memory_available
+from jpaged.loading.chosen_dtype import check_dtype, chosen_dtype
 from jpaged.loading.describe import Described, describe_model
-from jpaged.loading.load import check_dtype, runtime_dtype
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
 
@@ -73,9 +73,10 @@ class Question:
         config = sized(asked, "gpu" if kind == "cuda" else kind, memory_bytes or device.chip.limit)
         described = _described(config.model)
         resolve_max_model_len(config.max_model_len, described.config)
-        check_dtype(config.dtype, kind)
+        capability = None if device.chip.cuda is None else float("{}.{}".format(*device.chip.cuda.capability))
+        check_dtype(config.dtype, kind, capability)
         check_compute_dtype(config.dtype, kind, device.count)
-        dtype = runtime_dtype(described.stored, kind == "cpu") if config.dtype == "auto" else config.dtype
+        dtype = chosen_dtype(described.stored, kind, capability) if config.dtype == "auto" else config.dtype
         limit = memory_bytes or device.chip.limit or host_memory_available()
         return cls(config, device, described, dtype, limit)
 

@@ -103,7 +103,7 @@ GPUS = {
         "cuda",
         15843721216,
         320e9,
-        8.1e12,  # no bf16 units: float32
+        65e12,  # float16, as it has no bfloat16
         16e9,
         Cuda("Tesla T4", (7, 5), 40, 64, 1.59, 4 << 20, 64 * _KIB, threads=1024),
     ),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.platform import Impl
 
 ROWS = 8
@@ -31,7 +32,7 @@ def matmul_grouped(
         x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
         impl: ``cpu`` needs Numba, ``gpu`` Triton, and both unsharded operands; all others are XLA's.
     """
-    if impl == "gpu" and x.size and table.size:
+    if impl == "gpu" and x.size and table.size and multiplies(x.dtype):
         from pallas_kernels.matmul import gpu_grouped  # imports triton, which only a GPU's environment has
 
         return gpu_grouped.matmul_grouped(x, table, counts)

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.layout import check_view, padded_head_dim
 from pallas_kernels.paged_attention import cpu, gpu_shapes, reference, tpu, xla
@@ -65,7 +66,7 @@ def paged_attention(
         max_query_len: static promise on the longest query run; 1 = decode only.
         plan: what `plan_attention` made of the same arguments for several layers; None = each call makes its own.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform. Heads of more than 256 are attended to by the
-            `xla` version on GPUs, too.
+            `xla` version on GPUs, too, as is all but float16 on those of compute capability 7.5.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, `impl` does not take its dtype or takes no `plan`,
@@ -82,7 +83,7 @@ def paged_attention(
         run = reference.paged_attention
     elif chosen == "cpu" and cpu.takes(view):
         run = cpu.paged_attention
-    elif chosen in ("xla", "cpu") or (chosen == "gpu" and _is_wide(q.shape[3])):
+    elif chosen in ("xla", "cpu") or (chosen == "gpu" and not _gpu_takes(q, view)):
         run = xla.paged_attention
     elif chosen == "gpu":
         from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
@@ -103,9 +104,9 @@ def paged_attention(
     )
 
 
-def _is_wide(head_dim: int) -> bool:
-    """Tell whether heads are wider than the GPU kernels take."""
-    return padded_head_dim(head_dim) > gpu_shapes.MAX_WIDTH
+def _gpu_takes(q: Array, view: Array) -> bool:
+    """Tell whether the Triton kernels attend to heads of this width and dtype."""
+    return padded_head_dim(q.shape[3]) <= gpu_shapes.MAX_WIDTH and multiplies(q.dtype, view.dtype)
 
 
 def plan_attention(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, like, triton_call
+from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, like, triton_call
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention import gpu_shapes as shapes
@@ -89,7 +89,8 @@ def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], 
     span = min([capacity, *limits])
     unit = shapes.decode_unit(seqs, span)
     most = seqs * (-(-span // unit) + (span < capacity))  # a range that starts anywhere touches one unit more
-    tiles = shapes.decode_tiles(group, constants["WIDTH"], max(q.dtype.itemsize, view.dtype.itemsize))
+    itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
+    tiles = shapes.decode_tiles(group, constants["WIDTH"], itemsize, matrix_units=has_matrix_units())
     statistic = jax.ShapeDtypeStruct((most, kv_heads, group), jnp.float32)
     units = Launch(
         attend_to_units,
@@ -126,7 +127,8 @@ def _prefill(
     q, view, *_ = arrays
     tokens, kv_heads, group, _ = q.shape
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
-    tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest, in_bytes=view.dtype.itemsize == 1)
+    options = {"in_bytes": view.dtype.itemsize == 1, "matrix_units": has_matrix_units()}
+    tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest, **options)
     tile = tiles.rows // group
     prefill = Launch(
         attend_to_tiles,

@@ -29,21 +29,30 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def decode_tiles(group: int, width: int, itemsize: int) -> Tiles:
+def decode_tiles(group: int, width: int, itemsize: int, *, matrix_units: bool = True) -> Tiles:
     """Return the tiles of a decode, whose rows are the `group` query heads of a KV head; tensor cores need at least 16.
 
     Two tiles of K and V are in flight: 64 KiB a program, 3 programs a multiprocessor on an H100.
+    Without matrix units rows that are nobody's would cost as much as others, and a thread holds what it multiplies.
     """
+    if not matrix_units:
+        return Tiles(
+            _next_power_of_two(group), min(32, 4096 // width), num_warps=4 if width <= 128 else 8, num_stages=1
+        )
     return Tiles(max(16, _next_power_of_two(group)), _keys(width, itemsize), num_warps=4, num_stages=3)
 
 
-def prefill_tiles(group: int, width: int, itemsize: int, longest: int, *, in_bytes: bool = False) -> Tiles:
+def prefill_tiles(
+    group: int, width: int, itemsize: int, longest: int, *, in_bytes: bool = False, matrix_units: bool = True
+) -> Tiles:
     """Return the tiles of a prefill, whose rows are (query, query head) pairs: as many as registers hold, fewer when no
     sequence has so many.
 
     Products of float32 take three passes of the tensor cores and a multiple of the registers. More than 32 keys
     spill registers on sm_80 and sm_100, as do more than half the rows beside K and V that are unpacked from bytes.
     """
+    if not matrix_units:
+        return Tiles(max(16, _next_power_of_two(group)), 16, num_warps=4 if width <= 128 else 8, num_stages=1)
     half = itemsize == 2
     most = min(128, 16384 // width) // (1 + in_bytes) if half else min(32, 2048 // width)
     rows = max(16, min(most, _next_power_of_two(group * longest)), _next_power_of_two(group))

@@ -26,7 +26,7 @@ from pallas_kernels.tiled_matmul import tiled_matmul
 
 __all__ = ["quantised_matmul", "quantised_matmul_grouped", "quantised_matmul_table"]
 
-_MODULES: dict[Impl, str] = {"reference": f"{__name__}.reference", "cpu": f"{__name__}.cpu", "tpu": f"{__name__}.tpu"}
+_MODULES: dict[Impl, str] = {name: f"{__name__}.{name}" for name in ("reference", "cpu", "tpu", "gpu")}
 """The module that multiplies for an `Impl`, imported when it first does: Triton's packages may be missing."""
 
 
@@ -50,7 +50,7 @@ def quantised_matmul(
         rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: the result's dtype; None = that of `x`.
         input_shards: shards over which XLA has split the contracted axis. Only TPUs' version asks, to sum up once.
-        impl: see `pallas_kernels.platform.Impl`; None picks by platform.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform. ``gpu`` needs unsharded operands.
     """
     dtype = jnp.dtype(out_dtype or x.dtype)
     if _all_floats(matrices):

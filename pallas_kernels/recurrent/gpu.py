@@ -47,7 +47,7 @@ class Decode:
 def takes(view: Shaped[Array, "blocks layers rows 128"], place: StatePlace) -> bool:
     """Tell whether the state is float32 in a pool of narrower numbers, or of the pool's own dtype."""
     narrower = place.dtype == jnp.float32 and view.dtype.itemsize in (1, 2)
-    return narrower or (place.dtype == view.dtype and view.dtype in (jnp.float32, jnp.bfloat16))
+    return narrower or (place.dtype == view.dtype and view.dtype in (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
 def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activation: str | None) -> Decode | None:

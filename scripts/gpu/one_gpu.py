@@ -1,6 +1,6 @@
 """Runs a model on one NVIDIA GPU: prints a few answers, and which kernels ran.
 
-Install (CUDA 13; for an older driver cuda12; compute capability 8.0 or later for the Triton kernels):
+Install (CUDA 13; for an older driver cuda12; compute capability 7.5 or later for the Triton kernels):
 
     python3 -m venv .venv && .venv/bin/pip install -e ".[cuda13]"
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from itertools import chain
 
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 
 import jax.numpy as jnp
 import numpy as np
+from code_products import expert_errors, product_errors
 from float8_kernels import wrong_codes, wrong_values
 from one_byte_batches import in_bytes
 from ragged_cases import Case, cast, dense_attention, last_keys_of_images, make_batch
@@ -51,6 +53,11 @@ CASES = {
     "blocks of 24": Case(block_size=24, pages=12),
     "chunks shorter than a block": Case(q_per_kv=3, chunk_size=11),
     "several tiles of queries": Case(tokens=80, q_per_kv=4, dtype="bfloat16", block_size=32, pages=8),
+    "decode only, odd group, float16": Case(**LONG, q_per_kv=7, dtype="float16"),
+    "two lane tiles, soft cap and window, float16": Case(
+        head_dim=256, dtype="float16", soft_cap=5.0, sliding_window=40
+    ),
+    "several tiles of queries, float16": Case(tokens=80, q_per_kv=4, dtype="float16", block_size=32, pages=8),
 }
 WITH_IMAGES = {
     "images": Case(q_per_kv=4, tokens=96),
@@ -63,6 +70,7 @@ IN_BYTES = {
     "decode only, two rows of scales a block": Case(**LONG, block_size=40, pages=8, head_dim=64, kv_heads=3),
     "decode only, window, bfloat16": Case(**LONG, q_per_kv=7, sliding_window=40, dtype="bfloat16"),
     "two lane tiles, soft cap, bfloat16": Case(head_dim=256, dtype="bfloat16", soft_cap=5.0),
+    "decode only, window, float16": Case(**LONG, q_per_kv=7, sliding_window=40, dtype="float16"),
 }
 BY_INSTRUCTIONS = ("padded packed rows, sinks", "decode only, window, bfloat16")
 
@@ -164,6 +172,9 @@ def main() -> None:
     for name, counts in EXPERT_COUNTS.items():
         report(name, experts_errors(name, counts, "float32"))
         report(f"{name}, bfloat16", experts_errors(name, counts, "bfloat16"))
+        report(f"{name}, float16", experts_errors(name, counts, "float16"))
+    for name, error in chain(product_errors(), expert_errors()):
+        report(name, error)
     for name, error in errors_with_images():
         report(name, error)
     with compiling_for(90):
@@ -181,6 +192,7 @@ def main() -> None:
     report("write heads of 128", writes_differ(128, 8, 16, "bfloat16"))
     report("write heads of 48", writes_differ(48, 3, 8, "float32"))
     report("write heads of 256", writes_differ(256, 5, 24, "bfloat16"))
+    report("write heads of 128, float16", writes_differ(128, 8, 16, "float16"))
     report("copy a chain and a swap", copies_differ("bfloat16", (9, 2, 3, 200), [0, 1, 4, 5, 7], [1, 2, 5, 4, 8]))
     report("copy nowhere and from nowhere", copies_differ("float32", (6, 64), [0, -1, 6, 2], [-1, 3, 4, 5]))
     report("copy one block", copies_differ("int8", (3, 1000), [2], [0]))

@@ -21,6 +21,8 @@ from pallas_kernels.kv_write.gpu import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.matmul.gpu_grouped import matmul_grouped
 from pallas_kernels.paged_attention.gpu import paged_attention
+from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups
 
 BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
 
@@ -51,17 +53,22 @@ SHAPES = {
     "Llama-3.1-8B, fp8 KV": Shape(8, 4, 128, 32, kv_dtype=jnp.uint8),
     "Gemma-3-4B, images": Shape(4, 2, 256, 29, limits={"sliding_window": 1024}, images=True),
     "Gemma-2-9B, int8 KV": Shape(8, 2, 256, 21, limits={"soft_cap": 50.0}, kv_dtype=jnp.int8),
+    "Llama-3.1-8B, float16": Shape(8, 4, 128, 32, dtype=jnp.float16),
+    "Gemma-2-9B, float16": Shape(8, 2, 256, 21, dtype=jnp.float16, limits={"soft_cap": 50.0}),
+    "Llama-3.1-8B, float16, int8 KV": Shape(8, 4, 128, 32, dtype=jnp.float16, kv_dtype=jnp.int8),
 }
 TARGETS = {
+    75: ("Llama-3.1-8B, float16", "Gemma-2-9B, float16", "Llama-3.1-8B, float16, int8 KV"),
     80: (
         "Llama-3.1-8B",
+        "Llama-3.1-8B, float16",
         "Gemma-2-9B",
         "Gemma-3-4B, images",
         "OPT-125m, float32",
         "Llama-3.1-8B, fp8 KV",
         "Gemma-2-9B, int8 KV",
     ),
-    90: tuple(SHAPES),
+    90: tuple(name for name in SHAPES if "float16" not in name),
     100: ("Llama-3.1-8B", "Gemma-2-9B", "OPT-125m, float32", "Llama-3.1-8B, int8 KV"),
 }
 
@@ -87,8 +94,19 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     return compiler.kernels
 
 
-EXPERTS = {"Mixtral-8x7B": (8, 4096, 28672, jnp.bfloat16), "Qwen3-30B-A3B, float32": (128, 2048, 1536, jnp.float32)}
+EXPERTS = {
+    "Mixtral-8x7B": (8, 4096, 28672, jnp.bfloat16),
+    "Mixtral-8x7B, float16": (8, 4096, 28672, jnp.float16),
+    "Qwen3-30B-A3B, float32": (128, 2048, 1536, jnp.float32),
+}
 """Experts, width of what they take, columns of the first product, dtype."""
+CODES = {
+    "Llama-3.1-8B up, int4": (4096, 28672, 32, jnp.uint8),
+    "Llama-3.1-8B out, int8": (4096, 4096, 4096, jnp.int8),
+}
+"""Inputs, outputs, values of a group, dtype of the codes."""
+HALF_ONLY = 75
+"""A target that multiplies float16 only."""
 
 
 def compile_experts(
@@ -101,16 +119,54 @@ def compile_experts(
     return compiler.kernels
 
 
+def compile_products(capability: int, rows: int, inputs: int, outputs: int, group: int, held: Any) -> dict[str, Any]:
+    """What the product of some rows with codes takes."""
+    compiler = Compiler(capability)
+    dtype = jnp.float16 if capability == HALF_ONLY else jnp.bfloat16
+    scales = jax.ShapeDtypeStruct((inputs // group, outputs), jnp.float16)
+    packed = held == jnp.uint8
+    codes = jax.ShapeDtypeStruct((inputs // (1 + packed), outputs), held)
+    multiply = partial(multiply_held, out_dtype=dtype, launch=compiler)
+    x = jax.ShapeDtypeStruct((rows, inputs), dtype)
+    jax.eval_shape(multiply, x, QuantisedMatrix(codes, scales, scales if packed else None, packed=packed))
+    return compiler.kernels
+
+
+def compile_expert_codes(capability: int, experts: int, inputs: int, outputs: int) -> dict[str, Any]:
+    """What products of some rows with experts in MXFP4 take."""
+    compiler = Compiler(capability)
+    dtype = jnp.float16 if capability == HALF_ONLY else jnp.bfloat16
+    codes, scales = (jax.ShapeDtypeStruct((experts, inputs // n, outputs), jnp.uint8) for n in (2, 32))
+    x, counts = jax.ShapeDtypeStruct((256, inputs), dtype), jax.ShapeDtypeStruct((experts,), jnp.int32)
+    multiply = partial(multiply_held_groups, launch=compiler)
+    jax.eval_shape(multiply, x, QuantisedMatrix(codes, scales, packed=True, e2m1=True), counts)
+    return compiler.kernels
+
+
 def main() -> None:
-    for capability in TARGETS:
-        for name, shape in EXPERTS.items():
-            for tokens in (64, 8192):
-                for kernel, needs in compile_experts(capability, tokens, *shape).items():
-                    print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
     for capability, names in TARGETS.items():
+        with compiling_for(capability):
+            report_products(capability)
         for name in names:
-            for kernel, needs in compile_all(capability, SHAPES[name]).items():
-                print(json.dumps({"target": capability, "shape": name, "kernel": kernel} | needs), flush=True)
+            report(capability, name, compile_all(capability, SHAPES[name]))
+
+
+def report_products(capability: int) -> None:
+    """Print what the products of a GPU take."""
+    report(capability, "GPT-OSS-20B, MXFP4", compile_expert_codes(capability, 32, 2880, 5760))
+    for name, codes in CODES.items():
+        for rows in (1, 64):
+            report(capability, name, compile_products(capability, rows, *codes))
+    for name, experts in EXPERTS.items():
+        if capability != HALF_ONLY or experts[-1] == jnp.float16:
+            for tokens in (64, 8192):
+                report(capability, name, compile_experts(capability, tokens, *experts))
+
+
+def report(capability: int, shape: str, kernels: dict[str, dict[str, int]]) -> None:
+    """Print what kernels take."""
+    for kernel, needs in kernels.items():
+        print(json.dumps({"target": capability, "shape": shape, "kernel": kernel} | needs), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,28 +22,38 @@ from pallas_kernels.recurrent.layout import StatePlace, Units
 
 SEQS, PAGES, TOKENS, BLOCKS = 64, 512, 256, 2000
 STATES = {
-    "Jamba-mini conv": ("conv", (8192, 3), "bfloat16", ((8192,),), ((8192, 4), (8192,))),
+    "Jamba-mini conv": ("conv", (8192, 3), "half", ((8192,),), ((8192, 4), (8192,))),
     "Jamba-mini scan": ("scan", (8192, 16), "float32", ((8192,), (8192,), None, (16,), (16,)), ((8192, 16), (8192,))),
     "Bamba-9B ssd": ("ssd", (128, 64, 128), "float32", ((128, 64), (128,), None, (1, 128), (1, 128)), ((128,), (128,))),
     "Qwen3-Next delta": ("delta", (32, 128, 128), "float32", ((32, 128),) * 3 + ((32,),) * 2, ()),
 }
-"""Recurrence, state, its dtype, operands of a token with a gap for the first constant, and constants."""
-LATENTS = {"DeepSeek-V2-Lite": (16, 512, 64, jnp.bfloat16), "DeepSeek-V2-Lite, fp8 KV": (16, 512, 64, jnp.uint8)}
-TARGETS = {80: ("Bamba-9B ssd", "DeepSeek-V2-Lite"), 90: (*STATES, *LATENTS), 100: ("DeepSeek-V2-Lite",)}
+"""Recurrence, state, its dtype (half: that of the operands), operands of a token with a gap for the first constant, and
+constants."""
+LATENTS = {"DeepSeek-V2-Lite": (16, 512, 64, None), "DeepSeek-V2-Lite, fp8 KV": (16, 512, 64, jnp.uint8)}
+TARGETS = {
+    75: ("Jamba-mini conv", "Bamba-9B ssd", "DeepSeek-V2-Lite"),
+    80: ("Bamba-9B ssd", "DeepSeek-V2-Lite"),
+    90: (*STATES, *LATENTS),
+    100: ("DeepSeek-V2-Lite",),
+}
 
 
 def array(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
+def half(compiler: Compiler) -> Any:
+    """The dtype of two bytes that a GPU multiplies."""
+    return jnp.float16 if compiler.capability < 80 else jnp.bfloat16
+
+
 def compile_states(compiler: Compiler, name: str) -> None:
     of, shape, dtype, tokens, constants = STATES[name]
-    place = StatePlace(0, shape, jnp.dtype(dtype))
-    view = array(BLOCKS, 4, place.rows(jnp.bfloat16), 128, dtype=jnp.bfloat16)
+    narrow = half(compiler)
+    place = StatePlace(0, shape, jnp.dtype(narrow if dtype == "half" else dtype))
+    view = array(BLOCKS, 4, place.rows(narrow), 128, dtype=narrow)
     rest = iter(constants)
-    given = [
-        array(SEQS, *sizes, dtype=jnp.bfloat16) if sizes else array(*next(rest), dtype=jnp.float32) for sizes in tokens
-    ]
+    given = [array(SEQS, *sizes, dtype=narrow) if sizes else array(*next(rest), dtype=jnp.float32) for sizes in tokens]
     given += [array(*sizes, dtype=jnp.float32) for sizes in rest]
     options = ["silu"] if of == "conv" else []
 
@@ -57,9 +67,10 @@ def compile_states(compiler: Compiler, name: str) -> None:
 
 def compile_latents(compiler: Compiler, name: str) -> None:
     heads, rank, rotary, held = LATENTS[name]
+    held = held or half(compiler)
     view = array(*latent_view_shape(BLOCKS, 27, rank + rotary, 16, held), dtype=held)
     attend = partial(latent_attention, rank=rank, scale=1.0, launch=compiler)
-    q = array(TOKENS, heads, rank + rotary, dtype=jnp.bfloat16)
+    q = array(TOKENS, heads, rank + rotary, dtype=half(compiler))
     jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS))
 
 

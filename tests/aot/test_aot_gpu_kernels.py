@@ -7,10 +7,11 @@ from environments import run_program
 
 pytestmark = pytest.mark.aot
 
-SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Most a program may use; the code of sm_80 also runs on sm_86 and sm_89, which have 99 KiB."""
-MAX_SPILLED_BYTES = 64
-"""Registers of a thread kept in memory: more than a few would show."""
+SHARED_BYTES = {75: 64 * 1024, 80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Most a program may use; the code of sm_80 also runs on sm_86 and sm_89, which have 99 KiB. sm_75 runs
+float16 only."""
+MAX_SPILLED_BYTES = {75: 192, 80: 64, 90: 64, 100: 64}
+"""Registers of a thread kept in memory: more than a few would show. On sm_75 heads of 256 have more."""
 HELD_IN = ("int8", "fp8")
 IN_BYTES = ("llama heads", "padded packed rows, sinks", "decode only, two rows of scales a block")
 IN_BYTES_OF_BFLOAT16 = ("decode only, window", "two lane tiles, soft cap")
@@ -74,9 +75,23 @@ def test_attention_in_bfloat16_agrees_within_its_rounding(errors, name):
 @pytest.mark.parametrize(
     "name",
     [
+        "decode only, odd group",
+        "two lane tiles, soft cap and window",
+        "several tiles of queries",
+        *(f"{held_in}, decode only, window" for held_in in HELD_IN),
+    ],
+)
+def test_attention_in_float16_agrees_within_its_rounding(errors, name):
+    assert errors[f"{name}, float16"] < 3e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         "write heads of 128",
         "write heads of 48",
         "write heads of 256",
+        "write heads of 128, float16",
         *(f"write {held_in} heads of {width}" for held_in in HELD_IN for width in (128, 48, 256)),
         "read float8",
         "round to float8",
@@ -95,6 +110,38 @@ def test_writes_and_copies_leave_exactly_what_the_reference_leaves(errors, name)
 def test_rows_meet_their_experts_and_others_give_nothing_on_a_gpu(errors, name):
     assert errors[name] < 2e-5
     assert errors[f"{name}, bfloat16"] < 2e-2
+    assert errors[f"{name}, float16"] < 3e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "4 bits, one row",
+        "4 bits, columns that fill no tile",
+        "4 bits, several tiles of rows",
+        "4 bits, groups of 128",
+        "4 bits, inputs shared out",
+        "4 bits, a table",
+        "int8",
+        "int8, inputs shared out",
+        "int8, a table",
+        "int8, groups of 16 with minimums",
+        "int8, groups of 32",
+        "float8",
+        "MXFP4",
+    ],
+)
+def test_products_with_codes_are_rounded_once(errors, name):
+    """To the dtype of the result: codes, scales and sums lose nothing."""
+    assert errors[f"product, {name}, bfloat16"] < 2**-8
+    assert errors[f"product, {name}, float16"] < 2**-11 + 1e-5
+
+
+@pytest.mark.parametrize("form", ["4 bits", "MXFP4", "int8"])
+@pytest.mark.parametrize("name", ["experts", "no rows of experts", "more experts than rows"])
+def test_rows_meet_the_codes_of_their_experts(errors, name, form):
+    assert errors[f"{name}, {form}, bfloat16"] < 2**-8
+    assert errors[f"{name}, {form}, float16"] < 2**-11 + 1e-5
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
@@ -108,9 +155,11 @@ def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
         "write_codes",
         "copy_columns",
         "multiply_groups",
+        "multiply_codes",
+        "multiply_code_groups",
     }
     assert [kernel for kernel in mine if kernel["shared"] > SHARED_BYTES[target]] == []
-    assert [kernel for kernel in mine if kernel["spilled"] > MAX_SPILLED_BYTES] == []
+    assert [kernel for kernel in mine if kernel["spilled"] > MAX_SPILLED_BYTES[target]] == []
 
 
 @pytest.mark.parametrize("shape", ["Llama-3.1-8B", "Llama-3.1-8B, int8 KV"])

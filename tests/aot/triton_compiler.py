@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from pallas_kernels.gpu_launch import Launch
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "int32": "*i32", "int8": "*i8", "uint8": "*u8"}
+POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32", "int8": "*i8", "uint8": "*u8"}
 
 
 @dataclass

@@ -35,15 +35,15 @@ def test_int8_is_int8(devices):
     assert resolve_kv_dtype("int8", np.float32, devices, 16) == np.int8
 
 
-@pytest.mark.parametrize("devices", [CPU, A100, L4])
+@pytest.mark.parametrize("devices", [CPU, A100, L4, T4])
 def test_float8_is_held_as_bits(devices):
     assert resolve_kv_dtype("fp8", np.float32, devices, 16) == np.uint8
 
 
 def test_a_gpu_without_float8_needs_the_triton_kernels_for_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
     with pytest.raises(ValueError, match=r"kv_cache_dtype='fp8': T4 of compute capability 7.5 has no float8"):
         resolve_kv_dtype("fp8", np.float32, T4, 16)
-    monkeypatch.setitem(sys.modules, "jax_triton", None)
     with pytest.raises(ValueError, match=r"A100 of compute capability 8.0 has no float8"):
         resolve_kv_dtype("fp8", np.float32, A100, 16)
     assert resolve_kv_dtype("fp8", np.float32, L4, 16) == np.uint8

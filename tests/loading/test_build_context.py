@@ -1,14 +1,18 @@
 """What a model is told of the devices it will run on."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 from jpaged.execution.mesh import make_mesh
 from jpaged.loading.build_context import build_context, layers_are_stacked
 from jpaged.model_api import TENSOR_AXIS
+from jpaged_models.linear import Linear
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,12 @@ def test_gpus_run_layers_one_after_the_other_and_tpus_stack_them():
 def test_what_is_asked_for_goes_into_the_context():
     context = build_context(make_mesh(1), "bfloat16", stacked=True, expert_parallel=True)
     assert (context.dtype, context.stacked, context.expert_parallel) == (jnp.bfloat16, True, True)
+
+
+@pytest.mark.parametrize(("size", "multiplies"), [(1, "gpu"), (2, "xla")])
+def test_matrices_that_gpus_split_are_multiplied_by_xla(size, multiplies):
+    """It cannot cut a Triton launch."""
+    build = build_context(several("cuda", size), np.float16, kernel_impl="gpu")
+    assert build.product_impl == "gpu"
+    made = nnx.eval_shape(lambda: Linear(8, 8, replace(build, rngs=nnx.Rngs(0)), partition=P(None, TENSOR_AXIS)))
+    assert made.impl == multiplies

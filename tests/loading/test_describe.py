@@ -10,8 +10,8 @@ from checkpoints import CHECKPOINTS, make_checkpoint
 from gguf_files import EMBEDDING, write_gguf
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from jpaged.loading.chosen_dtype import chosen_dtype
 from jpaged.loading.describe import describe_model
-from jpaged.loading.load import runtime_dtype
 from jpaged_models.llama import Llama
 
 
@@ -28,17 +28,20 @@ def test_a_config_file_of_any_name_and_a_folder_without_weights_are_enough(tmp_p
         assert described.config.intermediate_size == 109
 
 
-@pytest.mark.parametrize(("dtype", "held"), [("float32", "float32"), ("bfloat16", "bfloat16"), (None, "bfloat16")])
+@pytest.mark.parametrize(
+    ("dtype", "held"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), (None, "bfloat16")],
+)
 def test_a_config_says_what_its_checkpoint_holds(dtype, held, tmp_path):
     stored = describe_model(write_config(tmp_path, dtype=dtype)).stored
-    assert runtime_dtype(stored, on_cpu=False) == held
-    assert runtime_dtype(stored, on_cpu=True) == "float32"
+    assert chosen_dtype(stored, "gpu") == held
+    assert chosen_dtype(stored, "cpu") == "float32"
 
 
 def test_weights_that_are_there_are_asked_instead(tmp_path):
     make_checkpoint("llama", tmp_path)
     write_config(tmp_path, dtype="bfloat16")
-    assert runtime_dtype(describe_model(tmp_path).stored, on_cpu=False) == "float32"
+    assert chosen_dtype(describe_model(tmp_path).stored, "gpu") == "float32"
 
 
 def test_a_gguf_file_describes_itself(tmp_path):

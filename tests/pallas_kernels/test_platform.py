@@ -62,7 +62,7 @@ def test_without_numba_the_cpu_runs_xla_and_says_so_once(monkeypatch, caplog):
 
 
 @pytest.mark.usefixtures("jax_triton")
-@pytest.mark.parametrize("capability", ["8.0", "8.9", "9.0", "10.0", "12.0"])
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9", "9.0", "10.0", "12.0"])
 def test_a_gpu_with_jax_triton_runs_the_triton_kernels_and_says_so_once(gpu, caplog, capability):
     gpu(capability)
     with caplog.at_level(logging.INFO, logger="pallas_kernels"):
@@ -72,9 +72,9 @@ def test_a_gpu_with_jax_triton_runs_the_triton_kernels_and_says_so_once(gpu, cap
 
 @pytest.mark.usefixtures("jax_triton")
 def test_an_older_gpu_runs_the_xla_path_and_says_why_once(gpu, caplog):
-    gpu("7.5")
+    gpu("7.0")
     assert [resolve_impl(None), resolve_impl(None)] == ["xla", "xla"]
-    assert caplog.messages == ["kernels of Some GPU: XLA, as compute capability 7.5 is below 8.0"]
+    assert caplog.messages == ["kernels of Some GPU: XLA, as compute capability 7.0 is below 7.5"]
 
 
 @pytest.mark.usefixtures("no_jax_triton")

@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec as P
 from quantised_cases import FORMS, RNG, by_hand, random_matrix
 
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table, tpu
+from pallas_kernels.quantised_matmul.float8 import multiply_as_float8
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_products_are_those_of_the_values(form, dtype):
     matrix = random_matrix(form, (64, 24))
     x = jnp.asarray(RNG.standard_normal((5, 64), np.float32), dtype)
@@ -102,3 +103,16 @@ def test_a_tpu_multiplies_codes_as_they_are(form, input_shards, rows):
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(found, np.float64), want, atol=2e-2 * np.abs(want).max())
     assert not np.asarray(found[1]).any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rows_rounded_to_float8_multiply_within_their_rounding(dtype):
+    """A number has four significant bits, so that an error is at most a 16th of it; a row of zeros stays zero."""
+    matrix = random_matrix(FORMS["fp8"], (64, 24))
+    x = RNG.standard_normal((5, 64), np.float32) * np.array([[1e-3], [1], [0], [30], [1]], np.float32)
+    rows = jnp.asarray(x, dtype)
+    found = np.asarray(multiply_as_float8(rows, matrix, dtype), np.float64)
+    values = by_hand(matrix)
+    want = np.asarray(rows, np.float64) @ values
+    assert (np.abs(found - want) <= np.abs(np.asarray(rows, np.float64)) @ np.abs(values) / 16 + 1e-3).all()
+    assert (found[2] == 0).all()

@@ -161,6 +161,15 @@ def test_a_pool_below_one_sequence_does_not_fit(no_compiler, in_process, tmp_pat
     assert made.problem == "the pool does not hold one sequence of 512 tokens"
 
 
+def test_a_t4_computes_in_float16_unless_something_else_is_asked_for(no_compiler, in_process, tmp_path):
+    config = config_of("llama", tmp_path)
+    sizes = {"context": 64, "kv_cache_memory_bytes": 1 << 24, **SIZES}
+    assert plan(config, "t4", **sizes).dtype == "float16"
+    assert plan(config, "l4", **sizes).dtype == "bfloat16"
+    with pytest.raises(ValueError, match=r"dtype='bfloat16' needs a GPU of compute capability 8.0 or more, .* 7.5"):
+        plan(config, "t4", dtype="bfloat16", **sizes)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from transformers import LlamaConfig
 
-from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_report, gpu_states
+from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_products, gpu_report, gpu_states
 from jpaged.benchmarks.device_trace import busy_share, covered
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
@@ -45,6 +45,16 @@ def test_a_wrong_kernel_fails_its_check(monkeypatch):
     monkeypatch.setattr(gpu_correctness, "paged_attention", lambda *args, **options: right(*args, **options) * 1.1)
     (decode, *_) = gpu_correctness.checks(1, impl="reference", context=64, cases=(gpu_correctness.Heads(kv_heads=1),))
     assert decode["error"] > decode["limit"]
+
+
+def test_right_products_with_codes_pass_every_check_and_wrong_ones_fail(monkeypatch):
+    sizes = {"impl": "reference", "inputs": 64, "outputs": 40, "numbers": (3,)}
+    lines = list(gpu_products.checks(1, **sizes))
+    assert len(lines) == (1 + 2 + 2) * len(gpu_products.TOLERANCE)
+    assert [line for line in lines if not line["error"] <= line["limit"]] == []
+    right = gpu_products.quantised_matmul
+    monkeypatch.setattr(gpu_products, "quantised_matmul", lambda *args, **options: right(*args, **options) * 1.1)
+    assert all(line["error"] > line["limit"] for line in gpu_products.checks(1, held=("int4",), **sizes))
 
 
 def test_right_kernels_of_states_and_latents_pass_every_check():

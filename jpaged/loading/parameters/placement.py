@@ -44,6 +44,9 @@ def own_parts(
 
     Args:
         empty: makes the copies' memory from a shape and a dtype.
+
+    Raises:
+        OverflowError: `dtype` is float16, and the array has a number beyond its largest.
     """
     indices = sharding.addressable_devices_indices_map(array.shape).values()
     wanted = {_bounds(index): index for index in indices if index is not None}
@@ -54,8 +57,21 @@ def _as_held(part: np.ndarray, dtype: np.dtype, empty: Callable[..., np.ndarray]
     if part.dtype == dtype and part.flags.c_contiguous and part.ctypes.data % ALIGNMENT == 0:
         return part
     copy = empty(part.shape, dtype)
-    np.copyto(copy, part, casting="unsafe")
+    with np.errstate(over="ignore"):
+        np.copyto(copy, part, casting="unsafe")
+    if dtype == np.float16 and part.dtype != np.float16:
+        _check_range(copy, part)
     return copy
+
+
+def _check_range(held: np.ndarray, given: np.ndarray) -> None:
+    """Raise OverflowError where a finite number became infinite."""
+    beyond = np.isinf(held)
+    if beyond.any():
+        wide = np.abs(given[beyond].astype(np.float32))
+        if np.isfinite(wide).any():
+            largest = wide[np.isfinite(wide)].max()
+            raise OverflowError(f"{largest:g} is beyond {np.finfo(held.dtype).max:g}, the largest {held.dtype}")
 
 
 def place(parts: Parts, sharding: NamedSharding) -> Shaped[Array, "*shape"]:

@@ -89,4 +89,7 @@ def _own_parts(
         held = tiled_floats(value, target.source.contracted)
     else:
         held = value
-    return jax.tree.map(lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), held, likes)
+    try:
+        return jax.tree.map(lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), held, likes)
+    except OverflowError as error:
+        raise ValueError(f"parameter {target.name}: {error}; use another dtype") from error

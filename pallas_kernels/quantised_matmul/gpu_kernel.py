@@ -1,0 +1,174 @@
+"""Multiplies rows with codes of 8 or 4 bits, in Triton: codes become floats in registers only."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def multiply_codes(
+    x,
+    sums,
+    codes,
+    scales,
+    minimums,
+    row_count,
+    out,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    SCALES_DOWN: tl.constexpr,
+    SCALES_ACROSS: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TURN: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PACKED: tl.constexpr,
+    E2M1: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+):
+    """Write the products of x [rows, INPUTS] with a matrix of codes to out [rows, PARTS, OUTPUTS], to be summed up.
+
+    Program (r, c, p) has TILE rows, COLUMNS outputs and one of PARTS equal shares of the inputs; see
+    `product_of_steps`, whose arguments have these names.
+
+    Args:
+        codes: bytes, those of an input's neighbours DOWN bytes apart, those of an output's ACROSS.
+        scales, minimums: one for each group and output, likewise SCALES_DOWN and SCALES_ACROSS apart.
+        row_count: how many rows there are; a number in memory, so that all numbers of them share the kernel's code.
+    """
+    LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
+    STEPS: tl.constexpr = INPUTS // DEPTH
+    SHARE: tl.constexpr = STEPS // PARTS
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    is_row, is_column = row < tl.load(row_count), column < OUTPUTS
+    line = tl.arange(0, LINES)
+    total = product_of_steps(
+        x + row[:, None] * INPUTS + line[None, :],
+        sums + row * STEPS,
+        codes + line[:, None] * DOWN + column[None, :] * ACROSS,
+        scales + column * SCALES_ACROSS,
+        minimums + column * SCALES_ACROSS,
+        is_row,
+        is_column,
+        part * SHARE,
+        (part + 1) * SHARE,
+        DEPTH,
+        DOWN,
+        SCALES_DOWN,
+        TILE,
+        COLUMNS,
+        TURN,
+        GROUPED,
+        PACKED,
+        E2M1,
+        FLOAT8,
+        MINIMUMS,
+    )
+    at = out + (row * PARTS + part)[:, None] * OUTPUTS + column[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def product_of_steps(
+    rows,
+    sums,
+    codes,
+    scales,
+    minimums,
+    is_row,
+    is_column,
+    first,
+    last,
+    DEPTH: tl.constexpr,
+    DOWN: tl.constexpr,
+    SCALES_DOWN: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TURN: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PACKED: tl.constexpr,
+    E2M1: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+):
+    """Return the products, [TILE, COLUMNS] float32, of some rows with codes in the steps ``first <= step < last``, each
+    of DEPTH inputs, TURN of them a turn.
+
+    GROUPED: a step is a group, whose product with the codes is scaled; else an output has one scale. MINIMUMS: groups
+    have minimums. FLOAT8: codes are float8_e4m3fn. PACKED: a byte has two codes of four bits, a group's first half in
+    the low nibbles; they are numbers from 0 to 15 with minimums or, E2M1, floats whose scales are exponents. With
+    numbers ``sum(x * (code * scale + minimum))`` is computed as
+    ``sum(x * (code - 8)) * scale + sum(x) * (minimum + 8 * scale)``, whose last factor is small.
+
+    Args:
+        rows: pointers to the rows' inputs of step 0, [TILE, lines].
+        sums: pointers to the rows' sums of group 0, float32, with those of the next groups beside them.
+        codes: pointers to the bytes of step 0, [lines, COLUMNS].
+        scales, minimums: pointers to those of group 0, [COLUMNS].
+    """
+    LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
+    total = tl.zeros((TILE, COLUMNS), tl.float32)
+    for turn in range(first, last, TURN):
+        for nth in tl.static_range(TURN):
+            step = turn + nth
+            held = tl.load(codes + step * (LINES * DOWN), mask=is_column[None, :], other=0)
+            left = tl.load(rows + step * DEPTH, mask=is_row[:, None], other=0.0)
+            if PACKED:
+                right = tl.load(rows + (step * DEPTH + LINES), mask=is_row[:, None], other=0.0)
+                product = tl.dot(left, numbers(held & 15, left.dtype, E2M1))
+                product = tl.dot(right, numbers(held >> 4, left.dtype, E2M1), product)
+            elif FLOAT8:
+                product = tl.dot(left, held.to(tl.float8e4nv, bitcast=True).to(left.dtype))
+            else:
+                product = tl.dot(left, held.to(tl.float32).to(left.dtype))
+            if GROUPED:
+                scale = factors(tl.load(scales + step * SCALES_DOWN, mask=is_column, other=0), E2M1)
+                total += product * scale[None, :]
+                if MINIMUMS:
+                    least = tl.load(minimums + step * SCALES_DOWN, mask=is_column, other=0.0).to(tl.float32)
+                    if PACKED:
+                        least += 8 * scale
+                    total += tl.load(sums + step, mask=is_row, other=0.0)[:, None] * least[None, :]
+            else:
+                total += product
+    if not GROUPED:
+        total = total * factors(tl.load(scales, mask=is_column, other=0), E2M1)[None, :]
+    return total
+
+
+@triton.jit
+def numbers(codes, dtype: tl.constexpr, E2M1: tl.constexpr):
+    """Return what 4-bit codes stand for, in `dtype`: ``code - 8``, or a float of two bits of exponent and one of
+    mantissa.
+
+    Codes become the last bits of a number whose others are 0, or the place of their own in a float16.
+    """
+    if E2M1:
+        wide = codes.to(tl.uint16)
+        halves = ((wide & 7) << 9 | (wide & 8) << 12).to(tl.float16, bitcast=True)
+        values = (halves.to(tl.float32) * 16384.0).to(dtype)  # the exponents' biases are 14 apart
+    elif dtype == tl.float16:
+        values = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0  # 0x6400: 1024
+    else:
+        values = ((codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0).to(dtype)  # 2**23
+    return values
+
+
+@triton.jit
+def factors(scales, E2M1: tl.constexpr):
+    """Return scales as float32; E2M1: they are exponents of two, plus 127, and 255 means no number."""
+    if E2M1:
+        wide = scales.to(tl.int32)
+        bits = tl.where(wide == 0, 0x00400000, wide << 23)
+        values = tl.where(wide == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    else:
+        values = scales.to(tl.float32)
+    return values

@@ -1,6 +1,6 @@
 """What a disk below the pool brings: articles that are asked about in turn, more of them than the pool holds.
 
-    python scripts/bench_disk.py --folder /tmp/disk --articles 8 --article-tokens 960 --rounds 3
+    python scripts/bench_disk.py --folder /var/tmp/disk --articles 8 --article-tokens 960 --rounds 3
 
 Prints what the folder was measured to do, then a line for each round and engine: tokens computed and read from disk,
 time to the first token and processor time. The engines, without a disk and with one, take turns, so that what else the

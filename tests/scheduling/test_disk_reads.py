@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from fake_device import FakeDisk, Loop, alone, group, make_request, make_scheduler
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from test_scheduler_random import GROUPS, arrivals, pages_for
+from test_scheduler_random import GROUPS, pages_for
 from thorough import examples
 
 from jpaged.memory.disk import BreakEven, reading
@@ -199,9 +199,27 @@ def test_a_reset_of_the_prefix_cache_forgets_the_disk():
     assert again.num_cached_tokens == 0
 
 
+returning = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # step of arrival
+        st.integers(9, 24),  # prompt tokens
+        st.integers(0, 3),  # which prompt
+        st.integers(1, 8),  # max_tokens
+        st.sampled_from([(), (3,)]),  # end-of-sequence ids
+        st.just(0),
+        st.sampled_from([None] * 5 + [0, 1, 3, 8]),  # steps until it is aborted
+        st.sampled_from([1, 1, 1, 2, 3]),  # outputs
+        st.none(),
+    ),
+    min_size=8,
+    max_size=16,
+)
+"""Prompts of a few kinds that come back after others: what the pool lost meanwhile is on disk."""
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    arrivals=arrivals,
+    arrivals=returning,
     groups=st.sampled_from(sorted(set(GROUPS) - {"budgets"})),
     spare_pages=st.integers(0, 4),
     max_num_seqs=st.integers(2, 8),
@@ -245,6 +263,7 @@ def test_whatever_is_read_from_disk_every_request_gets_the_tokens_it_would_get_a
         if not (todo or scheduler.has_work or loop.in_flight):
             break
         loop.step()
+    event(f"read from disk: {scheduler.memory.disk.stats().hits > 0}")
     assert not scheduler.has_work, "it does not end"
     for request, _ in accepted:
         if request.request_id not in aborted:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from live_server import until
+from live_server import make_llm, until
 
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
@@ -103,6 +103,25 @@ def test_a_process_that_is_killed_between_two_answers_is_gone_on_with(tiny_llm, 
     asked = []
     run(tiny_llm, [one for one in requests if one.custom_id not in done], output, lambda: asked.append(1))
     assert len(asked) == 40 - len(done)
+    assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
+
+
+def test_a_device_that_fails_ends_a_run_and_the_next_one_goes_on(tiny_llm, tiny_folder, tmp_path):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(30)]))
+    output, llm = tmp_path / "out.jsonl", make_llm(tiny_folder)
+    dispatch, steps = llm._engine.runner.dispatch_all, iter(range(10**6))
+
+    def failing(scheduled):
+        if next(steps) >= 20:
+            raise RuntimeError("the device fell off the bus")
+        return dispatch(scheduled)
+
+    llm._engine.runner.dispatch_all = failing
+    with pytest.raises(Unanswered, match="got status 503: the engine has stopped"):
+        run(llm, requests, output)
+    done = answered(output)
+    assert 3 <= len(done) < 30
+    run(tiny_llm, [one for one in requests if one.custom_id not in done], output)
     assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
 
 

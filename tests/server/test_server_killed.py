@@ -55,6 +55,15 @@ class Served:
         """How many requests that came with the state wait for their clients."""
         return sum(int(re.match(r"\d+", line).group()) for line in self.said("restored requests wait"))
 
+    @property
+    def num_saves(self) -> int:
+        """How many times a state with requests was saved."""
+        return sum(re.match(r"saved [1-9]", line) is not None for line in self.said("saved "))
+
+    def wait_for_saves(self, number: int, threads) -> None:
+        """Wait until there were so many saves of a state with requests, or no thread asks any more."""
+        until(lambda: self.num_saves >= number or not any(thread.is_alive() for thread in threads), PATIENCE)
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -142,16 +151,6 @@ def ask_all(asking, url):
     return threads
 
 
-def another_save(state):
-    """Wait until a state was saved that was not there."""
-
-    def newest():
-        return max((int(path.name) for path in state.glob("[0-9]*") if path.name.isdecimal()), default=0)
-
-    before = newest()
-    until(lambda: newest() != before, PATIENCE)
-
-
 @pytest.fixture
 def served(tiny_folder, tmp_path):
     started = []
@@ -179,8 +178,7 @@ def test_a_server_that_is_killed_again_and_again_gives_every_answer_of_one_that_
         server = served("--state-dir", str(state), "--save-every", "0.2")
         restored += server.num_restored
         threads = ask_all(asking, server.url)
-        if kills % 2 == 0:  # else it may be before the first save, or in the middle of it
-            another_save(state)
+        server.wait_for_saves((1, 3, 0)[kills % 3], threads)  # 0: before the first save, or in the middle of it
         time.sleep(rng.uniform(0, 0.5))
         server.kill()
         for thread in threads:

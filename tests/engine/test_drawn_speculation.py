@@ -18,6 +18,8 @@ import jpaged.engine.speculation as engine_speculation
 from jpaged import LLM, Layers, NGram
 from jpaged.scheduling.speculation import StepCosts
 
+pytestmark = pytest.mark.nightly
+
 PAGES = {"attention": 60, "mamba2": 60, "jamba": 100}
 """Model -> large pages of a small pool, in which every request that is drawn fits alone."""
 WAYS = {"n-grams": NGram(4, longest=3, shortest=1), "first layers": Layers(1, tokens=3)}
@@ -25,7 +27,7 @@ TEXTLESS = [name for name, its in PARAMS.items() if not (its.stop or its.bad_wor
 """Parameters that need no tokenizer."""
 
 
-@pytest.fixture(scope="module", params=["attention", "mamba2", pytest.param("jamba", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=["attention", "mamba2", "jamba"])
 def model(request, tmp_path_factory):
     """Deterministic engines of one checkpoint: one without drafts, and those with them by (way, pool). Drafts cost
     nothing, so that all that can be made are."""

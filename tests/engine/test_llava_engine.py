@@ -107,7 +107,7 @@ def test_greedy_tokens_are_the_same_in_a_pool_that_forces_preemption(engine, che
 
 @pytest.mark.nightly
 def test_beams_of_four_are_those_of_transformers(engine, checkpoint):
-    params = BeamSearchParams(4, 16, ignore_eos=True)
+    params = BeamSearchParams(4, 8, ignore_eos=True)
     requests = [engine.input_processor.process(prompt, GREEDY) for prompt in PROMPTS[:4]]
     prompts, more = [r.prompt_token_ids for r in requests], [seen(parts) for parts in PARTS[:4]]
     wanted = torch_beams(checkpoint[1], prompts, params, more=more)

@@ -174,7 +174,7 @@ def test_four_outputs_fork_behind_an_image_and_draw_from_what_transformers_compu
 
 
 def test_beams_of_four_are_those_of_transformers(llm, model):
-    params = BeamSearchParams(4, 16, ignore_eos=True)
+    params = BeamSearchParams(4, 8, ignore_eos=True)
     requests = requests_of(llm, PROMPTS[:5])
     prompts, more = [r.prompt_token_ids for r in requests], [mllama_seen(r) for r in requests]
     wanted = torch_beams(model, prompts, params, more=more)

@@ -111,7 +111,7 @@ def test_four_outputs_fork_behind_an_image_and_draw_from_what_transformers_compu
 
 
 def test_beams_of_four_are_those_of_transformers(llm, checkpoint):
-    params = BeamSearchParams(4, 16, ignore_eos=True)
+    params = BeamSearchParams(4, 8, ignore_eos=True)
     requests = [llm.input_processor.process(prompt, GREEDY) for prompt in PROMPTS[:5]]
     prompts, more = [r.prompt_token_ids for r in requests], [seen_by_torch(r) for r in requests]
     expected = torch_beams(checkpoint[1], prompts, params, more=more)

@@ -124,7 +124,7 @@ def with_figures(page: str, text: str) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m", help="what LLM takes")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--prompts", type=int, default=4, help="prompts a step")
     parser.add_argument("--samples", type=int, default=8, help="completions a prompt")
     parser.add_argument("--rate", type=float, default=Settings.rate, help="learning rate")

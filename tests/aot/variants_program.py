@@ -86,7 +86,7 @@ def main(target: str, devices: int, kernels: str) -> None:
         loaded: Any = SimpleNamespace(name="llama", model=model, tensor_shapes=SHAPES, dtype=dtype)
         settings = {"block_size": BLOCK, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": TOKENS}
         plan = plan_memory(
-            SizedConfig("llama", **settings, tensor_parallel_size=devices, kv_cache_memory_bytes=POOL_BYTES),
+            SizedConfig(model="llama", **settings, tensor_parallel_size=devices, kv_cache_memory_bytes=POOL_BYTES),
             model,
             steps.graphdef,
             steps.params,

@@ -51,8 +51,7 @@ def latent_attention(
         layer, block_tables, query_starts, kv_lens, scale, max_query_len: see `paged_attention`.
         plan: what `plan_attention` made of the same arguments, all heads being queries of one KV head.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform; ``gpu`` runs ``xla`` where a row is not powers
-            of two of tiles, and on GPUs of compute capability 7.5,
-            whose shared memory does not hold it.
+            of two of tiles, and on GPUs of compute capability 7.5, whose shared memory does not hold it.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, `rank` is not from 1 to their width, or `impl` does

@@ -15,7 +15,7 @@ from functools import cache, partial
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gpu_launch import multiplies
+from pallas_kernels.gpu_launch import has_matrix_units
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import Runs, write_rows
 from pallas_kernels.latent_attention import gpu_shapes
@@ -51,7 +51,7 @@ def latent_attention(
         layer, block_tables, query_starts, kv_lens, scale, max_query_len: see `paged_attention`.
         plan: what `plan_attention` made of the same arguments, all heads being queries of one KV head.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform; ``gpu`` runs ``xla`` where a row is not powers
-            of two of tiles, and what is not float16 on GPUs of compute capability 7.5.
+            of two of tiles, and on GPUs of compute capability 7.5, whose shared memory does not hold it.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, `rank` is not from 1 to their width, or `impl` does
@@ -65,7 +65,7 @@ def latent_attention(
     check_kernel(view, chosen)
     if plan is not None and chosen not in ("tpu", "tpu_interpret"):
         raise ValueError(f"impl={chosen!r} takes no plan: plan_attention makes none for it")
-    if chosen == "gpu" and not multiplies(q.dtype, view.dtype):
+    if chosen == "gpu" and not has_matrix_units():
         chosen = "xla"
     if chosen == "gpu" and not gpu_shapes.takes(width, rank):
         _say_once(width, rank)

@@ -43,8 +43,8 @@ MOST_GROUP, MOST_PACKED = 64, 128
 DEPTH = 64
 """Inputs of a step where an output has one scale."""
 TURN_DEPTH = 64
-"""Inputs of a turn of the loop, if a step has no more: with three turns in flight a program uses at most 72 KiB of shared
-memory, and on sm_100 twice as many spill registers."""
+"""Inputs of a turn of the loop, if a step has no more: with three turns in flight a program uses at most 72 KiB of
+shared memory, and on sm_100 twice as many inputs spill registers."""
 FEW_COLUMNS, COLUMNS = 32, 64
 """Outputs of a program: of a matrix with few of them, and of others."""
 PROGRAMS = 256

@@ -158,7 +158,7 @@ def report_products(capability: int) -> None:
         for rows in (1, 64):
             report(capability, name, compile_products(capability, rows, *codes))
     for name, experts in EXPERTS.items():
-        if capability != HALF_ONLY or experts[-1] == jnp.float16:
+        if (capability == HALF_ONLY) == (experts[-1] == jnp.float16):
             for tokens in (64, 8192):
                 report(capability, name, compile_experts(capability, tokens, *experts))
 

@@ -31,7 +31,7 @@ STATES = {
 constants."""
 LATENTS = {"DeepSeek-V2-Lite": (16, 512, 64, None), "DeepSeek-V2-Lite, fp8 KV": (16, 512, 64, jnp.uint8)}
 TARGETS = {
-    75: ("Jamba-mini conv", "Bamba-9B ssd", "DeepSeek-V2-Lite"),
+    75: ("Jamba-mini conv", "Bamba-9B ssd"),
     80: ("Bamba-9B ssd", "DeepSeek-V2-Lite"),
     90: (*STATES, *LATENTS),
     100: ("DeepSeek-V2-Lite",),

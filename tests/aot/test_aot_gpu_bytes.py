@@ -33,7 +33,7 @@ def test_a_float16_step_moves_little_more_than_weights_and_kv(device):
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [
-        ("t4", "float16"),
+        pytest.param("t4", "float16", marks=pytest.mark.nightly),
         pytest.param("l4", "bfloat16", marks=pytest.mark.nightly),
         pytest.param("h200", "bfloat16", marks=pytest.mark.nightly),
     ],

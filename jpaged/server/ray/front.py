@@ -207,8 +207,8 @@ class Front:
                 if error.replica is not None:
                     avoid.add(error.replica)
         if refusal:  # what a replica says itself is better than what can be said of it
-            for message in refusal:
-                await send(message)
+            for part in refusal:
+                await send(part)
             return None
         told = f"{ATTEMPTS} replicas ended before they began to answer"
         if need.replica is not None:

@@ -73,6 +73,7 @@ IN_BYTES = {
     "decode only, window, float16": Case(**LONG, q_per_kv=7, sliding_window=40, dtype="float16"),
 }
 BY_INSTRUCTIONS = ("padded packed rows, sinks", "decode only, window, bfloat16")
+WITHOUT_MATRIX_UNITS = ("decode only, odd group, float16", "several tiles of queries, float16")
 
 
 def ragged(case: Case, random: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -175,6 +176,10 @@ def main() -> None:
         report(f"{name}, float16", experts_errors(name, counts, "float16"))
     for name, error in chain(product_errors(), expert_errors()):
         report(name, error)
+    with compiling_for(75):
+        for name, error in attention_errors({name: CASES[name] for name in WITHOUT_MATRIX_UNITS}):
+            report(f"sm_75, {name}", error)
+        report("sm_75, experts, float16", experts_errors("experts", EXPERT_COUNTS["experts"], "float16"))
     for name, error in errors_with_images():
         report(name, error)
     with compiling_for(90):

@@ -28,6 +28,7 @@ def test_both_allocators_generate_the_same_and_releasing_windows_runs_more_at_on
     assert table([largest, jenga]) in text and "- **small**: a small one; 3 MiB of KV" in text
 
 
+@pytest.mark.skipif(not thorough.NIGHTLY, reason="engines of a minute's compilation")
 @pytest.mark.parametrize(("name", "length"), [("Gemma 3 + images", 64), ("Llama 3.2 Vision", 1)])
 def test_requests_with_images_have_their_own_and_every_place_is_the_images_token(name, length):
     (model,) = (model for model in MODELS if model.name == name)

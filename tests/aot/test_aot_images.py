@@ -13,9 +13,9 @@ TARGETS = {
     "Gemma 3, TPU v5e x8": ("tpu", "8", "tpu", "gemma3"),
     "Gemma 3, H200 x1": ("cuda", "1", "gpu", "gemma3"),
     "LLaVA-OneVision, TPU v5e x8": ("tpu", "8", "tpu", "llava"),
-    "LLaVA-OneVision, H200 x1": ("cuda", "1", "gpu", "llava"),
 }
-"""Compiler, devices, kernels, and family."""
+"""Compiler, devices, kernels, and family. LLaVA's encoder of 64 tiles is one that XLA:GPU finds no tile sizes for unless it
+can try them on a GPU."""
 
 
 @pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())

@@ -14,7 +14,7 @@ TARGETS = {
     "Gemma 3, H200 x1": ("cuda", "1", "gpu", "gemma3"),
     "LLaVA-OneVision, TPU v5e x8": ("tpu", "8", "tpu", "llava"),
 }
-"""Compiler, devices, kernels, and family. LLaVA's encoder of 64 tiles is one that XLA:GPU finds no tile sizes for unless it
+"""Compiler, devices, kernels, and family. For LLaVA's encoder of 64 tiles XLA:GPU finds no tile sizes unless it
 can try them on a GPU."""
 
 

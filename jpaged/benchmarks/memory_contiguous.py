@@ -97,6 +97,7 @@ class ContiguousMemory:
         self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=0)
         self.images = SimpleNamespace(stays=False)  # they are counted as tokens of the encoder
         self.swap_space = _NoSwap()
+        self.disk = None
         self.prefix_caching = False
         self.reserved: dict[int, int] = {}
         self._regions = regions

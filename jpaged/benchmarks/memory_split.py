@@ -29,6 +29,7 @@ class SplitMemory:
         self.layout = SimpleNamespace(groups=(), num_pages=0, page_bytes=0, prompt_tail=tail, prefix_step=step)
         self.images = SimpleNamespace(stays=False)  # they are counted as tokens of the encoder
         self.swap_space = self.parts[0].swap_space
+        self.disk = None  # what it loses is lost
         self.prefix_caching = self.parts[0].prefix_caching
         self._added: dict[int, tuple[int, int, int | None]] = {}
 

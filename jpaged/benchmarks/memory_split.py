@@ -119,8 +119,9 @@ class SplitMemory:
         salt: Hashable = None,
         spans: Sequence[TokenSpan] = (),
         max_tokens: int | None = None,
+        from_disk: bool = False,
     ) -> int:
-        """Return the longest prefix that every part has; they are asked again for less until they agree."""
+        """Return the longest prefix that every part has, on disk none; they are asked again for less until they agree."""
         length = max_tokens
         while True:
             hits = [

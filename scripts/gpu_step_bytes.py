@@ -21,11 +21,12 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from compiler_env import default_env, run_again_in
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = ROOT / "jpaged" / "planning" / "shapes" / "llama-3.1-8b.json"
@@ -42,10 +43,10 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each device instead")
     parser.add_argument("--hlo", type=Path, default=None, help="folder for the programs' texts")
-    parser.add_argument("--env", type=Path, default=default_env(), help="environment with the plugin")
+    parser.add_argument("--env", type=Path, default=default_env("cuda"), help="environment with the plugin")
     options = parser.parse_args()
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        run_again_with_plugin(options.env)
+        run_again_in(options.env, "cuda")
     os.environ["JAX_PLATFORMS"] = "cpu"
     sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
     if not options.json:
@@ -53,19 +54,6 @@ def main() -> None:
     for name in options.devices:
         found = count(name, options)
         print(json.dumps(found) if options.json else row(found), flush=True)
-
-
-def default_env() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get("JPAGED_AOT_ENVS", cache / "jpaged" / "aot-envs")) / "cuda"
-
-
-def run_again_with_plugin(env: Path) -> None:
-    """Replace this process by one in the environment `env`, which is made if need be."""
-    make = ["bash", str(ROOT / "scripts" / "aot_env.sh"), "cuda", str(env)]
-    subprocess.run(make, check=True, env=os.environ | {"PYTHON": sys.executable})
-    python = str(env / "bin" / "python")
-    os.execve(python, [python, *sys.argv], os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def count(name: str, options: argparse.Namespace) -> dict[str, Any]:

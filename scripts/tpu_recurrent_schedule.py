@@ -22,9 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compiler_env import default_env, run_again_in
 from llo_bundles import inner_copying_turn, last_copying_turn, parse
 from tpu_launches import CHIPS, Chip
-from tpu_schedule import default_env, libtpu_version, prepare, run_again_with_libtpu
+from tpu_schedule import libtpu_version, prepare
 
 BLOCKS, LAYERS, SEQS = 256, 4, 64
 COLUMNS = "target | layer | state bytes | pieces | cycles | bytes/cycle | HBM | ratio | compile s"
@@ -85,10 +86,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", choices=CHIPS, default=["v5e", "v6e"])
     parser.add_argument("--layers", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--env", type=Path, default=default_env(), help="environment with libtpu; default: %(default)s")
+    parser.add_argument(
+        "--env", type=Path, default=default_env("tpu"), help="environment with libtpu; default: %(default)s"
+    )
     options = parser.parse_args()
     if importlib.util.find_spec("libtpu") is None:
-        run_again_with_libtpu(options.env)
+        run_again_in(options.env, "tpu")
     with tempfile.TemporaryDirectory() as dumps:
         prepare(dumps)
         import jax

@@ -27,12 +27,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from compiler_env import default_env, run_again_in
 from llo_bundles import (
     Bundle,
     Turn,
@@ -59,10 +58,12 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["jpaged", "jax"])
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--kv", choices=KV_DTYPES, default="bfloat16", help="what KV is held in; default: %(default)s")
-    parser.add_argument("--env", type=Path, default=default_env(), help="environment with libtpu; default: %(default)s")
+    parser.add_argument(
+        "--env", type=Path, default=default_env("tpu"), help="environment with libtpu; default: %(default)s"
+    )
     options = parser.parse_args()
     if importlib.util.find_spec("libtpu") is None:
-        run_again_with_libtpu(options.env)
+        run_again_in(options.env, "tpu")
     with tempfile.TemporaryDirectory() as dumps:
         prepare(dumps)
         import jax
@@ -76,19 +77,6 @@ def main() -> None:
                     for kernel in options.kernels:
                         row = measure(chip, SHAPES[shape], batch, kernel, options.block_size, options.kv, Path(dumps))
                         print(f"| {target} | {shape} | {batch} | {kernel} | {row} |", flush=True)
-
-
-def default_env() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get("JPAGED_AOT_ENVS", cache / "jpaged" / "aot-envs")) / "tpu"
-
-
-def run_again_with_libtpu(env: Path) -> None:
-    """Replace this process by one in the environment `env`, which is made if need be."""
-    make = ["bash", str(ROOT / "scripts" / "aot_env.sh"), "tpu", str(env)]
-    subprocess.run(make, check=True, env=os.environ | {"PYTHON": sys.executable})
-    python = str(env / "bin" / "python")
-    os.execve(python, [python, *sys.argv], os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def prepare(dumps: str) -> None:

@@ -52,7 +52,7 @@ PROGRAMS = 256
 its inputs are shared out."""
 MOST_PARTS = 8
 MOST_BYTES = 1 << 31
-"""Of a matrix' codes, whose places are numbers of 32 bits."""
+"""A matrix has fewer bytes of codes than this: their places are numbers of 32 bits."""
 
 
 class Grain(NamedTuple):

@@ -121,7 +121,7 @@ class SplitMemory:
         max_tokens: int | None = None,
         from_disk: bool = False,
     ) -> int:
-        """Return the longest prefix that every part has, on disk none; they are asked again for less until they agree."""
+        """Return the longest prefix that every part has; they are asked again for less until they agree. None has a disk."""
         length = max_tokens
         while True:
             hits = [

@@ -121,7 +121,7 @@ class SplitMemory:
         max_tokens: int | None = None,
         from_disk: bool = False,
     ) -> int:
-        """Return the longest prefix that every part has; they are asked again for less until they agree. None has a disk."""
+        """Return the longest prefix that every part has; they are asked again for less until they agree."""
         length = max_tokens
         while True:
             hits = [

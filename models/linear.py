@@ -76,7 +76,7 @@ class Linear(nnx.Module):
             may_quantise: whether the weight may be held quantised.
         """
         weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
-        weight, tiled, narrow = (*path, "weight"), self.impl == "cpu", self.narrow and may_quantise
+        weight, tiled, narrow = (*path, "weight"), self.impl == "cpu", self.narrow if may_quantise else None
         yield WeightSource(
             weight, weights, convert, self.partition, layer, contracted, unit, tiled, narrow, adaptable=True
         )
@@ -223,7 +223,7 @@ class Embedding(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the table's source: the checkpoint tensor ``{tensor}.weight``."""
         contracted = -1 if may_quantise else None
-        tiled, narrow = self.impl == "cpu", self.narrow and may_quantise
+        tiled, narrow = self.impl == "cpu", self.narrow if may_quantise else None
         weight, names = (*path, "weight"), (f"{tensor}.weight",)
         yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, narrow)
 

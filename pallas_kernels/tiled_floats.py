@@ -3,6 +3,8 @@
 An instruction multiplies two neighbouring inputs of each of 16 outputs with two numbers of a row and adds both products
 to the output's sum. A panel of 16 outputs is one run of memory. Numbers are held as the integers of their bits: XLA:CPU
 turns whole arrays of bfloat16 into float32 for operations that it has no instructions for.
+
+A matrix that has been in bfloat16 before is held `exact`: nothing was rounded, and its products are those of float32.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ INPUTS = 2
 """Inputs of a tile."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("axis", "inputs", "outputs"))
+class InexactError(ValueError):
+    """Says that numbers that were to be held in bfloat16 as they are would have been rounded."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("axis", "inputs", "outputs", "exact"))
 @dataclass(frozen=True)
 class TiledFloats(HeldMatrix):
     """Stands where a float matrix [inputs, outputs], or a table [outputs, inputs], would; `tiled_floats` makes it.
@@ -34,12 +40,14 @@ class TiledFloats(HeldMatrix):
             matrix.
         axis: the contracted one, negative: -2 of a matrix, -1 of a table.
         inputs, outputs: of the matrix.
+        exact: whether products take their rows in float32, as float32 matrices do, instead of rounding them.
     """
 
     bits: Any
     axis: int = field(default=-2)
     inputs: int = field(default=0)
     outputs: int = field(default=0)
+    exact: bool = field(default=False)
 
     @property
     def ndim(self) -> int:
@@ -54,7 +62,7 @@ class TiledFloats(HeldMatrix):
     @property
     def T(self) -> TiledFloats:
         """Return the transposed matrix, which has the same tiles."""
-        return TiledFloats(self.bits, -3 - self.axis, self.inputs, self.outputs)
+        return TiledFloats(self.bits, -3 - self.axis, self.inputs, self.outputs, self.exact)
 
     def read_rows(self, ids: Int[Array, " ids"], dtype: jnp.dtype) -> Float[Array, "ids inputs"]:
         """Return the rows of a table that have these ids; ids out of range read some row."""
@@ -64,24 +72,34 @@ class TiledFloats(HeldMatrix):
 
     def untiled(self) -> Float[Array, "*matrix"]:
         """Return the matrix in bfloat16."""
-        panels, pairs = self.bits.shape[-4:-2]
-        by_outputs = jnp.swapaxes(self.bits, -3, -2).reshape(*self.bits.shape[:-4], panels * OUTPUTS, pairs * INPUTS)
-        found = jax.lax.bitcast_convert_type(by_outputs[..., : self.outputs, : self.inputs], jnp.bfloat16)
-        return jnp.swapaxes(found, -2, -1) if self.axis == -2 else found
+        return jax.lax.bitcast_convert_type(self._bits_in_order(), jnp.bfloat16)
 
     def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
         """Return the matrix in another dtype."""
-        return self.untiled().astype(dtype)
+        return _wide(self._bits_in_order()).astype(dtype)
+
+    def _bits_in_order(self) -> UInt16[Array, "*matrix"]:
+        panels, pairs = self.bits.shape[-4:-2]
+        by_outputs = jnp.swapaxes(self.bits, -3, -2).reshape(*self.bits.shape[:-4], panels * OUTPUTS, pairs * INPUTS)
+        found = by_outputs[..., : self.outputs, : self.inputs]
+        return jnp.swapaxes(found, -2, -1) if self.axis == -2 else found
 
 
-def tiled_floats(matrix: Any, axis: int) -> TiledFloats:
+def tiled_floats(matrix: Any, axis: int, *, exact: bool = False) -> TiledFloats:
     """Return a matrix of floats in tiles of bfloat16, rounded to nearest.
 
     Args:
         matrix: [..., inputs, outputs], or with axis -1 [..., outputs, inputs], of NumPy or read where it is sliced.
         axis: the contracted one.
+        exact: whether numbers are to be in bfloat16 as they are.
+
+    Raises:
+        InexactError: `exact`, and a number would be rounded.
+        ValueError: `exact`, and the matrix `may_be_exact` not.
     """
-    whole = abstract(matrix.shape, axis)
+    if exact and not may_be_exact(matrix.shape, axis):
+        raise ValueError(f"exact=True needs an even number of inputs, not a matrix {list(matrix.shape)} of axis {axis}")
+    whole = abstract(matrix.shape, axis, exact=exact)
     bits = np.empty(whole.bits.shape, np.uint16)
     lead = len(matrix.shape) - 2
     for place in np.ndindex(matrix.shape[:lead]):
@@ -90,20 +108,36 @@ def tiled_floats(matrix: Any, axis: int) -> TiledFloats:
             part = slice(start, stop)
             own = np.asarray(matrix[(*at, slice(None), part) if axis == -2 else (*at, part, slice(None))])
             own = own.reshape(own.shape[lead:])
-            given = _bits(own.T if axis == -2 else own)
+            given = (_exact_bits if exact else _bits)(own.T if axis == -2 else own)
             fill_tiles(bits[(*place, slice(start // OUTPUTS, -(-stop // OUTPUTS)))], given)
-    return TiledFloats(bits, axis, whole.inputs, whole.outputs)
+    return TiledFloats(bits, axis, whole.inputs, whole.outputs, exact)
 
 
-def abstract(shape: tuple[int, ...], axis: int) -> TiledFloats:
+def abstract(shape: tuple[int, ...], axis: int, *, exact: bool = False) -> TiledFloats:
     """Return what `tiled_floats` makes of a matrix of this shape, with shapes for arrays."""
     inputs, outputs = shape[-2:] if axis == -2 else shape[-2:][::-1]
     tiles = (-(-outputs // OUTPUTS), -(-inputs // INPUTS), OUTPUTS, INPUTS)
-    return TiledFloats(jax.ShapeDtypeStruct((*shape[:-2], *tiles), np.uint16), axis, inputs, outputs)
+    return TiledFloats(jax.ShapeDtypeStruct((*shape[:-2], *tiles), np.uint16), axis, inputs, outputs, exact)
+
+
+def may_be_exact(shape: tuple[int, ...], axis: int) -> bool:
+    """Tell whether a matrix of this shape can be held `exact`: its inputs are whole pairs, so that no product reads
+    beyond a row."""
+    return shape[axis] % INPUTS == 0
 
 
 def _bits(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(ml_dtypes.bfloat16, copy=False).view(np.uint16)
+
+
+def _exact_bits(numbers: np.ndarray) -> np.ndarray:
+    """Return the upper halves of float32 numbers whose lower halves are 0."""
+    if numbers.dtype == ml_dtypes.bfloat16:
+        return numbers.view(np.uint16)
+    wide = numbers.astype(np.float32, copy=False).view(np.uint32)
+    if np.bitwise_or.reduce(wide, axis=None) & 0xFFFF:
+        raise InexactError("numbers are not in bfloat16 as they are: holding them so would round them")
+    return (wide >> 16).astype(np.uint16)
 
 
 def _wide(bits: UInt16[Array, "*shape"]) -> Float[Array, "*shape"]:

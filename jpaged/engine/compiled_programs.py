@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
+from jpaged.execution.exact_params import num_exact
 from jpaged.execution.program_facts import device_facts, machine_facts
 from jpaged.execution.program_store import Facts, ProgramStore, check_fact, read_manifest
 from jpaged.loading import LoadedModel
@@ -73,6 +74,7 @@ def open_programs(
         mesh=loaded.mesh,
         spec=spec,
         max_model_len=max_model_len,
+        params=loaded.params,
     )
     if collect is not None:
         return ProgramStore(collect, loaded.mesh, facts)
@@ -89,6 +91,7 @@ def engine_facts(
     mesh: Mesh,
     spec: PoolSpec,
     max_model_len: int,
+    params: Any,
 ) -> Facts:
     """Return all that an engine's programs depend on beside their shapes.
 
@@ -96,12 +99,14 @@ def engine_facts(
         family: the model's class.
         model: the digest of its configuration.
         dtype: what the setting of this name stands for; `max_model_len` likewise.
+        params: the weights or their shapes.
     """
     names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
     settings: dict[str, Any] = {name: _plain(getattr(config, name)) for name in names}
     settings |= {"max_model_len": max_model_len, "dtype": str(dtype)}
     return machine_facts(mesh, family) | {
         "model": model,
+        "exact_matrices": num_exact(params),
         "pool_bytes": spec.device_bytes,
         **{f"settings.{name}": value for name, value in settings.items()},
     }

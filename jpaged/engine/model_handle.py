@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jpaged.engine.handle import EngineHandle
-from jpaged.engine.new_weights import HeldWeights, Running, replacement
+from jpaged.engine.new_weights import HeldWeights, Running, replacement, widen_weights
 from jpaged.engine.progress import warmup_progress
 from jpaged.engine.replica import chosen_replica
 from jpaged.memory import MemoryMap, MemoryReport
@@ -30,7 +30,6 @@ class ModelHandle(EngineHandle):
         config: the engine's settings, with the sizes that its device chose.
         model_config: what the checkpoint says of the model.
         tokenizer: a transformers tokenizer; None where the model has none.
-        held_weights: how the engine holds its weights.
     """
 
     def __init__(self, built: Built) -> None:
@@ -47,9 +46,6 @@ class ModelHandle(EngineHandle):
         runner = built.engine.runner
         self._devices = runner.spec, runner.mesh
         self._max_model_len = built.engine.max_model_len
-        self.held_weights = HeldWeights(
-            runner.worker.model.described, built.model, built.dtype, built.config.quantization
-        )
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:
@@ -113,13 +109,24 @@ class ModelHandle(EngineHandle):
     def params(self) -> Any:
         """Return the weights: a pytree of sharded arrays.
 
+        A CPU that computes in float32 holds the matrices of a checkpoint in bfloat16 as they are. Asking for the
+        weights makes float32 arrays of them, which the engine then holds too, and its programs are compiled again.
+
         Raises:
-            RuntimeError: `release_memory` let go of them or moved them to the host.
+            RuntimeError: `release_memory` let go of them or moved them to the host; or a signal's handler asks in the
+                middle of a step for weights that are held in bfloat16.
         """
         with self._engine.turn:
             if not self._engine.runner.worker.model.has_params:
                 raise RuntimeError("params are not on the devices: release_memory() took them away")
+            widen_weights(self._engine, "params")
             return self._engine.runner.worker.model.params
+
+    @property
+    def held_weights(self) -> HeldWeights:
+        """Return how the engine holds its weights now."""
+        described = self._engine.runner.worker.model.described
+        return HeldWeights(described, self._model, self._dtype, self.config.quantization)
 
     def trainable(self) -> TrainableModel:
         """Return the model as `jpaged.training` differentiates it, in the tree of `params`."""
@@ -146,6 +153,9 @@ class ModelHandle(EngineHandle):
         Cached KV belongs to the old weights, so the prefix cache is empty afterwards, and pinned prefixes are computed
         again with the next request. The log-probabilities of tokens that were generated stay those of the weights that
         drew them.
+
+        A CPU that holds matrices of a bfloat16 checkpoint as they are holds float32 from the first update on, unless a
+        state dict in bfloat16 brings it, and its programs are compiled again.
 
         Args:
             new: a pytree with the structure, shapes and dtypes of `params`, which is placed on the engine's devices as

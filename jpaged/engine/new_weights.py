@@ -22,7 +22,7 @@ class HeldWeights:
     """Says how an engine holds its weights, whoever has the engine and wherever the weights are.
 
     Attributes:
-        described: their shapes, dtypes and shardings.
+        described: their shapes, dtypes and shardings as they are held now.
         model: the model with shapes for arrays.
         dtype: dtype of those that are not quantised.
         quantization: what matrices are held in, see `EngineConfig`.
@@ -45,25 +45,45 @@ def replacement(
     Raises:
         ValueError: an argument is none of those, or the weights do not fit.
     """
-    from jpaged.loading import nnx_state, state_dict  # imports jax, which takes a second
+    from jpaged.execution.exact_params import num_exact, widened_shapes  # imports jax, which takes a second
+    from jpaged.loading import nnx_state, state_dict
 
     boolean("cast", cast)
     boolean("copy", copy)
     one_of("running", running, RUNNING)
     worker, mesh = engine.runner.worker, engine.runner.mesh
-    old = held.described
+    old = widened_shapes(held.described)
     new = nnx_state.state_of(new, old)
     if state_dict.is_state_dict(new):
         layout = {"dtype": held.dtype, "quantization": held.quantization, "cast": cast}
-        new = state_dict.params_of(new, held.model, old, mesh, **layout)
+        new = state_dict.params_of(new, held.model, held.described, mesh, **layout)
     elif cast:
         new = state_dict.cast_like(new, old)
     placed = worker.model.placed(new, copy=copy)
 
     def put() -> None:
+        if num_exact(placed) != worker.model.num_exact:
+            engine.stop_compiling()  # what is held otherwise takes other programs
         replace_weights(engine, lambda: worker.update_params(placed), running)
 
     return put
+
+
+def widen_weights(engine: Engine, caller: str) -> None:
+    """Have an engine hold its weights as arrays, see `jpaged.execution.exact_params`; nothing that it has computed
+    changes.
+
+    Raises:
+        RuntimeError: the engine is in the middle of a step; names the caller.
+    """
+    worker = engine.runner.worker
+    if not worker.model.num_exact:
+        return
+    if not engine.is_asleep:
+        engine.settle(caller)
+    engine.stop_compiling()
+    with engine.change():
+        worker.widen_params()
 
 
 def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -> None:

@@ -15,6 +15,7 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.encode import make_encode
+from jpaged.execution.exact_params import num_exact, widened, widened_shapes
 from jpaged.execution.mesh import is_local
 from jpaged.execution.params import check_like, plain_dict
 from jpaged.execution.pooling import make_pool_hidden
@@ -84,8 +85,7 @@ class ModelPrograms:
         self._score = program("score", make_score(graphdef, mesh), *rest_of)
         self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
         self.num_updates = 0
-        self.described = jax.tree.map(_described, params)
-        self._shapes = plain_dict(self.described)
+        self._describe(params)
         self._set_params(params)
 
     @property
@@ -97,6 +97,32 @@ class ModelPrograms:
         self._params, self._on_host = params, None
         self._weights = plain_dict(params)
 
+    def _describe(self, params: Any) -> None:
+        self.described = jax.tree.map(_described, params)
+        self._shapes = plain_dict(self.described)
+
+    @property
+    def num_exact(self) -> int:
+        """Return how many matrices are held in bfloat16 as they are, see `jpaged.execution.exact_params`."""
+        return num_exact(self.described)
+
+    def widen(self) -> None:
+        """Hold all matrices as arrays from now on; programs are compiled again. The weights are on the devices."""
+        if self.num_exact:
+            self._take(widened(self._params))
+
+    def _take(self, params: Any) -> None:
+        """Set the weights; where they are held otherwise than before, let go of programs that take the old form."""
+        form: Any = jax.tree.structure(self.described)  # mypy finds no comparison in what jax calls a PyTreeDef
+        if jax.tree.structure(params) != form:
+            self._describe(params)
+            self._forget_programs()
+        self._set_params(params)
+
+    def _forget_programs(self) -> None:
+        for program in (self._step, self._sample, self._score, self._encode, self._pool_hidden):
+            program.forget()
+
     def check_local(self, caller: str) -> None:
         """Raise RuntimeError, naming the caller, where the mesh spans several processes."""
         if not is_local(self._mesh):
@@ -104,7 +130,7 @@ class ModelPrograms:
 
     def placed(self, new: Any, *, copy: bool = False) -> Any:
         """Return other weights of the same structure, shapes and dtypes, placed where the engine's belong: from device
-        to device, and not at all where they lie there already.
+        to device, and not at all where they lie there already. Arrays may stand where `widen` would put some.
 
         Args:
             copy: whether the arrays are new ones even then.
@@ -114,23 +140,26 @@ class ModelPrograms:
             RuntimeError: the mesh spans several processes, of which only this one has the new ones.
         """
         self.check_local("update_params()")
-        check_like(new, self.described)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.described)
+        form: Any = jax.tree.structure(self.described)
+        like = self.described if jax.tree.structure(new) == form else widened_shapes(self.described)
+        check_like(new, like)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
         return jax.device_put(new, shardings, may_alias=False if copy else None)
 
     def update_params(self, new: Any) -> None:
-        """Swap the weights for others, see `placed`.
+        """Swap the weights for others, see `placed`; where arrays take the place of what is held in bfloat16, programs
+        are compiled again.
 
         Raises:
             ValueError, RuntimeError: as `placed`; the old weights stay.
         """
         placed = self.placed(new)
         self.num_updates += 1
-        self._set_params(placed)
+        self._take(placed)
 
     def share_params(self, other: ModelPrograms) -> None:
         """Take over the weights of programs that take the same."""
-        self._params, self._weights, self._on_host = other._params, other._weights, None
+        self._take(other._params)
 
     @property
     def has_params(self) -> bool:
@@ -156,8 +185,7 @@ class ModelPrograms:
     def close(self) -> None:
         """Let go of the weights and of all that was compiled."""
         self._params, self._weights, self._on_host = None, {}, None
-        for program in (self._step, self._sample, self._score, self._encode, self._pool_hidden):
-            program.forget()
+        self._forget_programs()
 
     # ------------------------------------------------------------------ running
 

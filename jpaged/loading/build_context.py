@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.mesh import alone_on_cpu, platform
-from jpaged.model_api import TENSOR_AXIS, BuildContext
+from jpaged.model_api import TENSOR_AXIS, BuildContext, Tiles
 from pallas_kernels.platform import Impl, resolve_impl
 
 
@@ -21,6 +21,7 @@ def build_context(
     stacked: bool | None = None,
     kernel_impl: Impl | None = None,
     computes: bool = True,
+    exact_tiles: bool = False,
 ) -> BuildContext:
     """Return the context that suits a mesh's devices; it has no `rngs`.
 
@@ -31,18 +32,22 @@ def build_context(
             for another platform.
         computes: whether the parameters are to be computed with, not only written to a checkpoint. A CPU computes with
             bfloat16 matrices in tiles, and with all else in float32; stacks stay plain.
+        exact_tiles: whether a CPU that computes in float32 may hold matrices that a checkpoint stores in bfloat16 as
+            they are, see `BuildContext`.
     """
     kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
     stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
-    in_tiles = computes and np.dtype(dtype) == jnp.bfloat16 and product_impl == "cpu" and not stacked
+    tiles: Tiles | None = None
+    if computes and product_impl == "cpu" and not stacked:
+        tiles = "rounded" if np.dtype(dtype) == jnp.bfloat16 else "exact" if exact_tiles and dtype == np.float32 else None
     return BuildContext(
-        dtype=np.dtype(np.float32 if in_tiles else dtype),
+        dtype=np.dtype(np.float32 if tiles else dtype),
         tensor_parallel=mesh.shape[TENSOR_AXIS],
         expert_parallel=expert_parallel,
         stacked=stacked,
         unrolled=kind == "gpu",
         product_impl=product_impl,
-        bfloat16_tiles=in_tiles,
+        bfloat16_tiles=tiles,
     )
 
 

@@ -76,5 +76,8 @@ class LanguageModelReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._whole.shape(self._names[name])
 
+    def dtype(self, name: str) -> np.dtype:
+        return self._whole.dtype(self._names[name])
+
     def read(self, name: str) -> np.ndarray | HostArray:
         return self._whole.read(self._names[name])

@@ -39,6 +39,7 @@ def load_model(
     download_dir: str | Path | None = None,
     generation_config: str = "auto",
     language_model_only: bool = False,
+    exact_tiles: bool = False,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -52,6 +53,8 @@ def load_model(
         quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
             checkpoint of ours was saved in.
         tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
+        exact_tiles: whether a CPU that computes in float32 holds the matrices of a checkpoint in bfloat16 as they are,
+            in half of the memory; products are those of float32. Nothing differentiates them.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -67,7 +70,7 @@ def load_model(
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
-    loaded = _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel)
+    loaded = _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, exact_tiles=exact_tiles)
     return replace(loaded, tokenizer=other, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
 
 
@@ -108,10 +111,13 @@ def _load(
     quantization: str | None,
     expert_parallel: bool = False,
     computes: bool = True,
+    exact_tiles: bool = False,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
-    build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes)
+    build = build_context(
+        mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes, exact_tiles=exact_tiles
+    )
     if isinstance(reader, OrbaxWeights) and reader.forms:
         _check_saved(reader, shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)

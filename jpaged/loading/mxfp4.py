@@ -70,6 +70,9 @@ class MXFP4Weights:
         experts, outputs, groups, _ = self._whole.shape(name + _BLOCKS)
         return experts, groups * _GROUP, outputs
 
+    def dtype(self, name: str) -> np.dtype:
+        return np.dtype(np.float32) if name in self._matrices else self._whole.dtype(name)
+
     def read(self, name: str) -> np.ndarray | HostArray:
         if name not in self._matrices:
             return self._whole.read(name)

@@ -64,6 +64,9 @@ class SafetensorsWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
+    def dtype(self, name: str) -> np.dtype:
+        return _DTYPES.get(self._entries[name].dtype, np.dtype(np.float32))
+
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
         dtype = (_DTYPES | _BYTES).get(entry.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from jpaged.execution.exact_params import num_exact, widened
 from jpaged.loading.language_model_only import LanguageModelReader
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.parameters.weights import read_params
@@ -75,7 +76,8 @@ def params_of(
 
     Args:
         model: the model with shapes for arrays.
-        old: the parameters that the new ones will replace; only looked at.
+        old: the parameters that the new ones will replace; only looked at. Where it holds matrices in bfloat16 as they
+            are, and not all of them are stored so in the state dict, all become float32.
         dtype: the engine's dtype.
         quantization: what the engine holds matrices in, see `EngineConfig`.
         cast: change other floating dtypes to the engine's, and quantise matrices anew where it holds them quantised.
@@ -97,7 +99,10 @@ def params_of(
         for name in whole.names():
             if whole.dtype(name) != dtype and (multimodal or name in used):
                 raise ValueError(f"{name} in {LOCATION} is {whole.dtype(name)}, the engine is {dtype}: give cast=True")
-    return read_params(model, nnx.state(model), reader, mesh, quantization=quantization)
+    has_exact = num_exact(old) > 0
+    new = read_params(model, nnx.state(model), reader, mesh, quantization=quantization, may_be_exact=has_exact)
+    structure: Any = jax.tree.structure(old)
+    return new if jax.tree.structure(new) == structure else widened(new)
 
 
 def cast_like(new: Any, old: Any) -> Any:

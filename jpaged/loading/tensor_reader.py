@@ -18,6 +18,10 @@ class StoredAs:
     stored_dtype: np.dtype
     quantised: bool
 
+    def dtype(self, name: str) -> np.dtype:
+        """Return the floating type that a tensor is taken to be stored in."""
+        return np.dtype(np.float32) if self.quantised else self.stored_dtype
+
 
 class TensorReader(Protocol):
     """Lazily reads one checkpoint. `read` is called from several threads at once."""
@@ -37,6 +41,11 @@ class TensorReader(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, without reading it. Raises KeyError like `read`."""
+        ...
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the floating type that a tensor is stored in, without reading it; float32 where it is quantised.
+        Raises KeyError like `read`."""
         ...
 
     def read(self, name: str) -> np.ndarray | HostArray:

@@ -39,7 +39,7 @@ from jpaged.model_api.layer_groups import (
     StateGroup,
     StatePart,
 )
-from jpaged.model_api.weight_source import HostArray, WeightSource
+from jpaged.model_api.weight_source import HostArray, Tiles, WeightSource
 
 __all__ = [
     "TENSOR_AXIS",
@@ -64,6 +64,7 @@ __all__ = [
     "StateGroup",
     "StatePart",
     "TakeImages",
+    "Tiles",
     "WeightSource",
     "head_layout",
     "padded",

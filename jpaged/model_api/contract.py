@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int
 
     from jpaged.model_api.layer_groups import CrossAttentionGroup, ImageGroup, LayerGroup, LayerRef
-    from jpaged.model_api.weight_source import WeightSource
+    from jpaged.model_api.weight_source import Tiles, WeightSource
     from pallas_kernels.platform import Impl
 
 
@@ -34,8 +34,9 @@ class BuildContext:
             the host which branch of a `jax.lax.switch` to take.
         product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;
             ``cpu`` where one CPU holds all weights only.
-        bfloat16_tiles: whether matrices that products read are held in bfloat16 in tiles, whatever `dtype` is: a CPU's
-            form of bfloat16, which has ``cpu`` for `product_impl`.
+        bfloat16_tiles: how matrices that products read are held in bfloat16 in tiles, whatever `dtype` is; None = not.
+            It has ``cpu`` for `product_impl`. "rounded" is a CPU's form of bfloat16; "exact" takes half of the memory
+            of float32 for those that a checkpoint stores in bfloat16, and computes as float32 does.
         rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
         shapes_only: only the parameters' shapes are wanted: nothing needs to be drawn, whose tracing takes a second.
     """
@@ -46,7 +47,7 @@ class BuildContext:
     stacked: bool = False
     unrolled: bool = False
     product_impl: Impl = "xla"
-    bfloat16_tiles: bool = False
+    bfloat16_tiles: Tiles | None = None
     rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)
     shapes_only: bool = field(default=False, compare=False, repr=False)
 

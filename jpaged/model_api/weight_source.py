@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import PartitionSpec
+
+
+Tiles: TypeAlias = Literal["rounded", "exact"]
+"""How matrices are held in tiles of bfloat16: rounded to it, and products round their rows too; or only where their
+numbers are in bfloat16 as they are, and products are those of float32."""
 
 
 class HostArray(Protocol):
@@ -46,8 +51,9 @@ class WeightSource:
         unit: `convert` keeps this many neighbours along `contracted` together (a head); 0 = all of them.
         tiled: whether a CPU's product reads the quantised parameter in tiles: it is then a
             `pallas_kernels.tiled.TiledMatrix`, if its format allows.
-        narrow: whether the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
-            `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then.
+        narrow: how the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
+            `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then. "exact": where its tensors are stored
+            in bfloat16 and `convert` only moves their numbers. None: it is held as it is.
         adaptable: whether products with the parameter take low-rank adapters: the engine may put a
             `pallas_kernels.low_rank.AdaptedMatrix` in its place.
     """
@@ -60,5 +66,5 @@ class WeightSource:
     contracted: int | None = None
     unit: int = 0
     tiled: bool = False
-    narrow: bool = False
+    narrow: Tiles | None = None
     adaptable: bool = False

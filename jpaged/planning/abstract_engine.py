@@ -23,9 +23,11 @@ from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.mxfp4 import MXFP4Names
 from jpaged.loading.open_checkpoint import is_quantised, open_model
+from jpaged.loading.parameters.exact import DtypeOf
 from jpaged.loading.parameters.targets import abstract_model
 from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.stored_blocks import StoredBlocks
+from jpaged.loading.tensor_reader import StoredAs
 from jpaged.model_api import AdapterGroup, CausalLM
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import target_mesh
@@ -90,6 +92,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         # Without the target's compiler the mesh is one of CPUs.
         stacked=layers_are_stacked(device.chip.kind, kernels),
         kernel_impl=kernels,
+        exact_tiles=not config.deterministic,
     )
     model = abstract_model(family, model_config, build)
     reader: StoredBlocks | None = None
@@ -108,12 +111,19 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         mesh=mesh,
         model=model,
         graphdef=nnx.split(model)[0],
-        params=abstract_params(model, mesh, quantization=config.quantization, reader=reader),
+        params=abstract_params(model, mesh, quantization=config.quantization, reader=reader, dtype_of=_dtype_of(request)),
         dtype=dtype,
         kernels=kernels,
         max_model_len=resolve_max_model_len(config.max_model_len, model_config),
         adapters=adapters,
     )
+
+
+def _dtype_of(request: dict[str, Any]) -> DtypeOf:
+    """Return what tells a tensor's stored dtype: the checkpoint's headers, or, where there is a config alone, that."""
+    if request["checkpoint"] is not None:
+        return open_model(request["checkpoint"]).reader.dtype
+    return StoredAs(np.dtype(jnp.dtype(request["stored_dtype"])), request["quantised"]).dtype
 
 
 def _tensor_shapes(name: str, checkpoint: str | None, model: CausalLM) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jpaged.execution.device_memory import ProgramSize
 from jpaged.execution.lowering import StepPrograms
+from pallas_kernels.tiled_floats import TiledFloats
 
 ROWS_HELD = 6
 """Arrays of [tokens, widest] and [rows, vocabulary] that are alive at once. Of Llama-3.3-70B on eight v6e or H200 (64
@@ -23,7 +24,7 @@ LEAST_CONTRACTED = 16
 def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     """Estimate what `jpaged.engine.memory_plan.compile_largest` measures, from the widest activations and float32
     logits."""
-    widths = [_width(leaf) for leaf in jax.tree.leaves(programs.params)]
+    widths = [_width(leaf) for leaf in jax.tree.leaves(programs.params, is_leaf=_is_tiled)]
     itemsize = _activations(programs.params).itemsize
     step = ROWS_HELD * programs.max_num_batched_tokens * max(widths, default=0) * itemsize
     logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
@@ -39,8 +40,12 @@ def _activations(params: Any) -> jnp.dtype:
     return max(held, key=lambda dtype: held[dtype])
 
 
+def _is_tiled(leaf: Any) -> bool:
+    return isinstance(leaf, TiledFloats)
+
+
 def _width(leaf: Any) -> int:
     """Return the number of columns of a device's part of a matrix; 0 for a table of few, long rows, which no activation
     is multiplied with (the positions of an image's tiles, millions of numbers for each of nine forms)."""
-    shape = leaf.sharding.shard_shape(leaf.shape)
+    shape = leaf.shape if _is_tiled(leaf) else leaf.sharding.shard_shape(leaf.shape)
     return 0 if len(shape) > 1 and shape[-2] < LEAST_CONTRACTED else shape[-1]

@@ -46,6 +46,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             mesh=engine.mesh,
             spec=spec,
             max_model_len=engine.max_model_len,
+            params=engine.params,
         )
         store = ProgramStore(Path(request["folder"]), engine.mesh, facts)
         number = sum(1 for _ in compiled_in_threads(_shapes(engine, spec, store).all()))

@@ -2,6 +2,9 @@
 
 Each row's numbers are rounded to bfloat16 inside the product; sums are float32. A row's result does not depend on the
 rows beside it. Kinds of instructions (`cpu_pairs`) differ in the last bits.
+
+With matrices that are held `exact` no row is rounded, and the result has the bits that `pallas_kernels.matmul` gives
+with the same matrices in float32, on any machine (`cpu_exact`).
 """
 
 from __future__ import annotations
@@ -35,19 +38,22 @@ def bfloat16_matmul(
         matrices: of one shape; a table, with axis -1, is multiplied as its transpose.
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
-        kind: which instructions multiply; None = the best ones that this machine has.
+        kind: which instructions multiply rounded rows; None = the best ones that this machine has.
     """
+    first = matrices[0]
+    index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
+    bits = [matrix.bits for matrix in matrices]
+    result = jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32)
+    if first.exact:
+        from pallas_kernels.bfloat16_matmul.cpu_exact import exact_target
+
+        return jax.ffi.ffi_call(exact_target(), result)(x.astype(jnp.float32), index_and_rows, *bits)
     from pallas_kernels.bfloat16_matmul.cpu_kernel import rounded_numbers, target
     from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
 
-    first = matrices[0]
-    results = (
-        jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
-        jax.ShapeDtypeStruct((len(x), rounded_numbers(first.inputs)), jnp.uint16),
-    )
-    index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
+    results = result, jax.ShapeDtypeStruct((len(x), rounded_numbers(first.inputs)), jnp.uint16)
     call = jax.ffi.ffi_call(target(kind or best_kind()), results)
-    return call(x.astype(jnp.float32), index_and_rows, *(matrix.bits for matrix in matrices))[0]
+    return call(x.astype(jnp.float32), index_and_rows, *bits)[0]
 
 
 def bfloat16_matmul_grouped(
@@ -60,13 +66,16 @@ def bfloat16_matmul_grouped(
         table: [experts, inputs, outputs]; only matrices of experts that have rows are read.
         kind: see `bfloat16_matmul`.
     """
+    result = jax.ShapeDtypeStruct((len(x), table.outputs), jnp.float32)
+    if table.exact:
+        from pallas_kernels.bfloat16_matmul.cpu_exact import exact_grouped_target
+
+        call = jax.ffi.ffi_call(exact_grouped_target(), result)
+        return call(x.astype(jnp.float32), table.bits, counts.astype(jnp.int32))
     from pallas_kernels.bfloat16_matmul.cpu_kernel import grouped_target, rounded_numbers
     from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
 
-    results = (
-        jax.ShapeDtypeStruct((len(x), table.outputs), jnp.float32),
-        jax.ShapeDtypeStruct((len(x), rounded_numbers(table.inputs)), jnp.uint16),
-    )
+    results = result, jax.ShapeDtypeStruct((len(x), rounded_numbers(table.inputs)), jnp.uint16)
     all_rows = jnp.asarray([0, len(x)], jnp.int32)
     call = jax.ffi.ffi_call(grouped_target(kind or best_kind()), results)
     return call(x.astype(jnp.float32), all_rows, table.bits, counts.astype(jnp.int32))[0]

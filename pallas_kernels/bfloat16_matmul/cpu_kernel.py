@@ -115,7 +115,7 @@ def _rows_by_some_panels(kind: Kind) -> Any:
             else:
                 for row in range(rows):
                     single(x + row * x_stride, x_stride, 1, w, w_panel, pairs, room, 0)
-                    _copy_numbers(room, out + row * stride, width)
+                    copy_numbers(room, out + row * stride, width)
                 panel += 1
 
     return njit(ffi.named(multiply, f"bfloat16_{kind}_panels"))
@@ -170,7 +170,7 @@ def _multiply_grouped(frame, begin, end):
 
 
 @njit
-def _copy_numbers(source, to, number):
+def copy_numbers(source, to, number):
     """Copy some float32 numbers."""
     read, write = carray(pointer(source), (number,), np.float32), carray(pointer(to), (number,), np.float32)
     for place in range(number):

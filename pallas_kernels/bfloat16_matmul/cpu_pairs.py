@@ -53,7 +53,7 @@ class Pairs:
         """Return the tile at an address in the operands that `add` takes."""
         pairs = emit.load(address, INTS)
         if self.kind == "widened":
-            return list(_halves(emit, pairs))
+            return list(halves(emit, pairs))
         size = 16 // self.pieces
         parts = [pairs] if size == 16 else [emit.pick(pairs, range(at, at + size)) for at in range(0, 16, size)]
         return [emit.builder.bitcast(part, vector(_BFloat(), 2 * size)) for part in parts]
@@ -62,7 +62,7 @@ class Pairs:
         """Return a row's pair at an address in the operands that `add` takes."""
         pairs = emit.spread(emit.load(address, _INT), self.piece.count)
         if self.kind == "widened":
-            return list(_halves(emit, pairs))
+            return list(halves(emit, pairs))
         return [emit.builder.bitcast(pairs, vector(_BFloat(), 2 * self.piece.count))]
 
     def add(self, emit: Emitter, sums: list[ir.Value], tile: list[ir.Value], pair: list[ir.Value]) -> list[ir.Value]:
@@ -78,7 +78,7 @@ class Pairs:
         return [emit.call(name, self.piece, [s, numbers, *pair]) for s, numbers in zip(sums, tile, strict=True)]
 
 
-def _halves(emit: Emitter, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
+def halves(emit: Emitter, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return the first and the second numbers of pairs as float32: a bfloat16 is the upper half of one."""
     builder, floats = emit.builder, vector(_FLOAT, pairs.type.count)
     first = builder.shl(pairs, emit.constant(pairs.type, 16))

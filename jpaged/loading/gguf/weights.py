@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +17,12 @@ from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows
 from jpaged.loading.stored_blocks import SpreadCodes, in_form
 from jpaged.model_api import HostArray
+
+_PLAIN: dict[GGMLQuantizationType, Any] = {
+    GGMLQuantizationType.F16: np.float16,
+    GGMLQuantizationType.BF16: ml_dtypes.bfloat16,
+}
+"""Encodings that are floating types narrower than float32."""
 
 
 class GGUFWeights:
@@ -34,8 +41,7 @@ class GGUFWeights:
         self.stored_dtype = np.dtype(np.float32)
         if not self.quantised:
             largest = max(file.tensors.values(), key=lambda info: np.prod(info.shape)).encoding
-            plain = {GGMLQuantizationType.F16: np.float16, GGMLQuantizationType.BF16: ml_dtypes.bfloat16}
-            self.stored_dtype = np.dtype(plain.get(largest, np.float32))
+            self.stored_dtype = np.dtype(_PLAIN.get(largest, np.float32))
 
     def names(self) -> Iterable[str]:
         return self._stored.keys()
@@ -52,6 +58,11 @@ class GGUFWeights:
             columns = outputs * len(stored.names)
             return (experts, columns, *inputs) if stored.outputs_first else (experts, *inputs, columns)
         return shape
+
+    def dtype(self, name: str) -> np.dtype:
+        encodings = set(self.encodings(name))
+        plain = _PLAIN.get(encodings.pop(), np.float32) if len(encodings) == 1 else np.float32
+        return np.dtype(plain)
 
     def encodings(self, name: str) -> Sequence[GGMLQuantizationType]:
         return [self._file.tensors[source].encoding for source in self._stored[name].names]

@@ -28,6 +28,7 @@ from jpaged.loading.generation_config import GENERATION_CONFIG, file_fields
 from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.relayout import unconvert
 from jpaged.loading.orbax.zarr_array import ZarrArray
+from jpaged.loading.parameters.exact import exact_paths, without_inexact
 from jpaged.loading.parameters.streaming import HostValue, place_all
 from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat_values, in_forms, targets_of
 from jpaged.loading.parameters.weights import warn_of_unused
@@ -71,7 +72,9 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     for target in targets_of(loaded.model):
         value = values[target.path]
         value = jax.tree.map(partial(_single, index=target.index), value)
-        if isinstance(value, TiledMatrix | TiledFloats):
+        if isinstance(value, TiledFloats) and value.exact:
+            value = value.dequantised(target.dtype)
+        elif isinstance(value, TiledMatrix | TiledFloats):
             value = value.untiled()
         if isinstance(value, QuantisedMatrix):
             forms[".".join(target.source.path)] = Format.of(value).as_json()
@@ -147,6 +150,11 @@ class OrbaxWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def dtype(self, name: str) -> np.dtype:
+        if name not in self._shapes:
+            raise KeyError(name)
+        return self.stored_dtype
+
     def read(self, name: str) -> np.ndarray:
         shape = self._shapes[name]
         with self._lock:
@@ -219,8 +227,11 @@ def restore_params(
         )
     model = abstract_model(model_cls, config, build)
     graphdef, abstract = nnx.split(model)
-    targets = in_forms(targets_of(model), reader.forms)
-    values = place_all(targets, reader.parameter, mesh)
+    targets = targets_of(model)
+    exact = exact_paths(targets, reader.dtype)
+    values = without_inexact(
+        exact, lambda paths: place_all(in_forms(targets, reader.forms, paths), reader.parameter, mesh)
+    )
     warn_of_unused(reader, targets)
     return model, graphdef, fill(abstract, values)
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 
+from jpaged.loading.parameters.exact import Inexact
 from jpaged.loading.parameters.host_memory import HostMemory
 from jpaged.loading.parameters.placement import Parts, empty_stack, own_parts, place, set_layer
 from jpaged.loading.parameters.targets import StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
 from pallas_kernels.quantised import HeldMatrix, QuantisedMatrix
 from pallas_kernels.tiled import tiled
-from pallas_kernels.tiled_floats import tiled_floats
+from pallas_kernels.tiled_floats import InexactError, tiled_floats
 
 _READERS = 2
 _IN_FLIGHT = 4
@@ -36,6 +37,9 @@ def place_all(
 
     Args:
         read: returns what goes to a target; called by worker threads. Errors it raises are raised here.
+
+    Raises:
+        Inexact: a target that is to be held exactly in bfloat16 cannot be.
     """
     values: dict[StatePath, Value] = {}
     for target, parts in _read_ahead(targets, read, mesh):
@@ -86,7 +90,10 @@ def _own_parts(
         held: Any = tiled(value) if target.tiled else value
     elif target.tiled:
         assert target.source.contracted is not None
-        held = tiled_floats(value, target.source.contracted)
+        try:
+            held = tiled_floats(value, target.source.contracted, exact=target.exact)
+        except InexactError as error:
+            raise Inexact(target) from error
     else:
         held = value
     try:

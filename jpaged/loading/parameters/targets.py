@@ -18,6 +18,8 @@ from pallas_kernels import tiled, tiled_floats
 from pallas_kernels.quantised import HeldMatrix
 
 StatePath = tuple[str | int, ...]
+ExactPaths = frozenset[tuple[str, ...]]
+"""Paths of weight sources, see `WeightSource.path`; one holds for all layers."""
 Value = jax.Array | jax.ShapeDtypeStruct | HeldMatrix
 """A parameter's array or shape; the parts of one held otherwise are arrays or shapes."""
 
@@ -28,7 +30,7 @@ class Target:
 
     `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
     values when the parameter is quantised. `tiled` says whether a CPU's tiles hold them: those of
-    `pallas_kernels.tiled` where there is a form, else those of `pallas_kernels.tiled_floats`.
+    `pallas_kernels.tiled` where there is a form, else those of `pallas_kernels.tiled_floats`, which are `exact` or not.
     """
 
     source: WeightSource
@@ -39,6 +41,7 @@ class Target:
     dtype: np.dtype
     form: Format | None = None
     tiled: bool = False
+    exact: bool = False
 
     @property
     def name(self) -> str:
@@ -83,13 +86,20 @@ def targets_of(model: CausalLM) -> list[Target]:
     return list(found.values())
 
 
-def in_forms(targets: Sequence[Target], forms: Forms) -> list[Target]:
-    """Return the targets with the formats that `forms` names for them."""
+def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths = frozenset()) -> list[Target]:
+    """Return the targets with the formats that `forms` names for them.
+
+    Args:
+        exact: paths of sources that are held in tiles of bfloat16 as they are, where no form is named, see
+            `jpaged.loading.parameters.exact`.
+    """
 
     def formed(target: Target) -> Target:
-        form = forms.get(target.source.path)
-        tiles = target.source.narrow if form is None else _is_tiled(target, form)
-        return replace(target, form=form, tiled=tiles)
+        form, source = forms.get(target.source.path), target.source
+        if form is not None:
+            return replace(target, form=form, tiled=_is_tiled(target, form))
+        is_exact = source.narrow == "exact" and source.path in exact
+        return replace(target, form=None, tiled=is_exact or source.narrow == "rounded", exact=is_exact)
 
     return [formed(target) for target in targets]
 
@@ -116,7 +126,7 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
     axis = target.source.contracted
     assert axis is not None
     if target.form is None:
-        tiles: Any = tiled_floats.abstract(target.shape, axis)
+        tiles: Any = tiled_floats.abstract(target.shape, axis, exact=target.exact)
     elif target.tiled:
         tiles = tiled.abstract(target.form.parts(axis, target.shape, jax.ShapeDtypeStruct))
     else:

@@ -13,6 +13,7 @@ from flax import nnx
 from jpaged.execution.mesh import platform
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.mxfp4 import MXFP4Weights
+from jpaged.loading.parameters.exact import DtypeOf, exact_paths, without_inexact
 from jpaged.loading.parameters.forms import forms_of, read_blocks
 from jpaged.loading.parameters.quantise import quantise
 from jpaged.loading.parameters.streaming import HostValue, place_all
@@ -30,6 +31,7 @@ def abstract_params(
     *,
     quantization: str | None = None,
     reader: TensorReader | StoredBlocks | None = None,
+    dtype_of: DtypeOf | None = None,
 ) -> nnx.State:
     """Return the shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile
     without them.
@@ -37,12 +39,14 @@ def abstract_params(
     Args:
         quantization: see `EngineConfig`.
         reader: see `forms_of`; only its header is read.
+        dtype_of: tells what tensors are stored in, where their numbers may be held as they are; None = in none.
 
     Raises:
         ValueError: see `targets_of` and `forms_of`.
     """
     targets = targets_of(model)
-    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh)))
+    forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    targets = in_forms(targets, forms, frozenset() if dtype_of is None else exact_paths(targets, dtype_of))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 
 
@@ -74,13 +78,24 @@ def load_params(
 
 
 def read_params(
-    model: CausalLM, abstract: nnx.State, reader: TensorReader, mesh: jax.sharding.Mesh, *, quantization: str | None
+    model: CausalLM,
+    abstract: nnx.State,
+    reader: TensorReader,
+    mesh: jax.sharding.Mesh,
+    *,
+    quantization: str | None,
+    may_be_exact: bool = True,
 ) -> nnx.State:
-    """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`."""
+    """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`.
+
+    Args:
+        may_be_exact: whether matrices may be held in bfloat16 as they are, where the model's sources ask for that.
+    """
     targets = targets_of(model)
-    targets = in_forms(targets, forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh)))
-    keeps_blocks = quantization in (None, "gguf")
-    values = place_all(targets, partial(_convert, reader=reader, keeps_blocks=keeps_blocks), mesh)
+    forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    read = partial(_convert, reader=reader, keeps_blocks=quantization in (None, "gguf"))
+    exact = exact_paths(targets, reader.dtype) if may_be_exact else frozenset()
+    values = without_inexact(exact, lambda paths: place_all(in_forms(targets, forms, paths), read, mesh))
     warn_of_unused(reader, targets)
     return fill(abstract, values)
 

@@ -1,0 +1,177 @@
+"""Holds the loops that multiply float32 rows with bfloat16 matrices in tiles, widened in registers, compiled by Numba.
+
+Every sum is added up in the order of `pallas_kernels.matmul.cpu_kernel`, so that a matrix held so gives the bits that
+it would give in float32. A matrix' panels are read once. Where many rows wait for a panel, the first of them leave it
+widened in memory that stays in the cache for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from pallas_kernels import ffi
+from pallas_kernels.bfloat16_matmul.cpu_exact_tiles import exact_product
+from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS, copy_numbers
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
+from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, ROWS, VECTORS, stack_memory, tile
+from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.matmul.cpu_kernel import DEPTH
+from pallas_kernels.tiled_matmul.cpu_kernel import _clear
+from pallas_kernels.tiled_matmul.cpu_tiles import TILE_BYTES
+
+WIDE = bool(FEATURES.get("avx512f"))
+"""Whether a register holds a panel's 16 outputs."""
+PANELS = 3 if WIDE else 1
+"""Panels that several rows are multiplied with at once."""
+ROWS_AT_ONCE = 8 if WIDE else 4
+PANELS_OF_A_ROW = 6 if WIDE else 2
+"""Panels that a single row is multiplied with at once: enough sums to wait for none of them."""
+GRAINS = 4
+"""Portions of a thread."""
+PACKED = DEPTH * PANELS * TILE_BYTES
+"""Bytes of some panels, widened, of `DEPTH` inputs."""
+
+
+@ffi.known_again
+def exact_target() -> str:
+    """Return the name of the custom call ``(x, [index, wanted], matrices...) -> x @ matrices[index]``.
+
+    x: float32 [rows, inputs], with an even number of inputs; a matrix: uint16 [panels, pairs, 16, 2]. The result:
+    float32 [rows, outputs]. Only the first `wanted` rows are multiplied; the others give 0.
+    """
+    name = "jpaged_bfloat16_exact"
+    ffi.register(name, _multiply, items_of=((2, 0),), portion=PANELS_OF_A_ROW, grains=GRAINS)
+    return name
+
+
+@ffi.known_again
+def exact_grouped_target() -> str:
+    """Return the name of the custom call ``(x, table, counts) -> each row times its expert's matrix``, rows of no
+    expert 0.
+
+    table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `exact_target`.
+    """
+    name = "jpaged_bfloat16_exact_grouped"
+    ffi.register(name, _multiply_grouped, items_of=((1, 0), (1, 1)), grains=GRAINS_OF_EXPERTS)
+    return name
+
+
+def _by_panels(panels: int) -> Any:
+    """Return the product of any number of rows and so many panels, as a compiled function."""
+    first = exact_product(ROWS_AT_ONCE, panels, pack=True)
+    full, four, two, one = (exact_product(rows, panels) for rows in (ROWS_AT_ONCE, 4, 2, 1))
+    vectors = panels * OUTPUTS // LANES
+    width = VECTORS if vectors % VECTORS == 0 else 1
+    of_packed, four_of_packed, two_of_packed, one_of_packed = (tile(rows, width) for rows in (ROWS, 4, 2, 1))
+    groups, group_bytes, row_bytes = vectors // width, width * LANES * FLOAT, panels * TILE_BYTES
+
+    @njit
+    def multiply_packed(x, x_stride, rows, packed, depth, out, stride, more):
+        for group in range(groups):
+            w, to, row = packed + group * group_bytes, out + group * group_bytes, 0
+            while rows - row >= ROWS:
+                of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
+                row += ROWS
+            while rows - row >= 4:
+                four_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
+                row += 4
+            while rows - row >= 2:
+                two_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
+                row += 2
+            if row < rows:
+                one_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
+
+    def multiply(x, x_stride, rows, w, w_panel, inputs, out, stride, packed):
+        for at in range(0, inputs, DEPTH):
+            depth, row = min(DEPTH, inputs - at), 0
+            mine, theirs, pairs = x + at * FLOAT, w + at // 2 * TILE_BYTES, depth // 2
+            if rows > ROWS_AT_ONCE:
+                first(mine, x_stride, theirs, w_panel, pairs, out, stride, at, packed)
+                row = ROWS_AT_ONCE
+                left, to = mine + row * x_stride, out + row * stride
+                multiply_packed(left, x_stride, rows - row, packed, depth, to, stride, at)
+                row = rows
+            while rows - row >= ROWS_AT_ONCE:
+                full(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
+                row += ROWS_AT_ONCE
+            while rows - row >= 4:
+                four(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
+                row += 4
+            while rows - row >= 2:
+                two(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
+                row += 2
+            if row < rows:
+                one(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
+
+    return njit(ffi.named(multiply, f"exact_{panels}"))
+
+
+_several, _single = _by_panels(PANELS), _by_panels(1)
+_row_by_several = exact_product(1, PANELS_OF_A_ROW)
+
+
+@njit
+def _some_panels(x, x_stride, rows, matrix, inputs, panel, stop, to, outputs, packed, room):
+    """Multiply rows with the panels from one to another."""
+    w_panel, stride = inputs // 2 * TILE_BYTES, outputs * FLOAT
+    while panel < stop:
+        w, out, width = matrix + panel * w_panel, to + panel * TILE_BYTES, outputs - panel * OUTPUTS
+        left = min(stop - panel, width // OUTPUTS)
+        if rows == 1 and left >= PANELS_OF_A_ROW:
+            for at in range(0, inputs, DEPTH):
+                pairs, theirs = min(DEPTH, inputs - at) // 2, w + at // 2 * TILE_BYTES
+                _row_by_several(x + at * FLOAT, x_stride, theirs, w_panel, pairs, out, stride, at, 0)
+            panel += PANELS_OF_A_ROW
+        elif left >= PANELS:
+            _several(x, x_stride, rows, w, w_panel, inputs, out, stride, packed)
+            panel += PANELS
+        elif left > 0:
+            _single(x, x_stride, rows, w, w_panel, inputs, out, stride, packed)
+            panel += 1
+        else:
+            for row in range(rows):
+                _single(x + row * x_stride, x_stride, 1, w, w_panel, inputs, room, 0, packed)
+                copy_numbers(room, out + row * stride, width)
+            panel += 1
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _multiply(frame, begin, end):
+    index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
+    first, matrix, to = argument(frame, 0), argument(frame, 2 + index), result(frame, 0)
+    rows, outputs, inputs, panels = dimension(to, 0), dimension(to, 1), dimension(first, 1), dimension(matrix, 0)
+    live, packed, room = min(rows, wanted), stack_memory(PACKED), stack_memory(TILE_BYTES)
+    panel, stop = begin * PANELS_OF_A_ROW, min(end * PANELS_OF_A_ROW, panels)
+    if live < rows:
+        _clear(address(to), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
+    x, x_stride = address(first), inputs * FLOAT
+    _some_panels(x, x_stride, live, address(matrix), inputs, panel, stop, address(to), outputs, packed, room)
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _multiply_grouped(frame, begin, end):
+    """Multiply experts' rows with their panels; items are all experts' panels behind one another."""
+    first, table, to = argument(frame, 0), argument(frame, 1), result(frame, 0)
+    experts, panels, inputs = dimension(table, 0), dimension(table, 1), dimension(first, 1)
+    rows, outputs = dimension(to, 0), dimension(to, 1)
+    counts = carray(data(argument(frame, 2)), (experts,), np.int32)
+    x_stride, stride = inputs * FLOAT, outputs * FLOAT
+    packed, room = stack_memory(PACKED), stack_memory(TILE_BYTES)
+    row, seen, place = 0, 0, begin
+    while place < end:
+        expert, panel = place // panels, place % panels
+        stop = min(panels, panel + end - place)
+        place += stop - panel
+        while seen < expert:
+            row += counts[seen]
+            seen += 1
+        number = max(0, min(counts[expert], rows - row))
+        if expert + 1 == experts:
+            _clear(address(to), row + number, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
+        if number > 0:
+            matrix = address(table) + expert * panels * (inputs // 2) * TILE_BYTES
+            x, out = address(first) + row * x_stride, address(to) + row * stride
+            _some_panels(x, x_stride, number, matrix, inputs, panel, stop, out, outputs, packed, room)

@@ -107,13 +107,17 @@ def matrix_parameters(llm: LLM) -> tuple[int, int]:
 
 def matrix_bytes(llm: LLM) -> int:
     """Return the bytes of the layers' matrices and of the head."""
-    return sum(_of_matrices(llm, lambda matrix: sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(matrix))))
+    return sum(
+        _of_matrices(llm, lambda matrix: sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(matrix)))
+    )
 
 
 def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
     """Return `size` of the layers' matrices, added up, and that of the head."""
     layers, vocab = 0, 0
-    tree = jax.tree_util.tree_flatten_with_path(llm.held_weights.described, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix))
+    tree = jax.tree_util.tree_flatten_with_path(
+        llm.held_weights.described, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix)
+    )
     for path, leaf in tree[0]:
         name: Any = jax.tree_util.keystr(path)
         if "layers" in name and leaf.ndim >= 2:

@@ -95,7 +95,7 @@ class ModelPrograms:
 
     def _set_params(self, params: Any) -> None:
         self._params, self._on_host = params, None
-        self._weights = plain_dict(params)
+        self._weights = {} if params is None else plain_dict(params)
 
     def _describe(self, params: Any) -> None:
         self.described = jax.tree.map(_described, params)
@@ -114,7 +114,7 @@ class ModelPrograms:
     def _take(self, params: Any) -> None:
         """Set the weights; where they are held otherwise than before, let go of programs that take the old form."""
         form: Any = jax.tree.structure(self.described)  # mypy finds no comparison in what jax calls a PyTreeDef
-        if jax.tree.structure(params) != form:
+        if params is not None and jax.tree.structure(params) != form:
             self._describe(params)
             self._forget_programs()
         self._set_params(params)

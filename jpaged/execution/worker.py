@@ -188,24 +188,12 @@ class Worker:
         elif self.drafter is not None:
             self.drafter.share_params(self.model)
 
-    def widen_params(self) -> None:
-        """Hold the model's weights as arrays from now on, see `ModelPrograms.widen`."""
-        self.model.widen()
-        if self.drafter is not None and not self.drafter_follows:
-            self.drafter.share_params(self.model)
-
     def restore_weights(self) -> bool:
         """Put back the weights that the host keeps; return whether all are on the devices then."""
         there = self.model.restore_params()
         if self.drafter is not None and self._drafter_has_weights:
             self.drafter.restore_params()
         elif self.drafter is not None:
-            self.drafter.share_params(self.model)
-
-    def widen_params(self) -> None:
-        """Hold the model's weights as arrays from now on, see `ModelPrograms.widen`."""
-        self.model.widen()
-        if self.drafter is not None and not self.drafter_follows:
             self.drafter.share_params(self.model)
         return there
 

@@ -39,7 +39,10 @@ def build_context(
     stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
     tiles: Tiles | None = None
     if computes and product_impl == "cpu" and not stacked:
-        tiles = "rounded" if np.dtype(dtype) == jnp.bfloat16 else "exact" if exact_tiles and dtype == np.float32 else None
+        if np.dtype(dtype) == jnp.bfloat16:
+            tiles = "rounded"
+        elif exact_tiles and np.dtype(dtype) == np.float32:
+            tiles = "exact"
     return BuildContext(
         dtype=np.dtype(np.float32 if tiles else dtype),
         tensor_parallel=mesh.shape[TENSOR_AXIS],

@@ -70,7 +70,9 @@ def load_model(
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
-    loaded = _load(opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, exact_tiles=exact_tiles)
+    loaded = _load(
+        opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, exact_tiles=exact_tiles
+    )
     return replace(loaded, tokenizer=other, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
 
 

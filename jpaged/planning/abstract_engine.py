@@ -111,7 +111,9 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         mesh=mesh,
         model=model,
         graphdef=nnx.split(model)[0],
-        params=abstract_params(model, mesh, quantization=config.quantization, reader=reader, dtype_of=_dtype_of(request)),
+        params=abstract_params(
+            model, mesh, quantization=config.quantization, reader=reader, dtype_of=_dtype_of(request)
+        ),
         dtype=dtype,
         kernels=kernels,
         max_model_len=resolve_max_model_len(config.max_model_len, model_config),

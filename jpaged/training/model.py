@@ -19,8 +19,7 @@ from jpaged.model_api import CausalLM
 from jpaged.training.exact import EngineShapes, check_exact, exact_logprobs
 from jpaged.training.scores import token_logprobs
 from jpaged.training.sequences import empty_cache, layer_operations, places
-from pallas_kernels.quantised import HeldMatrix
-from pallas_kernels.tiled_floats import TiledFloats
+from pallas_kernels.quantised import QuantisedMatrix
 
 
 class TrainableModel:
@@ -156,17 +155,11 @@ def check_floating(params: Any) -> None:
     Raises:
         ValueError: matrices are quantised.
     """
-    held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix))
-    for leaf in held:
-        if isinstance(leaf, TiledFloats) and leaf.exact:
-            raise ValueError(
-                "params hold bfloat16 matrices in tiles, which have no derivative: take LLM.params, or load_model "
-                "without exact_tiles"
-            )
-        if isinstance(leaf, HeldMatrix):
-            raise ValueError(
-                "params hold quantised matrices, which have no derivative: load the model without quantization"
-            )
+    held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
+    if any(isinstance(leaf, QuantisedMatrix) for leaf in held):
+        raise ValueError(
+            "params hold quantised matrices, which have no derivative: load the model without quantization"
+        )
 
 
 def _checked(tokens: Any, mask: Any, start: int) -> tuple[Array, Array]:

@@ -44,8 +44,8 @@ def quantised_matmul(
 
     Args:
         matrices: [inputs, outputs] each, with axis -2. On a CPU that holds a `TiledMatrix`, the numbers of x are
-            rounded to 8 bits, see `pallas_kernels.tiled_matmul`; with `TiledFloats` they are rounded to bfloat16, unless
-            these are `exact`, see `pallas_kernels.bfloat16_matmul`.
+            rounded to 8 bits, see `pallas_kernels.tiled_matmul`; with `TiledFloats` that are not `exact` they are
+            rounded to bfloat16, see `pallas_kernels.bfloat16_matmul`.
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: the result's dtype; None = that of `x`.

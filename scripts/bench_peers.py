@@ -8,6 +8,8 @@ that are not given do not run. Each engine is a process in its environment; roun
 all but the one whose turn it is are stopped (SIGSTOP), as some spin while they wait. Engines of all forms are held at
 once: give one form at a time where memory is short.
 Prompts are questions and answers of GSM8K; outputs have fixed lengths.
+With a FOLDER in bfloat16 (`scripts/peers/as_bfloat16.py` writes one) `--forms float32` says what its weights cost where
+all engines compute in float32; OpenVINO's environment has to be made of the same folder.
 
 A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
 Prints a Markdown table with ratios to the best peer of the same form; `--json` writes all figures. Measure on a quiet

@@ -126,6 +126,12 @@ def may_be_exact(shape: tuple[int, ...], axis: int) -> bool:
     return shape[axis] % INPUTS == 0
 
 
+def has_same_bits(shape: tuple[int, ...], axis: int) -> bool:
+    """Tell whether products with a matrix that is held `exact` have the bits of `pallas_kernels.matmul` with an array:
+    the loops there leave to XLA what is no whole number of panels wide, and some products with tables."""
+    return axis == -2 and shape[-1] % OUTPUTS == 0
+
+
 def _bits(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(ml_dtypes.bfloat16, copy=False).view(np.uint16)
 

@@ -109,7 +109,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         download_dir=config.download_dir,
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
-        exact_tiles=not config.deterministic,  # `jpaged.training` gives the bits of arrays
+        exact_tiles="same bits" if config.deterministic else "exact",  # `jpaged.training` gives the bits of arrays
     )
     no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:

@@ -93,7 +93,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
         mesh=loaded.mesh,
         tensor_parallel_size=config.tensor_parallel_size,
         download_dir=config.download_dir,
-        exact_tiles=not config.deterministic,
+        exact_tiles="exact",
         language_model_only=True,  # it sees the text's tokens, and those that stand for images as such
     )
     if draft.model.vocab_size != loaded.model.vocab_size:

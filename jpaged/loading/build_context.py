@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +11,9 @@ from jax.sharding import Mesh
 from jpaged.execution.mesh import alone_on_cpu, platform
 from jpaged.model_api import TENSOR_AXIS, BuildContext, Tiles
 from pallas_kernels.platform import Impl, resolve_impl
+
+ExactTiles: TypeAlias = Literal["exact", "same bits"]
+"""Those of `Tiles` that round nothing."""
 
 
 def build_context(
@@ -21,7 +24,7 @@ def build_context(
     stacked: bool | None = None,
     kernel_impl: Impl | None = None,
     computes: bool = True,
-    exact_tiles: bool = False,
+    exact_tiles: ExactTiles | None = None,
 ) -> BuildContext:
     """Return the context that suits a mesh's devices; it has no `rngs`.
 
@@ -32,8 +35,8 @@ def build_context(
             for another platform.
         computes: whether the parameters are to be computed with, not only written to a checkpoint. A CPU computes with
             bfloat16 matrices in tiles, and with all else in float32; stacks stay plain.
-        exact_tiles: whether a CPU that computes in float32 may hold matrices that a checkpoint stores in bfloat16 as
-            they are, see `BuildContext`.
+        exact_tiles: which matrices that a checkpoint stores in bfloat16 a CPU holds as they are where it computes in
+            float32, see `BuildContext`; None = none.
     """
     kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
     stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
@@ -41,8 +44,8 @@ def build_context(
     if computes and product_impl == "cpu" and not stacked:
         if np.dtype(dtype) == jnp.bfloat16:
             tiles = "rounded"
-        elif exact_tiles and np.dtype(dtype) == np.float32:
-            tiles = "exact"
+        elif np.dtype(dtype) == np.float32:
+            tiles = exact_tiles
     return BuildContext(
         dtype=np.dtype(np.float32 if tiles else dtype),
         tensor_parallel=mesh.shape[TENSOR_AXIS],

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
-from jpaged.loading.build_context import build_context
+from jpaged.loading.build_context import ExactTiles, build_context
 from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config
 from jpaged.loading.loaded_model import LoadedModel
@@ -39,7 +39,7 @@ def load_model(
     download_dir: str | Path | None = None,
     generation_config: str = "auto",
     language_model_only: bool = False,
-    exact_tiles: bool = False,
+    exact_tiles: ExactTiles | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -53,8 +53,9 @@ def load_model(
         quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
             checkpoint of ours was saved in.
         tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
-        exact_tiles: whether a CPU that computes in float32 holds the matrices of a checkpoint in bfloat16 as they are,
-            in half of the memory; products are those of float32. Nothing differentiates them.
+        exact_tiles: "exact": a CPU that computes in float32 holds the matrices of a bfloat16 checkpoint as they are, in
+            half of the memory; products are those of float32. Nothing differentiates them. "same bits": only those
+            whose products do not differ from those of arrays in the last bits. None: none.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -113,7 +114,7 @@ def _load(
     quantization: str | None,
     expert_parallel: bool = False,
     computes: bool = True,
-    exact_tiles: bool = False,
+    exact_tiles: ExactTiles | None = None,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]

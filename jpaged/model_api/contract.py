@@ -35,8 +35,8 @@ class BuildContext:
         product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;
             ``cpu`` where one CPU holds all weights only.
         bfloat16_tiles: how matrices that products read are held in bfloat16 in tiles, whatever `dtype` is; None = not.
-            It has ``cpu`` for `product_impl`. "rounded" is a CPU's form of bfloat16; "exact" takes half of the memory
-            of float32 for those that a checkpoint stores in bfloat16, and computes as float32 does.
+            It has ``cpu`` for `product_impl`. "rounded" is a CPU's form of bfloat16; the others take half of the
+            memory of float32 for what a checkpoint stores in bfloat16, and compute as float32 does.
         rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
         shapes_only: only the parameters' shapes are wanted: nothing needs to be drawn, whose tracing takes a second.
     """

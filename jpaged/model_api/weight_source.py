@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
 
-Tiles: TypeAlias = Literal["rounded", "exact"]
-"""How matrices are held in tiles of bfloat16: rounded to it, and products round their rows too; or only where their
-numbers are in bfloat16 as they are, and products are those of float32."""
+Tiles: TypeAlias = Literal["rounded", "exact", "same bits"]
+"""How matrices are held in tiles of bfloat16. "rounded": rounded to it, and products round their rows too. "exact":
+only where their numbers are in bfloat16 as they are, and products are those of float32. "same bits": only where these
+have the very bits, too, that arrays in their place would give."""
 
 
 class HostArray(Protocol):
@@ -52,8 +53,9 @@ class WeightSource:
         tiled: whether a CPU's product reads the quantised parameter in tiles: it is then a
             `pallas_kernels.tiled.TiledMatrix`, if its format allows.
         narrow: how the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
-            `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then. "exact": where its tensors are stored
-            in bfloat16 and `convert` only moves their numbers. None: it is held as it is.
+            `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then. Other than
+            "rounded": where its tensors are stored in bfloat16 and `convert` only moves their numbers. None: it is held
+            as it is.
         adaptable: whether products with the parameter take low-rank adapters: the engine may put a
             `pallas_kernels.low_rank.AdaptedMatrix` in its place.
     """

@@ -92,7 +92,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         # Without the target's compiler the mesh is one of CPUs.
         stacked=layers_are_stacked(device.chip.kind, kernels),
         kernel_impl=kernels,
-        exact_tiles=not config.deterministic,
+        exact_tiles="same bits" if config.deterministic else "exact",
     )
     model = abstract_model(family, model_config, build)
     reader: StoredBlocks | None = None

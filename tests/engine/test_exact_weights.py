@@ -188,9 +188,9 @@ def test_memory_that_was_released_is_taken_again(models, weights):
             assert [tokens for tokens, _ in answers(llm)] != [tokens for tokens, _ in before]
 
 
-def test_a_deterministic_engine_holds_float32_so_that_training_has_its_bits(models):
+def test_training_has_the_bits_of_a_deterministic_engine(models):
     with LLM(models[0][0], deterministic=True, **SHAPES) as llm:
-        assert num_exact(llm) == 0
+        assert num_exact(llm) > 0
         drawn = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)[0].outputs[0]
         tokens = [*IDS[0], *drawn.token_ids]
         found = logprobs(llm, llm.params, jnp.asarray([tokens]), start=len(IDS[0]), deterministic=True)[0]

@@ -42,7 +42,7 @@ def logits(loaded):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_torchs_float32_ones_of_the_same_numbers(name, tmp_path):
     judge = bfloat16_checkpoint(name, tmp_path)
-    loaded = load_model(tmp_path, dtype="float32", exact_tiles=True)
+    loaded = load_model(tmp_path, dtype="float32", exact_tiles="exact")
     tiles = tiles_of(loaded.params)
     assert tiles and all(matrix.exact for matrix in tiles)
     with torch.no_grad():
@@ -55,13 +55,13 @@ def test_logits_are_torchs_float32_ones_of_the_same_numbers(name, tmp_path):
 
 def test_matrices_that_are_stored_in_float32_stay_so(tmp_path):
     make_checkpoint("llama", tmp_path)
-    assert not tiles_of(load_model(tmp_path, dtype="float32", exact_tiles=True).params)
+    assert not tiles_of(load_model(tmp_path, dtype="float32", exact_tiles="exact").params)
 
 
 def test_a_converted_checkpoint_of_bfloat16_gives_the_same_tiles(tmp_path):
     bfloat16_checkpoint("llama", tmp_path / "source")
     convert_checkpoint(tmp_path / "source", tmp_path / "saved")
-    first, second = (load_model(tmp_path / name, dtype="float32", exact_tiles=True) for name in ("source", "saved"))
+    first, second = (load_model(tmp_path / name, dtype="float32", exact_tiles="exact") for name in ("source", "saved"))
     assert tiles_of(first.params)
     for one, other in zip(tiles_of(first.params), tiles_of(second.params), strict=True):
         np.testing.assert_array_equal(one.bits, other.bits)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from jpaged.loading.parameters.targets import ExactPaths, Target
-from pallas_kernels.tiled_floats import may_be_exact
+from pallas_kernels.tiled_floats import has_same_bits, may_be_exact
 
 DtypeOf = Callable[[str], np.dtype]
 """Returns the floating type that a tensor of a name is stored in, see `TensorReader.dtype`."""
@@ -35,7 +35,8 @@ class Inexact(Exception):
 
 
 def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
-    """Return the paths of those sources that ask for "exact" tiles and whose tensors all are stored in bfloat16.
+    """Return the paths of those sources that ask for tiles that round nothing and whose tensors all are stored in
+    bfloat16.
 
     Args:
         dtype_of: may raise KeyError for a tensor that is missing, which is told of when it is read.
@@ -43,11 +44,14 @@ def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
     asked, others = set(), set()
     for target in targets:
         source = target.source
-        if source.narrow != "exact":
+        if source.narrow in (None, "rounded"):
             continue
         assert source.contracted is not None
         asked.add(source.path)
-        if not (may_be_exact(target.shape, source.contracted) and _all_bfloat16(source.sources, dtype_of)):
+        fits = may_be_exact(target.shape, source.contracted)
+        if source.narrow == "same bits":
+            fits = fits and has_same_bits(target.shape, source.contracted)
+        if not (fits and _all_bfloat16(source.sources, dtype_of)):
             others.add(source.path)
     return frozenset(asked - others)
 

@@ -98,7 +98,7 @@ def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths = frozen
         form, source = forms.get(target.source.path), target.source
         if form is not None:
             return replace(target, form=form, tiled=_is_tiled(target, form))
-        is_exact = source.narrow == "exact" and source.path in exact
+        is_exact = source.path in exact
         return replace(target, form=None, tiled=is_exact or source.narrow == "rounded", exact=is_exact)
 
     return [formed(target) for target in targets]

@@ -12,9 +12,12 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from greedy_reference import random_prompts, torch_greedy
+from lora_checkpoints import save_adapter, save_model, torch_model
+from transformers import AutoModelForCausalLM
 
-from jpaged import LLM, AsyncLLM, Layers, SamplingParams, plan
+from jpaged import LLM, AsyncLLM, Layers, SamplingParams
 from jpaged.execution.device_memory import device_bytes
+from jpaged.planning import plan
 from jpaged.training import logprobs
 
 SHAPES = {
@@ -34,7 +37,7 @@ def saved_in_bfloat16(folder, seed=0):
     """Saves a checkpoint in bfloat16; returns the model of the same numbers, computing in float32."""
     model = make_checkpoint("llama", folder, seed)
     model.to(torch.bfloat16).save_pretrained(folder)
-    return model.float()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # `float()` leaves rotations rounded
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +206,21 @@ def test_first_layers_that_draft_follow_when_the_weights_are_asked_for(models, p
         assert [tokens for tokens, _ in answers(llm)] == [tokens for tokens, _ in plain[0]]
         assert llm.params is not None
         assert [tokens for tokens, _ in answers(llm)] == [tokens for tokens, _ in plain[0]]
+
+
+def test_adapters_are_added_to_them(tmp_path):
+    model = save_model("llama", tmp_path)
+    adapter = save_adapter(model, tmp_path, "all")
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    plain.save_pretrained(tmp_path / "narrow")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "narrow", dtype=torch.float32).save_pretrained(model)
+    want = torch_greedy(torch_model(model, adapter), IDS, 8)
+    with LLM(
+        str(tmp_path / "narrow"), enable_lora=True, max_lora_rank=6, lora_modules={"all": adapter}, **SHAPES
+    ) as llm:
+        assert num_exact(llm) > 0
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=["all"] * len(PROMPTS))
+        assert [list(output.outputs[0].token_ids) for output in outputs] == [each.tokens for each in want]
 
 
 def test_clients_of_an_async_engine_are_served_through_an_update(models):

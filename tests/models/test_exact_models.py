@@ -7,6 +7,7 @@ import torch
 from checkpoints import make_checkpoint
 from dense_model import run_dense
 from flax import nnx
+from transformers import AutoModelForCausalLM
 
 from jpaged.loading import load_model
 from jpaged.loading.load import convert_checkpoint
@@ -27,7 +28,7 @@ def bfloat16_checkpoint(name, folder):
     """Saves a checkpoint in bfloat16; returns the model of the same numbers, computing in float32."""
     model = make_checkpoint(name, folder)
     model.to(torch.bfloat16).save_pretrained(folder)
-    return model.float()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # `float()` leaves rotations rounded
 
 
 def tiles_of(params):

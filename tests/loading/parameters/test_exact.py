@@ -1,0 +1,111 @@
+"""Which parameters are held in bfloat16 as they are: those whose tensors all are stored so and only moved."""
+
+from dataclasses import replace
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_checkpoint
+
+from jpaged.execution.exact_params import num_exact, widened
+from jpaged.loading import load_model
+from jpaged.loading.load import convert_checkpoint
+from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.parameters import weights
+from jpaged.loading.parameters.exact import exact_paths
+from jpaged.loading.parameters.targets import targets_of
+from jpaged.loading.tensor_reader import StoredAs
+from pallas_kernels.tiled_floats import TiledFloats
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    make_checkpoint("llama", path).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def targets(folder):
+    return targets_of(load_model(folder, dtype="float32", exact_tiles="exact").model)
+
+
+def paths_of(targets):
+    return {target.source.path for target in targets if target.source.narrow}
+
+
+def test_all_matrices_of_a_bfloat16_checkpoint_are(targets):
+    assert exact_paths(targets, StoredAs(BFLOAT16, False).dtype) == paths_of(targets)
+
+
+@pytest.mark.parametrize("stored", [StoredAs(np.dtype(np.float32), False), StoredAs(BFLOAT16, True)])
+def test_none_of_a_float32_or_quantised_checkpoint_is(targets, stored):
+    assert not exact_paths(targets, stored.dtype)
+
+
+def test_one_tensor_in_float32_keeps_its_parameter_float32_in_all_layers(targets):
+    def dtype_of(name):
+        return np.dtype(np.float32) if name == "model.layers.1.self_attn.k_proj.weight" else BFLOAT16
+
+    assert paths_of(targets) - exact_paths(targets, dtype_of) == {("attention", "qkv", "weight")}
+
+
+def test_a_tensor_that_is_missing_is_left_to_whoever_reads_it(targets):
+    def dtype_of(name):
+        raise KeyError(name)
+
+    assert not exact_paths(targets, dtype_of)
+
+
+@pytest.mark.parametrize("kind", ["folder", "orbax"])
+def test_readers_tell_what_tensors_are_stored_in(kind, folder, tmp_path):
+    if kind == "orbax":
+        convert_checkpoint(folder, tmp_path / "saved")
+    reader = open_model(folder if kind == "folder" else tmp_path / "saved").reader
+    assert all(reader.dtype(name) == BFLOAT16 for name in reader.names())
+    with pytest.raises(KeyError):
+        reader.dtype("nobody")
+
+
+def test_a_parameter_that_its_family_computes_is_held_in_float32_and_not_rounded(folder, monkeypatch, caplog):
+    path = ("mlp", "down", "weight")
+
+    def computed(target):
+        if target.source.path != path:
+            return target
+        return replace(
+            target,
+            source=replace(
+                target.source, convert=lambda *parts: 1.01 * np.asarray(target.source.convert(*parts), np.float32)
+            ),
+        )
+
+    monkeypatch.setattr(weights, "targets_of", lambda model: [computed(target) for target in targets_of(model)])
+    with caplog.at_level("INFO", "jpaged"):
+        tiled = load_model(folder, dtype="float32", exact_tiles="exact")
+    assert "mlp.down.weight: held in float32" in caplog.text
+    plain = load_model(folder, dtype="float32")
+    assert 0 < num_exact(tiled.params) < num_exact(load_model_as_it_is(folder, monkeypatch).params)
+    for one, other in zip(jax.tree.leaves(widened(tiled.params)), jax.tree.leaves(plain.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def load_model_as_it_is(folder, monkeypatch):
+    monkeypatch.setattr(weights, "targets_of", targets_of)
+    return load_model(folder, dtype="float32", exact_tiles="exact")
+
+
+def test_tables_stay_float32_where_the_same_bits_are_asked_for(folder):
+    params = load_model(folder, dtype="float32", exact_tiles="same bits").params
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, TiledFloats))
+    tiles = [leaf for leaf in leaves if isinstance(leaf, TiledFloats)]
+    assert tiles and all(matrix.axis == -2 for matrix in tiles)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_what_is_quantised_is_not(folder, quantization):
+    assert not num_exact(load_model(folder, dtype="float32", exact_tiles="exact", quantization=quantization).params)

@@ -45,6 +45,7 @@ class ModelHandle(EngineHandle):
         self._trainable: TrainableModel | None = None
         runner = built.engine.runner
         self._devices = runner.spec, runner.mesh
+        self._programs = runner.worker.model
         self._max_model_len = built.engine.max_model_len
         super().__init__(built.engine)
 
@@ -125,8 +126,7 @@ class ModelHandle(EngineHandle):
     @property
     def held_weights(self) -> HeldWeights:
         """Return how the engine holds its weights now."""
-        described = self._engine.runner.worker.model.described
-        return HeldWeights(described, self._model, self._dtype, self.config.quantization)
+        return HeldWeights(self._programs.described, self._model, self._dtype, self.config.quantization)
 
     def trainable(self) -> TrainableModel:
         """Return the model as `jpaged.training` differentiates it, in the tree of `params`."""

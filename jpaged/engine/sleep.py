@@ -32,7 +32,7 @@ def release(engine: Engine, weights: Released) -> None:
     if not engine.is_asleep:
         engine.settle("release_memory()")
     with engine.change():
-        engine.fall_asleep()
+        engine.recovery.fall_asleep()
         worker.release()
         if weights is True or (weights == "host" and worker.model.has_params):
             worker.release_weights(keep=weights == "host")
@@ -52,7 +52,7 @@ def restore(held: HeldWeights, engine: Engine, params: Any) -> Callable[[], None
             raise ValueError("params=None, but release_memory(weights=True) left no weights: give params")
         if engine.is_asleep:
             with engine.change():
-                engine.wake_up()
+                engine.recovery.wake_up()
 
     return wake
 

@@ -9,7 +9,7 @@ to do, ahead of the host by a step.
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, make_pool, plan_pool
 from jpaged.execution.compile_cache import enable_compilation_cache
-from jpaged.execution.in_flight import InFlight
+from jpaged.execution.in_flight import InFlight, StepResults
 from jpaged.execution.mesh import make_mesh, platform
 from jpaged.execution.runner import Runner
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
@@ -22,6 +22,7 @@ __all__ = [
     "PoolSpec",
     "Runner",
     "StepOutput",
+    "StepResults",
     "enable_compilation_cache",
     "make_mesh",
     "make_pool",

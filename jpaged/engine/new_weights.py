@@ -61,7 +61,7 @@ def replacement(
     placed = worker.model.placed(new, copy=copy)
 
     def put() -> None:
-        replace_weights(engine, lambda: worker.update_params(placed), running)
+        replace_weights(engine, lambda: worker.models.update_params(placed), running)
 
     return put
 

@@ -112,8 +112,8 @@ class Runner:
         self.takes_larger = False
         self.shapes = Shapes(
             model=self.worker.model,
-            drafter=self.worker.drafter,
-            drafter_follows=self.worker.drafter_follows,
+            drafter=self.worker.models.drafter,
+            drafter_follows=self.worker.models.drafter_follows,
             copy=self.worker.copy,
             host=self.worker.host if can_swap or disk is not None else None,
             buckets=self.buckets,

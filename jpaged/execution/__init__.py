@@ -14,6 +14,7 @@ from jpaged.execution.mesh import make_mesh, platform
 from jpaged.execution.runner import Runner
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.step import make_step
+from jpaged.execution.step_settings import StepSettings
 
 __all__ = [
     "Bucket",
@@ -23,6 +24,7 @@ __all__ = [
     "Runner",
     "StepOutput",
     "StepResults",
+    "StepSettings",
     "enable_compilation_cache",
     "make_mesh",
     "make_pool",

@@ -132,7 +132,7 @@ def make_scheduler(runner: Runner, num_pages: int | None = None, *, budget: int 
     layout = runner.spec.layout
     if num_pages is not None:
         layout = runner.spec.resized(num_pages * layout.page_bytes).layout
-    budget = budget or runner.max_num_batched_tokens
+    budget = budget or runner.settings.max_num_batched_tokens
     memory = MemoryManager(
         layout, watermark=0.0, prefix_caching=True, max_step_tokens=budget, swap_space_bytes=layout.pool_bytes
     )

@@ -184,10 +184,12 @@ def serve(runner: Runner, requests, num_pages: int = ROOMY, **options):
         layout,
         watermark=0.0,
         prefix_caching=True,
-        max_step_tokens=runner.max_num_batched_tokens,
+        max_step_tokens=runner.settings.max_num_batched_tokens,
         swap_space_bytes=layout.pool_bytes,
     )
-    scheduler = Scheduler(memory, max_num_seqs=4, max_num_batched_tokens=runner.max_num_batched_tokens, **options)
+    scheduler = Scheduler(
+        memory, max_num_seqs=4, max_num_batched_tokens=runner.settings.max_num_batched_tokens, **options
+    )
     for request in requests:
         scheduler.add(request)
     in_flight = None

@@ -138,6 +138,6 @@ def test_functions_made_twice_have_symbols_of_their_own():
     def nothing(frame, begin, end):
         pass
 
-    handlers = [handlers._handler(name, nothing, ((0, 0),), 1, 1, (nothing, -1, 0)) for name in ("once", "twice")]
-    symbols = [re.sub(r"\d", "", handler.native_name) for handler in handlers]
+    made = [handlers._handler(name, nothing, ((0, 0),), 1, 1, (nothing, -1, 0)) for name in ("once", "twice")]
+    symbols = [re.sub(r"\d", "", handler.native_name) for handler in made]
     assert symbols[0] != symbols[1]

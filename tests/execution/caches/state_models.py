@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 import numpy as np
-from fake_device import make_request
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Int
+from small_schedulers import make_request
 
 from jpaged.execution import Runner, StepSettings, make_mesh, plan_pool
 from jpaged.memory import MemoryManager

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_device import make_request
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
+from small_schedulers import make_request
 
 from jpaged.execution import Bucket, Runner, StepSettings, make_mesh, make_step, plan_pool
 from jpaged.execution.arrays import HostOrDevice

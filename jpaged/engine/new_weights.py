@@ -64,7 +64,7 @@ def replacement(
     def put() -> None:
         if num_exact(placed) != worker.model.num_exact:
             engine.stop_compiling()  # what is held otherwise takes other programs
-        replace_weights(engine, lambda: worker.update_params(placed), running)
+        replace_weights(engine, lambda: worker.models.update_params(placed), running)
 
     return put
 
@@ -83,7 +83,7 @@ def widen_weights(engine: Engine, caller: str) -> None:
         engine.settle(caller)
     engine.stop_compiling()
     with engine.change():
-        worker.widen_params()
+        worker.models.widen_params()
 
 
 def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -> None:
@@ -95,7 +95,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
     """
     if not engine.is_asleep:
         engine.settle("update_params()")
-    if running == "finish" and any(request.images for request in engine.unfinished):
+    if running == "finish" and any(request.images for request in engine.requests.unfinished.values()):
         raise ValueError(
             "running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'"
         )
@@ -114,9 +114,9 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
 
 def _forget_old(engine: Engine, running: str) -> None:
     if running == "abort":
-        engine.end_all()
-    if running == "recompute" and engine.unfinished:
-        engine.begin_again(scores_too=True)
+        engine.requests.end_all()
+    if running == "recompute" and engine.requests.unfinished:
+        engine.recovery.begin_again(scores_too=True)
         return
     for replica in engine.replicas:
         replica.pins.release()

@@ -99,7 +99,7 @@ def test_half_precision_stays_as_stored(tmp_path, encoding, dtype):
     values = draw(32, 64)
     reader = weights(tmp_path, "llama", {"output.weight": (quants.quantize(values, encoding), encoding)})
     found = reader.read("lm_head.weight")
-    assert found.dtype == reader.stored_dtype == dtype
+    assert found.dtype == reader.stored_dtype == reader.dtype("lm_head.weight") == dtype
     assert not reader.quantised
     np.testing.assert_array_equal(found, values.astype(dtype))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -9,7 +10,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels import cpu_tiles
-from pallas_kernels.cpu_tiles import FLOAT, VectorCode, tile
+from pallas_kernels.cpu_tiles import FLOAT, VECTOR, VectorCode, tile
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 
 ROWS = 6
@@ -22,12 +23,14 @@ _BYTES = cpu_tiles.LANES * FLOAT
 _SPAN_BYTES = SPAN * FLOAT
 
 
-def _weighted(rows: int) -> Any:
+def weighted(rows: int, widen: Callable[[VectorCode, ir.Value], ir.Value] | None = None) -> Any:
     """Return ``f(weights, values, offset, keys, out, out_stride, shrink)``, to be called from compiled loops.
 
     out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
-    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken.
+    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken. They
+    are float32, or numbers of two bytes that `widen` makes so.
     """
+    held, bytes_held = (VECTOR, FLOAT) if widen is None else (ir.VectorType(ir.IntType(16), cpu_tiles.LANES), 2)
 
     @intrinsic
     def product(typingctx, weights, values, offset, keys, out, out_stride, shrink):
@@ -39,7 +42,9 @@ def _weighted(rows: int) -> Any:
             def turn(position, sums):
                 word = code.at(values, builder.mul(position, ir.Constant(ir.IntType(64), WORD)))
                 row = code.at(code.load(word, ir.IntType(64)), offset)
-                columns = [code.load(code.at(row, n * _BYTES)) for n in range(_VECTORS)]
+                places = [code.at(row, n * cpu_tiles.LANES * bytes_held) for n in range(_VECTORS)]
+                columns = [code.load(place, held, bytes_held) for place in places]
+                columns = columns if widen is None else [widen(code, column) for column in columns]
                 at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
                 added = []
                 for m, x_row in enumerate(x_rows):
@@ -61,7 +66,7 @@ def _weighted(rows: int) -> Any:
 
 
 _six, _five, _four, _three, _two, _one = (tile(rows, _VECTORS) for rows in range(ROWS, 0, -1))
-_six_values, _five_values, _four_values, _three_values, _two_values, _one_value = map(_weighted, range(ROWS, 0, -1))
+_six_values, _five_values, _four_values, _three_values, _two_values, _one_value = map(weighted, range(ROWS, 0, -1))
 
 
 @njit

@@ -17,8 +17,9 @@ from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi_primitives import byte, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_block import add_values, scores
+from pallas_kernels.paged_attention.cpu_few import MOST, add_few_values
 from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN, WORD, cap_scores, f32, hide
-from pallas_kernels.paged_attention.cpu_rows import bring_keys, bring_values, fetch, float16
+from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, bring_keys, bring_values, fetch, float16
 from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
 TOGETHER = 24
@@ -219,21 +220,21 @@ def _bring_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
 
 
 @njit
-def _bring_values(memory, numbers, rows, keys, partly, scratch):
-    """Bring the values of a span, as float32, to ``scratch.wide``; those of float32 stay where they are."""
+def _bring_values(memory, numbers, rows, keys, partly, in_place, scratch):
+    """Bring the values of a span, as float32, to ``scratch.wide``, unless they are read where they are."""
     for half in range(memory.value_halves):
         moved = scratch.moved + half * SPAN * WORD
         ours, offset = _rows_at(memory, rows, partly, memory.value_lane + half * HALF, moved, scratch)
-        if numbers.bytes < FLOAT:
+        if not in_place:
             to = scratch.wide + half * SPAN * HALF * FLOAT
             bring_values(numbers, ours, keys, offset, scratch.scales, to, HALF * FLOAT)
 
 
 @njit
-def _values_at(memory, numbers, rows, partly, half, scratch):
+def _values_at(memory, rows, partly, half, in_place, scratch):
     """Return the addresses of a span's values, brought by `_bring_values`, and the bytes from there to `HALF` of their
     lanes."""
-    if numbers.bytes < FLOAT:
+    if not in_place:
         return scratch.wide_rows, half * SPAN * HALF * FLOAT
     if partly:
         return scratch.moved + half * SPAN * WORD, 0
@@ -320,6 +321,8 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
     head lies; the first of it is fetched meanwhile.
     """
     value_width = memory.value_halves * HALF
+    few = numbers.bytes == BFLOAT16.bytes and number <= MOST
+    in_place = few or numbers.bytes == FLOAT
     _begin(scratch, number, value_width)
     rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
     partly, holes = _find_rows(memory, table, key_0, begin, end, scratch.nothing, rows)
@@ -333,7 +336,7 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
             _find_rows(memory, its_table, first, its_begin, its_end, scratch.nothing, coming)
         keys = min(SPAN, end - key_0)
         _bring_keys(memory, numbers, rows, keys, partly, coming, further, scratch)
-        _bring_values(memory, numbers, rows, keys, partly, scratch)
+        _bring_values(memory, numbers, rows, keys, partly, in_place, scratch)
         for at in range(0, number, TOGETHER):
             some = min(TOGETHER, number - at)
             if not _take_softmax(memory, scratch, rows, key_0, (begin, end), at, some, cap, holes):
@@ -341,8 +344,11 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
             if at == 0:
                 _fetch_values(memory, numbers, coming, further)
             for half in range(memory.value_halves):
-                values, offset = _values_at(memory, numbers, rows, partly, half, scratch)
+                values, offset = _values_at(memory, rows, partly, half, in_place, scratch)
                 to = scratch.values + (at * value_width + half * HALF) * FLOAT
-                add_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
+                if few:
+                    add_few_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
+                else:
+                    add_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
         rows, coming, partly, holes = coming, rows, then_partly, then_holes
         key_0 = following

@@ -31,8 +31,15 @@ def _constant(number: int) -> ir.Constant:
     return ir.Constant(_INTS, [number] * LANES)
 
 
-def _bfloat16(code: VectorCode, bits: ir.Value) -> ir.Value:
+def bfloat16(code: VectorCode, bits: ir.Value) -> ir.Value:
     return code.builder.bitcast(code.builder.shl(_wide_ints(code, bits), _constant(16)), VECTOR)
+
+
+def _halves(code: VectorCode, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return the first and the second numbers of pairs of bfloat16."""
+    builder = code.builder
+    first, second = builder.shl(pairs, _constant(16)), builder.and_(pairs, _constant(0xFFFF0000))
+    return builder.bitcast(first, VECTOR), builder.bitcast(second, VECTOR)
 
 
 def _int8(code: VectorCode, codes: ir.Value) -> ir.Value:
@@ -82,7 +89,7 @@ FLOAT32, BFLOAT16, INT8, FLOAT8 = Float32(4), BFloat16(2), Int8(1), Float8(1)
 
 _FORMS = {
     Float32: (4, ir.FloatType(), lambda code, numbers: numbers),
-    BFloat16: (2, ir.IntType(16), _bfloat16),
+    BFloat16: (2, ir.IntType(16), bfloat16),
     Int8: (1, ir.IntType(8), _int8),
     Float8: (1, ir.IntType(8), _float8),
 }
@@ -111,9 +118,11 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
     """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on,
     times the keys' numbers at `scales` if they have any.
 
-    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters.
+    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters. Numbers of two
+    bytes are turned in pairs, words of four.
     """
-    size, number, widen = _FORMS[numbers.instance_class]
+    pairs = numbers.instance_class is BFloat16
+    size, number, widen = (FLOAT, _INT, None) if pairs else _FORMS[numbers.instance_class]
 
     def generate(context, builder, signature, args):
         _, rows, offset, scales, out, out_stride = args
@@ -121,14 +130,22 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
         ours = [code.at(code.load(code.at(rows, n * WORD), _WORD), offset) for n in range(LANES)]
         four = ir.VectorType(number, _FOUR)
         factors = code.load(scales) if numbers.instance_class is Int8 else None
-        for lane in range(0, HALF, _FOUR):
+
+        def put(column, lane):
+            scaled = column if factors is None else builder.fmul(column, factors)
+            code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane))))
+
+        for word in range(0, HALF // 2 if pairs else HALF, _FOUR):
             vectors = []
             for first in range(_FOUR):
-                parts = [code.load(code.at(row, lane * size), four, size) for row in ours[first::_FOUR]]
-                vectors.append(widen(code, code.joined(parts)))
+                parts = [code.load(code.at(row, word * size), four, 2 if pairs else size) for row in ours[first::_FOUR]]
+                vectors.append(code.joined(parts) if pairs else widen(code, code.joined(parts)))
             for n, column in enumerate(code.turned_quarters(vectors)):
-                scaled = column if factors is None else builder.fmul(column, factors)
-                code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane + n))))
+                if pairs:
+                    for half, bits in enumerate(_halves(code, column)):
+                        put(bits, 2 * (word + n) + half)
+                else:
+                    put(column, word + n)
         return context.get_dummy_value()
 
     return types.void(numbers, *[types.intp] * 5), generate

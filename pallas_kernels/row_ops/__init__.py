@@ -1,4 +1,4 @@
-"""Computes what stands between a layer's products, row by row: norms, sums before them, gates and rotations.
+"""Computes what stands between products, row by row: norms, sums before them, gates, rotations, maxima of logits.
 
 XLA fuses these into few operations on accelerators. On a CPU it makes several passes, mostly on one core, with a
 slow exponential; `cpu` makes one pass of each on all cores. Rows do not meet.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.platform import Impl
 from pallas_kernels.row_ops import cpu
 
-__all__ = ["add_rms_norm", "gated", "rms_norm", "rotated_apart"]
+__all__ = ["add_rms_norm", "gated", "largest", "rms_norm", "rotated_apart"]
 
 
 def rms_norm(
@@ -87,3 +87,17 @@ def rotated_apart(
     if impl == "cpu" and cpu.takes(fused):
         return cpu.rotated_apart(fused, cos, sin)
     return None
+
+
+def largest(x: Float[Array, "rows size"], *, impl: Impl = "xla") -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """Return the first place of each row's largest number, and the logarithm of the sum of its numbers' exponentials.
+
+    Args:
+        impl: ``cpu`` needs Numba and an unsharded operand, and leaves what is not float32 to XLA.
+    """
+    if impl == "cpu" and cpu.takes(x):
+        return cpu.largest(x)
+    # Two plain reductions: XLA:CPU runs a variadic one several times slower.
+    places = jnp.arange(x.shape[1], dtype=jnp.int32)
+    top = x.max(axis=1, keepdims=True)
+    return jnp.where(x == top, places, x.shape[1] - 1).min(axis=1), jax.nn.logsumexp(x, axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -74,6 +74,14 @@ def rotated_apart(
     queries = jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), fused.dtype)
     call = jax.ffi.ffi_call(rotation_target(), (queries, one, one))
     return call(fused, cos.astype(jnp.float32), sin.astype(jnp.float32))
+
+
+def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """See `pallas_kernels.row_ops.largest`."""
+    from pallas_kernels.row_ops.cpu_totals import target
+
+    rows = (len(x),)
+    return jax.ffi.ffi_call(target(), (jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)))(x)
 
 
 def _settings(eps: float, offset: float) -> Float[Array, " 2"]:

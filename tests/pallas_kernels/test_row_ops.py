@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.row_ops import add_rms_norm, cpu, gated, rms_norm, rotated_apart
+from pallas_kernels.row_ops import add_rms_norm, cpu, gated, largest, rms_norm, rotated_apart
 
 ROWS, SIZE, EPS = 37, 88, 1e-5
 FUNCTIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
@@ -106,3 +106,13 @@ def test_queries_and_keys_are_turned_and_values_stay(width, half):
     np.testing.assert_allclose(k, turned(fused[:, :, -2]), atol=1e-6)
     np.testing.assert_array_equal(v, fused[:, :, -1])
     assert rotated_apart(fused, cos, sin, impl="xla") is None
+
+
+@pytest.mark.parametrize("size", [3, 512, 1300])
+def test_the_first_of_the_largest_is_found_and_exponentials_are_added_up(size):
+    x = numbers(ROWS, size, spread=5.0).at[2, 0].set(50.0).at[2, size - 1].set(50.0).at[3, size - 1].set(60.0)
+    x = x.at[4, :2].set(-jnp.inf)
+    places, totals = jax.jit(lambda x: largest(x, impl="cpu"))(x)
+    np.testing.assert_array_equal(places, np.asarray(x).argmax(axis=1))
+    np.testing.assert_allclose(totals, jax.nn.logsumexp(x, axis=1), rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(places, largest(x)[0])

@@ -1,39 +1,80 @@
-"""Adds up weighted values of bfloat16 for few queries, as decodes have: values are widened in registers.
+"""Adds up weighted values for few queries, as decodes have: bfloat16 is widened in registers, and what follows comes
+from memory meanwhile.
 
-Where many queries share them, they are widened once, to where all find them (`cpu_rows`). Both give the same bits.
+Where many queries share values, they are widened once, to where all find them (`cpu_rows`). Both give the same bits.
 """
 
 from __future__ import annotations
 
-from numba import njit
+from collections.abc import Callable
+from typing import Any
 
-from pallas_kernels.cpu_tiles import FLOAT
+from numba import njit, types
+from numba.extending import overload
+
+from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
 from pallas_kernels.paged_attention.cpu_block import COLUMNS, ROWS, weighted
 from pallas_kernels.paged_attention.cpu_math import HALF
-from pallas_kernels.paged_attention.cpu_rows import bfloat16
+from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float32, bfloat16
 
 MOST = ROWS
 """Queries that are few."""
-_BYTES = 2
-
-_six, _five, _four, _three, _two, _one = (weighted(rows, bfloat16) for rows in range(ROWS, 0, -1))
 
 
-@njit
-def add_few_values(weights, values, offset, keys, out, width, shrink, number):
-    """Do as `cpu_block.add_values` with values of bfloat16, for up to `MOST` queries."""
-    stride = width * FLOAT
-    for column in range(0, HALF, COLUMNS):
-        v, to = offset + column * _BYTES, out + column * FLOAT
-        if number == 6:
-            _six(weights, values, v, keys, to, stride, shrink)
-        elif number == 5:
-            _five(weights, values, v, keys, to, stride, shrink)
-        elif number == 4:
-            _four(weights, values, v, keys, to, stride, shrink)
-        elif number == 3:
-            _three(weights, values, v, keys, to, stride, shrink)
-        elif number == 2:
-            _two(weights, values, v, keys, to, stride, shrink)
-        else:
-            _one(weights, values, v, keys, to, stride, shrink)
+def _product(widen: Callable[..., Any] | None, number_bytes: int) -> Any:
+    """Return what `add_few_values` does with values of one form."""
+    lines = HALF * number_bytes // LINE_BYTES
+    six, five, four, three, two, one = (weighted(rows, widen, lines) for rows in range(ROWS, 0, -1))
+
+    @njit
+    def add(weights, values, offset, keys, out, width, shrink, number, coming, further):
+        stride = width * FLOAT
+        for column in range(0, HALF, COLUMNS):
+            v, to = offset + column * number_bytes, out + column * FLOAT
+            if number == 6:
+                six(weights, values, v, keys, to, stride, shrink, coming, further)
+            elif number == 5:
+                five(weights, values, v, keys, to, stride, shrink, coming, further)
+            elif number == 4:
+                four(weights, values, v, keys, to, stride, shrink, coming, further)
+            elif number == 3:
+                three(weights, values, v, keys, to, stride, shrink, coming, further)
+            elif number == 2:
+                two(weights, values, v, keys, to, stride, shrink, coming, further)
+            else:
+                one(weights, values, v, keys, to, stride, shrink, coming, further)
+
+    return add
+
+
+_ADD = {Float32: _product(None, 4), BFloat16: _product(bfloat16, 2)}
+
+
+def takes_few(numbers):
+    """Tell whether `add_few_values` takes values of this form."""
+
+
+def add_few_values(numbers, weights, values, offset, keys, out, width, shrink, number, coming, further):
+    """Do as `cpu_block.add_values` with values as they are held, for up to `MOST` queries; the same lanes of as many
+    rows at `coming`, `further` bytes from there on, are fetched meanwhile."""
+
+
+@overload(takes_few)
+def _takes_few(numbers):
+    takes = _form(numbers) in _ADD
+    return lambda numbers: takes
+
+
+@overload(add_few_values)
+def _add_few_values(numbers, weights, values, offset, keys, out, width, shrink, number, coming, further):
+    if (add := _ADD.get(_form(numbers))) is None:
+        return lambda numbers, weights, values, offset, keys, out, width, shrink, number, coming, further: None
+
+    def call(numbers, weights, values, offset, keys, out, width, shrink, number, coming, further):
+        add(weights, values, offset, keys, out, width, shrink, number, coming, further)
+
+    return call
+
+
+def _form(numbers: types.Type) -> type | None:
+    return getattr(numbers, "instance_class", None)

@@ -17,9 +17,9 @@ from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi_primitives import byte, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_block import add_values, scores
-from pallas_kernels.paged_attention.cpu_few import MOST, add_few_values
+from pallas_kernels.paged_attention.cpu_few import MOST, add_few_values, takes_few
 from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN, WORD, cap_scores, f32, hide
-from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, bring_keys, bring_values, fetch, float16
+from pallas_kernels.paged_attention.cpu_rows import bring_keys, bring_values, fetch, float16
 from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
 TOGETHER = 24
@@ -190,11 +190,11 @@ def _offset(memory, lane):
 
 
 @njit
-def _fetch_values(memory, numbers, rows, further):
-    """Fetch the values of a span, whose head lies so many bytes further."""
+def _fetch_values(memory, numbers, rows, further, begin):
+    """Fetch the values of a span's rows behind the first, `begin`, whose head lies so many bytes further."""
     if memory.value_lane:  # else they are the keys
         for half in range(memory.value_halves):
-            fetch(numbers, rows, further + _offset(memory, memory.value_lane + half * HALF))
+            fetch(numbers, rows, further + _offset(memory, memory.value_lane + half * HALF), begin)
 
 
 @njit
@@ -321,7 +321,7 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
     head lies; the first of it is fetched meanwhile.
     """
     value_width = memory.value_halves * HALF
-    few = numbers.bytes == BFLOAT16.bytes and number <= MOST
+    few = takes_few(numbers) and number <= MOST
     in_place = few or numbers.bytes == FLOAT
     _begin(scratch, number, value_width)
     rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
@@ -342,12 +342,25 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
             if not _take_softmax(memory, scratch, rows, key_0, (begin, end), at, some, cap, holes):
                 continue
             if at == 0:
-                _fetch_values(memory, numbers, coming, further)
+                _fetch_values(memory, numbers, coming, further, keys if few else 0)
             for half in range(memory.value_halves):
                 values, offset = _values_at(memory, rows, partly, half, in_place, scratch)
                 to = scratch.values + (at * value_width + half * HALF) * FLOAT
                 if few:
-                    add_few_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
+                    theirs = further + _offset(memory, memory.value_lane + half * HALF)
+                    add_few_values(
+                        numbers,
+                        scratch.weights,
+                        values,
+                        offset,
+                        keys,
+                        to,
+                        value_width,
+                        scratch.shrink,
+                        some,
+                        coming,
+                        theirs,
+                    )
                 else:
                     add_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
         rows, coming, partly, holes = coming, rows, then_partly, then_holes

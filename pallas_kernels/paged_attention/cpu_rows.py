@@ -96,36 +96,41 @@ _FORMS = {
 """Bytes and LLVM's type of a number, and what widens a vector of them."""
 
 
+def _emit_fetch(code: VectorCode, numbers: types.Type, row: ir.Value, offset: ir.Value) -> None:
+    """Fetch `HALF` lanes, `offset` from the address at `row` on."""
+    address = code.at(code.load(row, _WORD), offset)
+    for line in range(0, HALF * _FORMS[numbers.instance_class][0], LINE_BYTES):
+        emit_prefetch(code.builder, code.at(address, line))
+
+
 @intrinsic
 def _fetch(typingctx, numbers, rows, offset):
     """Fetch `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on, for what follows."""
-    size = _FORMS[numbers.instance_class][0]
 
     def generate(context, builder, signature, args):
         _, rows, offset = args
         code = VectorCode(builder)
         for key in range(LANES):
-            address = code.at(code.load(code.at(rows, key * WORD), _WORD), offset)
-            for line in range(0, HALF * size, LINE_BYTES):
-                emit_prefetch(builder, code.at(address, line))
+            _emit_fetch(code, numbers, code.at(rows, key * WORD), offset)
         return context.get_dummy_value()
 
     return types.void(numbers, types.intp, types.intp), generate
 
 
 @intrinsic
-def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
+def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, further):
     """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on,
     times the keys' numbers at `scales` if they have any.
 
     Parts of rows are loaded together, so that each four columns are turned within a vector's quarters. Numbers of two
-    bytes are turned in pairs, words of four.
+    bytes are turned in pairs, words of four. The same lanes of the rows at `coming`, `further` from there on, are
+    fetched for what follows, some at a time: more than a core waits for at once would hold it up.
     """
     pairs = numbers.instance_class is BFloat16
     size, number, widen = (FLOAT, _INT, None) if pairs else _FORMS[numbers.instance_class]
 
     def generate(context, builder, signature, args):
-        _, rows, offset, scales, out, out_stride = args
+        _, rows, offset, scales, out, out_stride, coming, further = args
         code = VectorCode(builder)
         ours = [code.at(code.load(code.at(rows, n * WORD), _WORD), offset) for n in range(LANES)]
         four = ir.VectorType(number, _FOUR)
@@ -135,7 +140,10 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
             scaled = column if factors is None else builder.fmul(column, factors)
             code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane))))
 
-        for word in range(0, HALF // 2 if pairs else HALF, _FOUR):
+        turns = range(0, HALF // 2 if pairs else HALF, _FOUR)
+        for word in turns:
+            for key in range(word // _FOUR, LANES, len(turns)):
+                _emit_fetch(code, numbers, code.at(coming, key * WORD), further)
             vectors = []
             for first in range(_FOUR):
                 parts = [code.load(code.at(row, word * size), four, 2 if pairs else size) for row in ours[first::_FOUR]]
@@ -148,7 +156,7 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
                     put(column, word + n)
         return context.get_dummy_value()
 
-    return types.void(numbers, *[types.intp] * 5), generate
+    return types.void(numbers, *[types.intp] * 7), generate
 
 
 @intrinsic
@@ -177,14 +185,15 @@ def bring_keys(numbers, rows, number, offset, scales, out, coming, further):
     `_turn`. The same lanes of rows at `coming`, `further` bytes from there on, are fetched meanwhile, some at a
     time."""
     for key in range(0, number, LANES):
-        _fetch(numbers, coming + key * WORD, further)
-        _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * FLOAT, SPAN * FLOAT)
+        to, theirs = out + key * FLOAT, coming + key * WORD
+        _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, to, SPAN * FLOAT, theirs, further)
+    fetch(numbers, coming, further, number)
 
 
 @njit
-def fetch(numbers, rows, offset):
-    """Fetch `HALF` lanes of a span's rows."""
-    for key in range(0, SPAN, LANES):
+def fetch(numbers, rows, offset, begin):
+    """Fetch `HALF` lanes of a span's rows behind the first, `begin` and some more."""
+    for key in range(-(-begin // LANES) * LANES, SPAN, LANES):
         _fetch(numbers, rows + key * WORD, offset)
 
 

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels import cpu_tiles
 from pallas_kernels.cpu_tiles import FLOAT, VECTOR, VectorCode, tile
-from pallas_kernels.ffi_primitives import emit_prefetch
+from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 
 ROWS = 6

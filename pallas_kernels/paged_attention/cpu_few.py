@@ -27,8 +27,8 @@ def _product(widen: Callable[..., Any] | None, number_bytes: int) -> Any:
     six, five, four, three, two, one = (weighted(rows, widen, lines) for rows in range(ROWS, 0, -1))
 
     @njit
-    def add(weights, values, offset, keys, out, width, shrink, number, coming, further):
-        stride = width * FLOAT
+    def add(weights, held, keys, out, width, shrink, number):
+        (values, offset, coming, further), stride = held, width * FLOAT
         for column in range(0, HALF, COLUMNS):
             v, to = offset + column * number_bytes, out + column * FLOAT
             if number == 6:
@@ -54,9 +54,12 @@ def takes_few(numbers):
     """Tell whether `add_few_values` takes values of this form."""
 
 
-def add_few_values(numbers, weights, values, offset, keys, out, width, shrink, number, coming, further):
-    """Do as `cpu_block.add_values` with values as they are held, for up to `MOST` queries; the same lanes of as many
-    rows at `coming`, `further` bytes from there on, are fetched meanwhile."""
+def add_few_values(numbers, weights, held, keys, out, width, shrink, number):
+    """Do as `cpu_block.add_values` with values as they are held, for up to `MOST` queries.
+
+    `held` are the addresses of rows of values and the bytes from there to the lanes that are taken; then those of rows
+    that come next, as many of which are fetched meanwhile, and the bytes from there.
+    """
 
 
 @overload(takes_few)
@@ -66,14 +69,12 @@ def _takes_few(numbers):
 
 
 @overload(add_few_values)
-def _add_few_values(numbers, weights, values, offset, keys, out, width, shrink, number, coming, further):
+def _add_few_values(numbers, weights, held, keys, out, width, shrink, number):
     if (add := _ADD.get(_form(numbers))) is None:
-        return lambda numbers, weights, values, offset, keys, out, width, shrink, number, coming, further: None
-
-    def call(numbers, weights, values, offset, keys, out, width, shrink, number, coming, further):
-        add(weights, values, offset, keys, out, width, shrink, number, coming, further)
-
-    return call
+        return lambda numbers, weights, held, keys, out, width, shrink, number: None
+    return lambda numbers, weights, held, keys, out, width, shrink, number: add(
+        weights, held, keys, out, width, shrink, number
+    )
 
 
 def _form(numbers: types.Type) -> type | None:

@@ -11,7 +11,7 @@ from numba import carray, njit
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
 
 _PART = 512

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, HeadLayout, LayerRef, WeightSource, head_layout
+from pallas_kernels.row_ops import rotated_apart
 
 from . import weights as convert
 from .heads_norm import HeadsNorm
@@ -110,6 +111,7 @@ class Attention(nnx.Module):
         # A TPU takes longer for several small operations than for one that carries the values along.
         plain = self.q_norm is None and v_norm is None and not (shares_kv or gated or values_are_keys)
         self.rotates_together = plain and build.product_impl in ("tpu", "tpu_interpret")
+        self.rotates_apart = plain and build.product_impl == "cpu"
         self.scale = scale
         self.soft_cap = soft_cap
 
@@ -126,13 +128,7 @@ class Attention(nnx.Module):
         tables, growth = shared.tables[ref.group], shared.growth.get(ref.group)
         # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
         fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
-        if self.rotates_together and tables is not None:
-            fused, tables = rotate_by_product(fused, tables, still=1), None
-        q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
-        k = v = None
-        if not self.shares_kv:
-            k, v = fused[:, :, -1 if self.values_are_keys else -2], fused[:, :, -1]
-            k, v = self._placed(k, self.k_norm, tables), v if self.v_norm is None else self.v_norm(v)
+        q, k, v = self._parts(fused, tables)
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
         sinks = None if self.sinks is None else self.sinks[...].reshape(layout.kv_heads, layout.q_per_kv)
@@ -140,6 +136,21 @@ class Attention(nnx.Module):
         if self.gated:
             mixed = mixed * jax.nn.sigmoid(fused[:, :, layout.q_per_kv : 2 * layout.q_per_kv])
         return self.out(mixed.astype(x.dtype).reshape(x.shape[0], -1), shared.live_rows), cache
+
+    def _parts(
+        self, fused: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables | None
+    ) -> tuple[Array, Array | None, Array | None]:
+        """Return the queries, keys and values, normed and rotated; no keys and values where those of another layer are
+        shared."""
+        if tables is not None and self.rotates_apart and (apart := rotated_apart(fused, *tables, impl="cpu")):
+            return apart
+        if tables is not None and self.rotates_together:
+            fused, tables = rotate_by_product(fused, tables, still=1), None
+        q = self._placed(fused[:, :, : self.heads.layout.q_per_kv], self.q_norm, tables)
+        if self.shares_kv:
+            return q, None, None
+        k, v = fused[:, :, -1 if self.values_are_keys else -2], fused[:, :, -1]
+        return q, self._placed(k, self.k_norm, tables), v if self.v_norm is None else self.v_norm(v)
 
     def _placed(self, x: Array, norm: RMSNorm | HeadsNorm | None, tables: RotaryTables | None) -> Array:
         """Return the queries or keys, normed and rotated to their positions."""

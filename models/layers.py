@@ -17,10 +17,12 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
+from pallas_kernels.row_ops import add_rms_norm, gated, rms_norm
 
 from . import weights as convert
 from .linear import Linear, LiveRows
 from .parameters import constant_param
+from .stack import Sum
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -50,13 +52,20 @@ class RMSNorm(nnx.Module):
         self.scale = constant_param(build, (size,), 1.0 - offset) if affine else None
         self.eps = eps
         self.offset = offset
+        self.impl = build.product_impl
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.scale is not None:
-            wide = wide * (self.offset + self.scale[...].astype(jnp.float32))
-        return wide.astype(x.dtype)
+        return rms_norm(x, self._scale, self.eps, offset=self.offset, impl=self.impl)
+
+    def of_sum(self, x: Sum | Float[Array, "*batch size"]) -> tuple[Float[Array, "*batch size"], ...]:
+        """Return the sum, added up, and its norm; where nothing is to be added, `x` and its norm."""
+        if not isinstance(x, Sum):
+            return x, self(x)
+        return add_rms_norm(x.hidden, x.rest, self._scale, self.eps, offset=self.offset, impl=self.impl)
+
+    @property
+    def _scale(self) -> Float[Array, " size"] | None:
+        return None if self.scale is None else self.scale[...]
 
     def weights(self, path: tuple[str, ...], name: str, layer: int | None = None) -> Iterator[WeightSource]:
         """Yield the sources of this norm at `path` in its layer or model, whose tensors begin with `name`."""
@@ -110,12 +119,18 @@ class GatedMLP(nnx.Module):
         self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
         self.activation = activation
         self.shards = build.tensor_parallel
+        self.impl = build.product_impl
 
     def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        both = self.gate_up(x, live_rows)
-        gate, up = jnp.split(both.reshape(x.shape[0], self.shards, -1), 2, axis=-1)
-        inner = ACTIVATIONS[self.activation](gate) * up
-        return self.down(inner.reshape(x.shape[0], -1), live_rows)
+        return self.down(self._inner(self.gate_up(x, live_rows)), live_rows)
+
+    def _inner(self, both: Float[Array, "tokens gate_up"]) -> Float[Array, "tokens mlp"]:
+        """Return the activated gates times what they let through."""
+        inner = gated(both, self.activation, impl=self.impl) if self.shards == 1 else None
+        if inner is not None:
+            return inner
+        gate, up = jnp.split(both.reshape(both.shape[0], self.shards, -1), 2, axis=-1)
+        return (ACTIVATIONS[self.activation](gate) * up).reshape(both.shape[0], -1)
 
     def weights(
         self,

@@ -41,7 +41,7 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
 class LlamaLayer(nnx.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
 
-    leaves_sum = True
+    takes_sum = True
 
     def __init__(self, config: Any, kind: LayerKind, heads: Heads, build: BuildContext):
         # Qwen2 fixes its biases in code; Mistral and Ministral have none; the others have a field for all four.
@@ -68,11 +68,12 @@ class LlamaLayer(nnx.Module):
         )
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
+        self, hidden: Sum | Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Sum, Any]:
-        mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
-        hidden = hidden + mixed
-        return Sum(hidden, self.mlp(self.post_norm(hidden), shared.live_rows)), cache
+        hidden, normed = self.input_norm.of_sum(hidden)
+        mixed, cache = self.attention(normed, shared, cache, ref, attend)
+        hidden, normed = self.post_norm.of_sum(Sum(hidden, mixed))
+        return Sum(hidden, self.mlp(normed, shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

@@ -34,7 +34,7 @@ class PreNormLayer(nnx.Module):
         norm_offset: see `RMSNorm`.
     """
 
-    leaves_sum = True
+    takes_sum = True
 
     def __init__(
         self,
@@ -54,11 +54,12 @@ class PreNormLayer(nnx.Module):
         self.names = names or LayerNames()
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
+        self, hidden: Sum | Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Sum, Any]:
-        mixed, cache = self.mixer(self.input_norm(hidden), shared, cache, ref, attend)
-        hidden = hidden + mixed
-        return Sum(hidden, self.mlp(self.post_norm(hidden), shared.live_rows)), cache
+        hidden, normed = self.input_norm.of_sum(hidden)
+        mixed, cache = self.mixer(normed, shared, cache, ref, attend)
+        hidden, normed = self.post_norm.of_sum(Sum(hidden, mixed))
+        return Sum(hidden, self.mlp(normed, shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

@@ -67,9 +67,9 @@ class Shared:
 @partial(jax.tree_util.register_dataclass, data_fields=("hidden", "rest"), meta_fields=())
 @dataclass(frozen=True)
 class Sum:
-    """Leaves the last addition of a layer to the next, which a TPU then fuses with its norm's reduction.
+    """Leaves the last addition of a layer to the next, which a TPU and a CPU then do together with its norm.
 
-    A layer whose class has ``leaves_sum = True`` returns one in place of its hidden states.
+    A layer whose class has ``takes_sum = True`` returns one in place of its hidden states, and may be given one.
     """
 
     hidden: Float[Array, "tokens embed"]
@@ -188,8 +188,13 @@ class LayerStack(nnx.Module):
                 kept = before[kind.group] + number * a_repeat[kind.group] + _keepers(pattern[:place])[kind.group]
                 ref = None if kind.group is None else LayerRef(kind.group, kept - kind.shares_kv)
                 own = shared.of_layer(segment.start + number * segment.period + place)
-                hidden, cache = layer(_total(hidden), own, cache, ref, attend)
+                taken = hidden if getattr(layer, "takes_sum", False) else _total(hidden)
+                hidden, cache = layer(taken, own, cache, ref, attend)
             return hidden, cache
+
+        def carried(hidden: Array) -> Array | Sum:
+            takes_sum = getattr(layers[-1], "takes_sum", False)
+            return Sum(hidden, jnp.zeros_like(hidden)) if takes_sum else hidden
 
         held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1
         if segment.repeats == 1 and held == 1:
@@ -204,10 +209,10 @@ class LayerStack(nnx.Module):
             def banked(carry, number):
                 params = choose(each, number)
                 hidden, cache = carry
-                last, cache = repeat(nnx.merge(graph, params), hidden, cache, number)
-                return (_total(last), cache), None
+                return repeat(nnx.merge(graph, params), hidden, cache, number), None
 
-            return jax.lax.scan(banked, (hidden, cache), numbers)[0]
+            (last, cache), _ = jax.lax.scan(banked, (carried(hidden), cache), numbers)
+            return _total(last), cache
         graph, params = nnx.split(layers)
 
         # A number that is carried costs a scalar's addition; one that is scanned over costs a slice, as much as any
@@ -220,8 +225,7 @@ class LayerStack(nnx.Module):
         def body_of_some(carry, number):
             return body(carry, jax.tree.map(lambda x: x[number], params))
 
-        leaves_sum = getattr(layers[-1], "leaves_sum", False)
-        carry = (Sum(hidden, jnp.zeros_like(hidden)) if leaves_sum else hidden, cache, jnp.int32(0))
+        carry = (carried(hidden), cache, jnp.int32(0))
         if segment.repeats < held:  # scanning over a part of the stacks would copy it
             (last, cache, _), _ = jax.lax.scan(body_of_some, carry, numbers)
         else:

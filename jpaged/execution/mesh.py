@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jpaged.execution.replicas import DATA_AXIS, own_sharding
 from jpaged.model_api import TENSOR_AXIS
+from pallas_kernels.platform import Impl, resolve_impl
 
 
 def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:
@@ -63,6 +64,11 @@ def platform(mesh: Mesh) -> str:
     target."""
     name = mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
+
+
+def row_impl(mesh: Mesh) -> Impl:
+    """Return which version of `pallas_kernels.row_ops` runs on whole arrays of a mesh."""
+    return resolve_impl(None) if alone_on_cpu(mesh) else "xla"
 
 
 def alone_on_cpu(mesh: Mesh) -> bool:

@@ -89,7 +89,7 @@ class Worker:
         self.models = PairedModels(graphdef, params, spec, mesh, told, draft=draft, store=programs)
         copy = make_block_copy(spec, mesh)
         self.copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
-        self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
+        self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
         self.host = HostStore(spec, mesh, *told)
         self.blocks = PoolBlocks(spec, mesh, *told, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)

@@ -11,7 +11,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
+<<<<<<< HEAD
 from jpaged.loading.build_context import ExactTiles, build_context
+=======
+from jpaged.execution.mesh import alone_on_cpu
+from jpaged.loading.build_context import build_context
+>>>>>>> bf16
 from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config
 from jpaged.loading.loaded_model import LoadedModel
@@ -23,6 +28,7 @@ from jpaged.loading.pooling_head import read_pooling_head
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
+from pallas_kernels.large_pages import use_large_pages
 
 
 def load_model(
@@ -128,6 +134,8 @@ def _load(
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     else:
         model, graphdef, params = load_params(family, config, reader, build, mesh=mesh, quantization=quantization)
+    if computes and alone_on_cpu(mesh):
+        use_large_pages(jax.tree.leaves(params))
     return LoadedModel(
         graphdef=graphdef,
         params=params,

@@ -1,6 +1,6 @@
 """Plans the bulk of a step: requests of one sequence that need the next token and nothing else.
 
-Most of a step's sequences are such. They are planned in one loop, which gives the plan that `Scheduler._extend` would
+Most of a step's sequences are such. They are planned in one loop, which gives the plan that `NextTokens.plan` would
 give at a fraction of its price: at thousands of sequences the scheduler's time is the step's.
 """
 

@@ -24,6 +24,7 @@ from jpaged.execution.caches.state import StateCache
 from jpaged.execution.caches.state_units import StateBatch, TokenByToken
 from jpaged.execution.caches.token_slots import AttentionBatch, TokenSlots
 from jpaged.execution.deterministic import ROWS
+from jpaged.execution.mesh import row_impl
 from jpaged.execution.replicas import pool_sharding, under_mesh
 from jpaged.execution.step import make_step
 from jpaged.memory.layout import GroupLayout, PoolLayout
@@ -90,7 +91,7 @@ def exact_logprobs(
     params, tokens, wanted, real = jax.lax.optimization_barrier((params, tokens, wanted, real))
     hidden, row_of = _hidden_states(shapes, groups, params, tokens, real)
     model = nnx.merge(shapes.graphdef, params)
-    size, rows = tokens.size, shapes.max_num_seqs
+    size, rows, impl = tokens.size, shapes.max_num_seqs, row_impl(shapes.mesh)
     padded = -(-size // rows) * rows
     order, count = _compacted(wanted)
     order = jnp.pad(order, (0, padded - size))
@@ -101,7 +102,7 @@ def exact_logprobs(
         before = hidden[row_of[jnp.maximum(here - 1, 0)]]
         with under_mesh(shapes.mesh):
             logits = model.logits(before, jnp.minimum(count - number * rows, rows))
-        logprobs = chosen_logprobs(jax.lax.optimization_barrier(logits), flat[here])
+        logprobs = chosen_logprobs(jax.lax.optimization_barrier(logits), flat[here], impl)
         return jax.lax.dynamic_update_slice_in_dim(found, logprobs, number * rows, 0)
 
     found = jax.lax.fori_loop(0, -(-count // rows), score, jnp.zeros(padded, jnp.float32))

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import CausalLM
+from pallas_kernels.platform import Impl
+from pallas_kernels.row_ops import largest
 
 ROWS = 256
 """Rows whose logits exist at once; the derivative computes them again."""
@@ -29,7 +31,10 @@ def token_logprobs(
     return parts.reshape(-1)[: len(hidden)]
 
 
-def chosen_logprobs(logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"]) -> Float[Array, " rows"]:
-    """Return the log-probabilities of `tokens`, in the operations of the engine's sampler."""
+def chosen_logprobs(
+    logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"], impl: Impl = "xla"
+) -> Float[Array, " rows"]:
+    """Return the log-probabilities of `tokens`, in the operations of the engine's sampler, whose `impl` this is;
+    differentiable with ``xla``."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=1)
+    return chosen - largest(logits, impl=impl)[1]

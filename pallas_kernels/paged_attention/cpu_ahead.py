@@ -1,4 +1,4 @@
-"""Compiles attention's loops for a CPU in a process of its own, while this one does other things.
+"""Compiles attention's loops for a CPU, and those of rows, in a process of its own, while this one does other things.
 
 They take Numba twenty seconds, half of a cold start, once a machine and version of this package. Import this module
 only where Numba is installed.
@@ -15,7 +15,14 @@ from pathlib import Path
 
 from pallas_kernels import ffi
 
-_COMMAND = "from pallas_kernels.paged_attention.cpu_call import target; import sys; target(sys.argv[1])"
+_COMMAND = """
+import sys
+import pallas_kernels.row_ops.cpu_totals
+from pallas_kernels.row_ops.cpu_kernel import gate_target
+gate_target("silu")  # these take a second each, and a model's first layer asks for them before it attends
+from pallas_kernels.paged_attention.cpu_call import target
+target(sys.argv[1])
+"""
 
 
 def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -9,7 +10,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels import cpu_tiles
-from pallas_kernels.cpu_tiles import FLOAT, VectorCode, tile
+from pallas_kernels.cpu_tiles import FLOAT, VECTOR, VectorCode, tile
+from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 
 ROWS = 6
@@ -22,24 +24,34 @@ _BYTES = cpu_tiles.LANES * FLOAT
 _SPAN_BYTES = SPAN * FLOAT
 
 
-def _weighted(rows: int) -> Any:
-    """Return ``f(weights, values, offset, keys, out, out_stride, shrink)``, to be called from compiled loops.
+def weighted(rows: int, widen: Callable[[VectorCode, ir.Value], ir.Value] | None = None, fetch: int = 0) -> Any:
+    """Return ``f(weights, values, offset, keys, out, out_stride, shrink, coming, further)``, to be called from compiled
+    loops.
 
     out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
-    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken.
+    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken. They
+    are float32, or numbers of two bytes that `widen` makes so. `fetch` lines, `further` from each of the addresses at
+    `coming` on, are fetched meanwhile.
     """
+    held, bytes_held = (VECTOR, FLOAT) if widen is None else (ir.VectorType(ir.IntType(16), cpu_tiles.LANES), 2)
 
     @intrinsic
-    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink):
+    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink, coming, further):
         def generate(context, builder, signature, args):
-            weights, values, offset, keys, out, out_stride, shrink = args
+            weights, values, offset, keys, out, out_stride, shrink, coming, further = args
             code = VectorCode(builder)
             x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
 
             def turn(position, sums):
-                word = code.at(values, builder.mul(position, ir.Constant(ir.IntType(64), WORD)))
-                row = code.at(code.load(word, ir.IntType(64)), offset)
-                columns = [code.load(code.at(row, n * _BYTES)) for n in range(_VECTORS)]
+                word = builder.mul(position, ir.Constant(ir.IntType(64), WORD))
+                row = code.at(code.load(code.at(values, word), ir.IntType(64)), offset)
+                if fetch:
+                    theirs = code.at(code.load(code.at(coming, word), ir.IntType(64)), further)
+                    for line in range(fetch):
+                        emit_prefetch(builder, code.at(theirs, line * cpu_tiles.LINE_BYTES))
+                places = [code.at(row, n * cpu_tiles.LANES * bytes_held) for n in range(_VECTORS)]
+                columns = [code.load(place, held, bytes_held) for place in places]
+                columns = columns if widen is None else [widen(code, column) for column in columns]
                 at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
                 added = []
                 for m, x_row in enumerate(x_rows):
@@ -55,13 +67,13 @@ def _weighted(rows: int) -> Any:
                     code.store(code.fma(code.load(at), factor, sums[_VECTORS * m + n]), at)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 7), generate
+        return types.void(*[types.intp] * 9), generate
 
     return product
 
 
 _six, _five, _four, _three, _two, _one = (tile(rows, _VECTORS) for rows in range(ROWS, 0, -1))
-_six_values, _five_values, _four_values, _three_values, _two_values, _one_value = map(_weighted, range(ROWS, 0, -1))
+_six_values, _five_values, _four_values, _three_values, _two_values, _one_value = map(weighted, range(ROWS, 0, -1))
 
 
 @njit
@@ -102,14 +114,14 @@ def add_values(weights, values, offset, keys, out, width, shrink, number):
                 shrink + row * FLOAT,
             )
             if left >= 6:
-                _six_values(w, values, v, keys, to, stride, by)
+                _six_values(w, values, v, keys, to, stride, by, 0, 0)
             elif left == 5:
-                _five_values(w, values, v, keys, to, stride, by)
+                _five_values(w, values, v, keys, to, stride, by, 0, 0)
             elif left == 4:
-                _four_values(w, values, v, keys, to, stride, by)
+                _four_values(w, values, v, keys, to, stride, by, 0, 0)
             elif left == 3:
-                _three_values(w, values, v, keys, to, stride, by)
+                _three_values(w, values, v, keys, to, stride, by, 0, 0)
             elif left == 2:
-                _two_values(w, values, v, keys, to, stride, by)
+                _two_values(w, values, v, keys, to, stride, by, 0, 0)
             else:
-                _one_value(w, values, v, keys, to, stride, by)
+                _one_value(w, values, v, keys, to, stride, by, 0, 0)

@@ -12,8 +12,16 @@ from numba import njit
 
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.paged_attention.cpu_block import add_values, scores
+from pallas_kernels.paged_attention.cpu_few import MOST, add_few_values, takes_few
 from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN, WORD, cap_scores, f32, hide
-from pallas_kernels.paged_attention.cpu_memory import fetch_values, find_rows, load_keys, load_values, values_at
+from pallas_kernels.paged_attention.cpu_memory import (
+    fetch_values,
+    find_rows,
+    load_keys,
+    load_values,
+    value_offset,
+    values_at,
+)
 from pallas_kernels.paged_attention.cpu_scratch import TOGETHER, floats, words
 from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
@@ -98,6 +106,8 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
     head lies; the first of it is fetched meanwhile.
     """
     value_width = memory.value_halves * HALF
+    few = takes_few(numbers) and number <= MOST
+    in_place = few or numbers.bytes == FLOAT
     _begin(scratch, number, value_width)
     rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
     partly, holes = find_rows(memory, table, key_0, begin, end, scratch.nothing, rows)
@@ -111,16 +121,20 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
             find_rows(memory, its_table, first, its_begin, its_end, scratch.nothing, coming)
         keys = min(SPAN, end - key_0)
         load_keys(memory, numbers, rows, keys, partly, coming, further, scratch)
-        load_values(memory, numbers, rows, keys, partly, scratch)
+        load_values(memory, numbers, rows, keys, partly, in_place, scratch)
         for at in range(0, number, TOGETHER):
             some = min(TOGETHER, number - at)
             if not _take_softmax(memory, scratch, rows, key_0, (begin, end), at, some, cap, holes):
                 continue
             if at == 0:
-                fetch_values(memory, numbers, coming, further)
+                fetch_values(memory, numbers, coming, further, keys if few else 0)
             for half in range(memory.value_halves):
-                values, offset = values_at(memory, numbers, rows, partly, half, scratch)
-                to = scratch.values + (at * value_width + half * HALF) * FLOAT
-                add_values(scratch.weights, values, offset, keys, to, value_width, scratch.shrink, some)
+                values, offset = values_at(memory, rows, partly, half, in_place, scratch)
+                to, weights = scratch.values + (at * value_width + half * HALF) * FLOAT, scratch.weights
+                if few:
+                    held = values, offset, coming, further + value_offset(memory, half)
+                    add_few_values(numbers, weights, held, keys, to, value_width, scratch.shrink, some)
+                else:
+                    add_values(weights, values, offset, keys, to, value_width, scratch.shrink, some)
         rows, coming, partly, holes = coming, rows, then_partly, then_holes
         key_0 = following

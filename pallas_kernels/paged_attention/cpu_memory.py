@@ -94,11 +94,17 @@ def _offset(memory, lane):
 
 
 @njit
-def fetch_values(memory, numbers, rows, further):
-    """Fetch the values of a span, whose head lies so many bytes further."""
+def value_offset(memory, half):
+    """Return the bytes from a token's row in its first tile to `HALF` lanes of its value."""
+    return _offset(memory, memory.value_lane + half * HALF)
+
+
+@njit
+def fetch_values(memory, numbers, rows, further, begin):
+    """Fetch the values of a span's rows behind the first, `begin`, whose head lies so many bytes further."""
     if memory.value_lane:  # else they are the keys
         for half in range(memory.value_halves):
-            fetch(numbers, rows, further + _offset(memory, memory.value_lane + half * HALF))
+            fetch(numbers, rows, further + value_offset(memory, half), begin)
 
 
 @njit
@@ -124,22 +130,22 @@ def load_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
 
 
 @njit
-def load_values(memory, numbers, rows, keys, partly, scratch):
-    """Bring the values of a span, as float32, to ``scratch.wide``; those of float32 stay where they are."""
+def load_values(memory, numbers, rows, keys, partly, in_place, scratch):
+    """Bring the values of a span, as float32, to ``scratch.wide``, unless they are read where they are."""
     for half in range(memory.value_halves):
         moved = scratch.moved + half * SPAN * WORD
         ours, offset = _rows_at(memory, rows, partly, memory.value_lane + half * HALF, moved, scratch)
-        if numbers.bytes < FLOAT:
+        if not in_place:
             to = scratch.wide + half * SPAN * HALF * FLOAT
             bring_values(numbers, ours, keys, offset, scratch.scales, to, HALF * FLOAT)
 
 
 @njit
-def values_at(memory, numbers, rows, partly, half, scratch):
+def values_at(memory, rows, partly, half, in_place, scratch):
     """Return the addresses of a span's values, brought by `load_values`, and the bytes from there to `HALF` of their
     lanes."""
-    if numbers.bytes < FLOAT:
+    if not in_place:
         return scratch.wide_rows, half * SPAN * HALF * FLOAT
     if partly:
         return scratch.moved + half * SPAN * WORD, 0
-    return rows, _offset(memory, memory.value_lane + half * HALF)
+    return rows, value_offset(memory, half)

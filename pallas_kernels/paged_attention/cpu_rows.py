@@ -31,8 +31,15 @@ def _constant(number: int) -> ir.Constant:
     return ir.Constant(_INTS, [number] * LANES)
 
 
-def _bfloat16(code: VectorCode, bits: ir.Value) -> ir.Value:
+def bfloat16(code: VectorCode, bits: ir.Value) -> ir.Value:
     return code.builder.bitcast(code.builder.shl(_wide_ints(code, bits), _constant(16)), VECTOR)
+
+
+def _halves(code: VectorCode, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return the first and the second numbers of pairs of bfloat16."""
+    builder = code.builder
+    first, second = builder.shl(pairs, _constant(16)), builder.and_(pairs, _constant(0xFFFF0000))
+    return builder.bitcast(first, VECTOR), builder.bitcast(second, VECTOR)
 
 
 def _int8(code: VectorCode, codes: ir.Value) -> ir.Value:
@@ -82,56 +89,74 @@ FLOAT32, BFLOAT16, INT8, FLOAT8 = Float32(4), BFloat16(2), Int8(1), Float8(1)
 
 _FORMS = {
     Float32: (4, ir.FloatType(), lambda code, numbers: numbers),
-    BFloat16: (2, ir.IntType(16), _bfloat16),
+    BFloat16: (2, ir.IntType(16), bfloat16),
     Int8: (1, ir.IntType(8), _int8),
     Float8: (1, ir.IntType(8), _float8),
 }
 """Bytes and LLVM's type of a number, and what widens a vector of them."""
 
 
+def _emit_fetch(code: VectorCode, numbers: types.Type, row: ir.Value, offset: ir.Value) -> None:
+    """Fetch `HALF` lanes, `offset` from the address at `row` on."""
+    address = code.at(code.load(row, _WORD), offset)
+    for line in range(0, HALF * _FORMS[numbers.instance_class][0], LINE_BYTES):
+        emit_prefetch(code.builder, code.at(address, line))
+
+
 @intrinsic
 def _fetch(typingctx, numbers, rows, offset):
     """Fetch `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on, for what follows."""
-    size = _FORMS[numbers.instance_class][0]
 
     def generate(context, builder, signature, args):
         _, rows, offset = args
         code = VectorCode(builder)
         for key in range(LANES):
-            address = code.at(code.load(code.at(rows, key * WORD), _WORD), offset)
-            for line in range(0, HALF * size, LINE_BYTES):
-                emit_prefetch(builder, code.at(address, line))
+            _emit_fetch(code, numbers, code.at(rows, key * WORD), offset)
         return context.get_dummy_value()
 
     return types.void(numbers, types.intp, types.intp), generate
 
 
 @intrinsic
-def _turn(typingctx, numbers, rows, offset, scales, out, out_stride):
+def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, further):
     """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on,
     times the keys' numbers at `scales` if they have any.
 
-    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters.
+    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters. Numbers of two
+    bytes are turned in pairs, words of four. The same lanes of the rows at `coming`, `further` from there on, are
+    fetched for what follows, some at a time: more than a core waits for at once would hold it up.
     """
-    size, number, widen = _FORMS[numbers.instance_class]
+    pairs = numbers.instance_class is BFloat16
+    size, number, widen = (FLOAT, _INT, None) if pairs else _FORMS[numbers.instance_class]
 
     def generate(context, builder, signature, args):
-        _, rows, offset, scales, out, out_stride = args
+        _, rows, offset, scales, out, out_stride, coming, further = args
         code = VectorCode(builder)
         ours = [code.at(code.load(code.at(rows, n * WORD), _WORD), offset) for n in range(LANES)]
         four = ir.VectorType(number, _FOUR)
         factors = code.load(scales) if numbers.instance_class is Int8 else None
-        for lane in range(0, HALF, _FOUR):
+
+        def put(column, lane):
+            scaled = column if factors is None else builder.fmul(column, factors)
+            code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane))))
+
+        turns = range(0, HALF // 2 if pairs else HALF, _FOUR)
+        for word in turns:
+            for key in range(word // _FOUR, LANES, len(turns)):
+                _emit_fetch(code, numbers, code.at(coming, key * WORD), further)
             vectors = []
             for first in range(_FOUR):
-                parts = [code.load(code.at(row, lane * size), four, size) for row in ours[first::_FOUR]]
-                vectors.append(widen(code, code.joined(parts)))
+                parts = [code.load(code.at(row, word * size), four, 2 if pairs else size) for row in ours[first::_FOUR]]
+                vectors.append(code.joined(parts) if pairs else widen(code, code.joined(parts)))
             for n, column in enumerate(code.turned_quarters(vectors)):
-                scaled = column if factors is None else builder.fmul(column, factors)
-                code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane + n))))
+                if pairs:
+                    for half, bits in enumerate(_halves(code, column)):
+                        put(bits, 2 * (word + n) + half)
+                else:
+                    put(column, word + n)
         return context.get_dummy_value()
 
-    return types.void(numbers, *[types.intp] * 5), generate
+    return types.void(numbers, *[types.intp] * 7), generate
 
 
 @intrinsic
@@ -160,14 +185,15 @@ def bring_keys(numbers, rows, number, offset, scales, out, coming, further):
     `_turn`. The same lanes of rows at `coming`, `further` bytes from there on, are fetched meanwhile, some at a
     time."""
     for key in range(0, number, LANES):
-        _fetch(numbers, coming + key * WORD, further)
-        _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * FLOAT, SPAN * FLOAT)
+        to, theirs = out + key * FLOAT, coming + key * WORD
+        _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, to, SPAN * FLOAT, theirs, further)
+    fetch(numbers, coming, further, number)
 
 
 @njit
-def fetch(numbers, rows, offset):
-    """Fetch `HALF` lanes of a span's rows."""
-    for key in range(0, SPAN, LANES):
+def fetch(numbers, rows, offset, begin):
+    """Fetch `HALF` lanes of a span's rows behind the first, `begin` and some more."""
+    for key in range(-(-begin // LANES) * LANES, SPAN, LANES):
         _fetch(numbers, rows + key * WORD, offset)
 
 

@@ -95,7 +95,7 @@ def _exponentials(rows: int) -> Any:
     return take
 
 
-_several, _single = _exponentials(ROWS), _exponentials(1)
+_several, _pair, _single = _exponentials(ROWS), _exponentials(2), _exponentials(1)
 
 
 @njit
@@ -108,7 +108,10 @@ def exponentials(scores, top, total, shrink, number):
         at = row * FLOAT
         _several(scores + row * _ROW_BYTES, top + at, total + at, shrink + at)
         row += ROWS
-    while row < number:
+    while number - row >= 2:
+        at = row * FLOAT
+        _pair(scores + row * _ROW_BYTES, top + at, total + at, shrink + at)
+        row += 2
+    if row < number:
         at = row * FLOAT
         _single(scores + row * _ROW_BYTES, top + at, total + at, shrink + at)
-        row += 1

@@ -17,6 +17,11 @@ from pallas_kernels.ffi import address, argument, data, elements, result
 DONT_NEED: int | None = mmap.MADV_DONTNEED if sys.platform == "linux" else None
 """The advice after which private memory reads as zeros, as Linux promises; other systems do not."""
 
+LARGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+"""The advice after which Linux may map memory in pages of two megabytes: a processor remembers where far more of it
+lies. A first write then takes as much at once."""
+
+_LARGE = -1 if LARGE is None else int(LARGE)
 _ADVICE = -1 if DONT_NEED is None else int(DONT_NEED)
 _OS_PAGE = mmap.PAGESIZE
 
@@ -63,7 +68,11 @@ def _zero(start, size):
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _zeros(frame, begin, end):
     item_bytes, array = carray(data(argument(frame, 0)), (1,), np.int32)[0], result(frame, 0)
-    _zero(address(array), elements(array) * item_bytes)
+    start, size = address(array), elements(array) * item_bytes
+    _zero(start, size)
+    first, last = -(-start // _OS_PAGE) * _OS_PAGE, (start + size) // _OS_PAGE * _OS_PAGE
+    if _LARGE >= 0 and first < last:
+        _madvise(first, last - first, _LARGE)  # without it all is as it was
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")

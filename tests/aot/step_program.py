@@ -1,10 +1,10 @@
 """Compile the engine's step of a Llama-3-8B for hardware this machine lacks, and print what it needs, as JSON.
 
-    step_program.py tpu|cuda DEVICES KERNELS
+    step_program.py tpu|cuda DEVICES KERNELS LAYERS
 
 Run by `test_aot_step.py` inside the environment with that compiler; one program a line. Sizes are those of one
-device. KERNELS is an implementation, see `pallas_kernels.platform.Impl`. Nothing is loaded: parameters, pool and batch
-are shapes with shardings.
+device. KERNELS is an implementation, see `pallas_kernels.platform.Impl`; LAYERS of the model's 32 are compiled. Nothing
+is loaded: parameters, pool and batch are shapes with shardings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KERNEL_CALLS = re.compile(
 """Calls of Pallas and of Triton kernels in a compiled program, but for those of XLA's own products of experts."""
 
 
-def main(target: str, devices: int, kernels: str) -> None:
+def main(target: str, devices: int, kernels: str, layers: int) -> None:
     mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
 
     import jax
@@ -52,7 +52,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     config = LlamaConfig(
         hidden_size=4096,
         intermediate_size=14336,
-        num_hidden_layers=32,
+        num_hidden_layers=layers,
         num_attention_heads=32,
         num_key_value_heads=8,
         head_dim=128,
@@ -117,4 +117,4 @@ def report(name: str, lowered: Any, spec: Any, start: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

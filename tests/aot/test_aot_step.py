@@ -8,14 +8,16 @@ from environments import run_program
 pytestmark = pytest.mark.aot
 
 TARGETS = {
-    "TPU v5e x8": ("tpu", "8", "tpu"),
-    "H200 x1": ("cuda", "1", "gpu"),
-    "H200 x8": ("cuda", "8", "gpu"),
-    "H200 x8 without Triton": ("cuda", "8", "xla"),
+    "TPU v5e x8": ("tpu", "8", "tpu", "32"),
+    "H200 x1": ("cuda", "1", "gpu", "6"),
+    "H200 x8": ("cuda", "8", "gpu", "6"),
+    "H200 x1, all layers": ("cuda", "1", "gpu", "32"),
+    "H200 x8, all layers": ("cuda", "8", "gpu", "32"),
+    "H200 x8 without Triton": ("cuda", "8", "xla", "32"),
 }
-"""Compiler, devices, and kernels."""
+"""Compiler, devices, kernels, and layers: with Triton's kernels these follow one another, and each is compiled."""
 
-NIGHTLY = ("H200 x8 without Triton",)
+NIGHTLY = ("H200 x1, all layers", "H200 x8, all layers", "H200 x8 without Triton")
 
 
 @pytest.fixture(
@@ -26,9 +28,9 @@ NIGHTLY = ("H200 x8 without Triton",)
     ],
 )
 def programs(request):
-    target, devices, kernels = request.param
+    target, devices, kernels, layers = request.param
     lines = run_program(target, "step_program.py", *request.param).splitlines()
-    given = {"devices": int(devices), "kernels": kernels}
+    given = {"devices": int(devices), "kernels": kernels, "layers": int(layers)}
     return given | {line["name"]: line for line in map(json.loads, lines)}
 
 
@@ -42,7 +44,7 @@ def test_a_step_needs_little_memory_beside_the_pool(programs, name):
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_a_layer_has_two_all_reduces_and_the_embedding_one(programs, name):
     """Where layers are a loop, its body stands in the program once; with Triton's kernels they follow one another."""
-    layers = 32 if programs["kernels"] == "gpu" else 1
+    layers = programs["layers"] if programs["kernels"] == "gpu" else 1
     assert programs[name]["collectives"] == ["all-reduce"] * ((2 * layers + 1) if programs["devices"] > 1 else 0)
 
 

@@ -11,6 +11,7 @@ import pytest
 import thorough
 from beam_reference import assert_same_beams, torch_beams
 from checkpoints import CHECKPOINTS, make_checkpoint
+from few_shapes import run_in_few_shapes
 from greedy_reference import (
     GREEDY,
     LENGTHS,
@@ -102,7 +103,9 @@ def tight(family, **changes):
     """An engine of few shapes, as the time goes into compiling; prompts above 24 tokens need several steps."""
     size = family.small_pool * family.roomy.memory_report().page_bytes
     settings = SETTINGS | {"max_num_seqs": 8, "max_num_batched_tokens": 24, "kv_cache_memory_bytes": size}
-    return LLM(family.folder, **settings | changes)
+    llm = LLM(family.folder, **settings | changes)
+    run_in_few_shapes(llm)
+    return llm
 
 
 def generate(llm, prompts=PROMPTS, params=GREEDY):

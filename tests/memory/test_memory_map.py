@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from memory_machine import Machine
 from memory_pools import full_manager, serve, window_manager
-from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_4, Machine
+from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_4
 from thorough import examples
 
 from jpaged.memory import NO_BLOCK, Block, BlockState, MemoryManager, MemoryMap

@@ -122,7 +122,7 @@ def make_pool(spec: PoolSpec, mesh: Mesh) -> Pool:
     return jax.jit(everywhere)()
 
 
-def make_zero_pages(spec: PoolSpec, mesh: Mesh) -> jax.stages.Wrapped:
+def make_zero_pages(mesh: Mesh) -> jax.stages.Wrapped:
     """Return ``zero(pool, unused) -> pool``, which zeroes pages where `unused`, ``[replicas * tensor_shards,
     large_pages]``, is true. The pool is donated."""
     split = pool_sharding(mesh).spec

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from jpaged.execution.mesh import row_impl
 from jpaged.execution.replicas import Kind, each_replica, own_sharding
 from jpaged.execution.sampling.ranking import rank
 from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, sample
@@ -47,6 +48,7 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
     With ``top=0``, the plain variant, every row takes its most likely token and only the number of rows in `args`
     counts.
     """
+    impl = row_impl(mesh)
 
     def sample_step(
         params: Any,
@@ -57,7 +59,7 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
     ) -> StepOutput:
         rows = args.temperature.shape[0]
         logits = nnx.merge(graphdef, params).logits(hidden[:rows], (args.position > 0).sum())
-        tokens, logprobs = sample(logits, args, last_tokens) if top else most_likely(logits)
+        tokens, logprobs = sample(logits, args, last_tokens, impl) if top else most_likely(logits, impl)
         asked = jnp.any(args.ranked) if top else False
         ranked = rank(logits, tokens, top, asked)
         return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))

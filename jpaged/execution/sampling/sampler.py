@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.sampling.logit_edits import LogitEdits, edit_logits
 from jpaged.execution.sampling.thresholds import largest_threshold
+from pallas_kernels.platform import Impl
+from pallas_kernels.row_ops import largest
 
 
 class SamplingArrays(NamedTuple):
@@ -43,27 +45,33 @@ class SamplingArrays(NamedTuple):
 
 
 def sample(
-    logits: Float[Array, "seqs vocab"], args: SamplingArrays, last_tokens: Int[Array, " max_seqs"]
+    logits: Float[Array, "seqs vocab"],
+    args: SamplingArrays,
+    last_tokens: Int[Array, " max_seqs"],
+    impl: Impl = "xla",
 ) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
     """Draw one token a row; returns (tokens, their log-probabilities under the unedited softmax).
 
-    `last_tokens` were sampled in the step before; see `LogitEdits.pending`.
+    `last_tokens` were sampled in the step before; see `LogitEdits.pending`. `impl` is that of `row_ops.largest`.
     """
     edited = edit_logits(logits, args.edits, last_tokens)
     greedy = _argmax(edited)
     tokens = lax.cond(jnp.any(args.temperature > 0), lambda: _draw(edited, args, greedy), lambda: greedy)
-    return tokens, _logprobs(logits, tokens)
+    return tokens, _logprobs(logits, tokens, largest(logits, impl=impl)[1])
 
 
-def most_likely(logits: Float[Array, "seqs vocab"]) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
+def most_likely(
+    logits: Float[Array, "seqs vocab"], impl: Impl = "xla"
+) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
     """Return what `sample` gives for rows of temperature 0 without edits."""
-    tokens = _argmax(logits)
-    return tokens, _logprobs(logits, tokens)
+    tokens, totals = largest(logits, impl=impl)
+    return tokens, _logprobs(logits, tokens, totals)
 
 
-def _logprobs(logits: Float[Array, "seqs vocab"], tokens: Int[Array, " seqs"]) -> Float[Array, " seqs"]:
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=1)
+def _logprobs(
+    logits: Float[Array, "seqs vocab"], tokens: Int[Array, " seqs"], totals: Float[Array, " seqs"]
+) -> Float[Array, " seqs"]:
+    return jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0] - totals
 
 
 def _argmax(x: Float[Array, "seqs vocab"]) -> Int[Array, " seqs"]:

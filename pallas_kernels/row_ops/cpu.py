@@ -1,0 +1,88 @@
+"""Implements row_ops for float32 on CPUs, by loops that Numba compiles and XLA calls on its own threads."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""Which loop computes a gate whose activation has this name."""
+
+
+def takes(x: jax.Array) -> bool:
+    """Tell whether rows are computed here: float32 ones."""
+    return x.dtype == jnp.float32 and x.ndim > 1
+
+
+def rms_norm(
+    x: Float[Array, "*batch size"], scale: Float[Array, " size"], eps: float, offset: float
+) -> Float[Array, "*batch size"]:
+    """See `pallas_kernels.row_ops.rms_norm`."""
+    from pallas_kernels.row_ops.cpu_kernel import norm_target  # needs Numba
+
+    rows = x.reshape(-1, x.shape[-1])
+    like = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
+    call = jax.ffi.ffi_call(norm_target(), like)
+    return call(rows, scale.astype(jnp.float32), _settings(eps, offset)).reshape(x.shape)
+
+
+def add_rms_norm(
+    x: Float[Array, "*batch size"],
+    more: Float[Array, "*batch size"],
+    scale: Float[Array, " size"],
+    eps: float,
+    offset: float,
+) -> tuple[Float[Array, "*batch size"], Float[Array, "*batch size"]]:
+    """See `pallas_kernels.row_ops.add_rms_norm`."""
+    from pallas_kernels.row_ops.cpu_kernel import add_norm_target
+
+    rows = x.reshape(-1, x.shape[-1])
+    like = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
+    call = jax.ffi.ffi_call(add_norm_target(), (like, like), input_output_aliases={0: 0})
+    total, normed = call(rows, more.reshape(rows.shape), scale.astype(jnp.float32), _settings(eps, offset))
+    return total.reshape(x.shape), normed.reshape(x.shape)
+
+
+def gated(both: Float[Array, "rows gate_and_up"], activation: str) -> Float[Array, "rows width"]:
+    """See `pallas_kernels.row_ops.gated`."""
+    from pallas_kernels.row_ops.cpu_kernel import gate_target
+
+    like = jax.ShapeDtypeStruct((both.shape[0], both.shape[1] // 2), both.dtype)
+    return jax.ffi.ffi_call(gate_target(ACTIVATIONS[activation]), like)(both)
+
+
+def rotated_apart(
+    fused: Float[Array, "tokens kv_heads rows head_dim"],
+    cos: Float[Array, "tokens half"],
+    sin: Float[Array, "tokens half"],
+) -> tuple[
+    Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+]:
+    """See `pallas_kernels.row_ops.rotated_apart`."""
+    from pallas_kernels.row_ops.cpu_kernel import rotation_target
+
+    tokens, kv_heads, rows, width = fused.shape
+    one = jax.ShapeDtypeStruct((tokens, kv_heads, width), fused.dtype)
+    queries = jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), fused.dtype)
+    call = jax.ffi.ffi_call(rotation_target(), (queries, one, one))
+    return call(fused, cos.astype(jnp.float32), sin.astype(jnp.float32))
+
+
+def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """See `pallas_kernels.row_ops.largest`."""
+    from pallas_kernels.row_ops.cpu_totals import target
+
+    rows = (len(x),)
+    return jax.ffi.ffi_call(target(), (jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)))(x)
+
+
+def _settings(eps: float, offset: float) -> Float[Array, " 2"]:
+    return jnp.asarray([eps, offset], jnp.float32)

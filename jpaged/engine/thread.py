@@ -21,6 +21,10 @@ from jpaged.text.token_reader import TokenReader
 
 logger = logging.getLogger(__name__)
 
+HANDOVER = 0.1
+"""Part of a step's time that clients get to take in its tokens before the engine's thread goes on, while the device is
+busy with the step behind it. Both need the interpreter; what the thread does next is wanted at that step's end."""
+
 
 class EngineThread:
     """Runs an engine's loop in a thread of its own, which alone touches the engine's state.
@@ -215,7 +219,8 @@ class EngineThread:
                 self._take_calls()
                 if self._engine.can_step:
                     self._engine.step()
-                    self._publish()
+                    ahead = any(replica.in_flight for replica in self._engine.replicas)
+                    self._publish(HANDOVER * self._engine.stats.last_step_seconds if ahead else 0.0)
             self._engine.abort(*self._engine.awaited.values())
         except BaseException as error:
             logger.exception("the engine's loop failed")
@@ -236,8 +241,8 @@ class EngineThread:
             if wanted:
                 future.set_result(result)
 
-    def _publish(self) -> None:
-        """Tell the clients of requests with new tokens, all of them at once."""
+    def _publish(self, patience: float = 0.0) -> None:
+        """Tell the clients of requests with new tokens, all of them at once; `patience` is that of `deliver`."""
         letters = []
         for ticket, reader in list(self._readers.items()):
             if (progress := reader.read()) is not None:
@@ -245,7 +250,7 @@ class EngineThread:
                 if progress.finished:
                     del self._readers[ticket]
                     ticket.ended = True
-        deliver(letters)
+        deliver(letters, patience)
 
     def _add(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
         try:

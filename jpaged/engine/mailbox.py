@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_SHARE, _MOST = 0.1, 0.02
 
 
 class Mailbox(Generic[T]):
@@ -75,6 +76,13 @@ def deliver(letters: Iterable[tuple[Mailbox[Any], Any]], patience: float = 0.0) 
     for done in dealt_with:
         if (left := end - time.monotonic()) > 0:
             done.wait(left)
+
+
+def patience_behind(step_seconds: float) -> float:
+    """Return the seconds that readers get to take in a step's tokens before the engine goes on, while its device is
+    busy with the step behind it: a tenth of what the last one took, and 20 ms at most. What the engine does next is
+    wanted at that step's end only; readers want the tokens now."""
+    return min(_SHARE * step_seconds, _MOST)
 
 
 def _take_all(letters: list[tuple[Mailbox[Any], Any]], done: threading.Event) -> None:

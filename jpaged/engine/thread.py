@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from jpaged.engine.engine import Engine
-from jpaged.engine.mailbox import deliver
+from jpaged.engine.mailbox import deliver, patience_behind
 from jpaged.engine.process import check_process
 from jpaged.engine.saved_state.handle import name_of
 from jpaged.engine.ticket import Ticket
@@ -20,10 +20,6 @@ from jpaged.scheduling import Request
 from jpaged.text.token_reader import TokenReader
 
 logger = logging.getLogger(__name__)
-
-HANDOVER = 0.1
-"""Part of a step's time that clients get to take in its tokens before the engine's thread goes on, while the device is
-busy with the step behind it. Both need the interpreter; what the thread does next is wanted at that step's end."""
 
 
 class EngineThread:
@@ -220,7 +216,7 @@ class EngineThread:
                 if self._engine.can_step:
                     self._engine.step()
                     ahead = any(replica.in_flight for replica in self._engine.replicas)
-                    self._publish(HANDOVER * self._engine.stats.last_step_seconds if ahead else 0.0)
+                    self._publish(patience_behind(self._engine.stats.last_step_seconds) if ahead else 0.0)
             self._engine.abort(*self._engine.awaited.values())
         except BaseException as error:
             logger.exception("the engine's loop failed")

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jpaged.engine.mailbox import Mailbox, deliver
+from jpaged.engine.mailbox import Mailbox, deliver, patience_behind
 
 SECONDS = 60  # nothing may hang
 
@@ -85,3 +85,8 @@ def test_a_loop_that_was_closed_is_not_waited_for():
         return Mailbox()
 
     deliver([(run(make()), 1)], SECONDS)
+
+
+def test_a_step_behind_a_compiler_is_waited_for_no_longer_than_another():
+    assert patience_behind(0.05) == pytest.approx(0.005)
+    assert patience_behind(30.0) == 0.02

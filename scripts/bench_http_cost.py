@@ -4,10 +4,11 @@
 
 Each round serves `--streams` requests at once three times: by `LLM.generate`, as streams of `AsyncLLM` in this process,
 and as streams over HTTP from a server in a process of its own with the same settings. Every second round begins with
-HTTP. Printed are the server's tokens a second as a ratio of `LLM.generate`'s (the aim is 0.95), and the 99th percentile
-of the time between two tokens over HTTP less that of `AsyncLLM`'s streams (the aim is below 5 ms), both while all
-streams run. The CPU time that each side takes for a token hardly depends on what else the machine does. The client,
-which shares the machine with the server, notes what comes and when, and reads it after the end. Linux only.
+HTTP. Printed are the server's tokens a second as a ratio of `LLM.generate`'s (the aim is 0.95), and what HTTP adds to
+the 99th percentile of the time between two tokens while all streams run (the aim is below 5 ms): when tokens arrive
+(`stamped_streams.py`) against when the server's own engine had them, in the same steps, as the speed of a machine
+differs from run to run by more. Beside it stands the percentile of all rounds each way. The CPU time that each side
+takes for a token hardly depends on what else the machine does. Linux only.
 """
 
 from __future__ import annotations
@@ -19,22 +20,38 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
+from stamped_streams import ask_all
 
 from jpaged import LLM, AsyncLLM, RequestOutputKind, SamplingParams
 from jpaged.benchmarks.serving_load import WORDS
 
 WARMUP = 1
 """Rounds that are not counted."""
+SERVER = """
+import sys, time
+from jpaged.cli.main import run
+from jpaged.engine import thread
+
+steps, deliver = open(sys.argv.pop(1), "w", buffering=1), thread.deliver
+
+def noted(letters, *more):
+    if letters:
+        steps.write(f"{time.perf_counter()}\\n")
+    deliver(letters, *more)
+
+thread.deliver = noted
+run()
+"""
+"""A server that notes, on a clock that all processes share, when its engine had the tokens of each step."""
 
 
 def by_generate(llm: LLM, prompts: Sequence[str], tokens: int) -> float:
@@ -58,67 +75,31 @@ async def by_engine(llm: LLM, prompts: Sequence[str], tokens: int) -> tuple[floa
         return time.perf_counter() - start, streams
 
 
-class Stream(asyncio.Protocol):
-    """A client that keeps what it is sent, and when, and looks at it later."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self._pieces: list[tuple[float, bytes]] = []
-        self.ended = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._pieces.append((time.perf_counter(), data))
-        if b"[DONE]" in data:
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ended.set_result(None)
-
-    def read(self) -> tuple[list[float], int]:
-        """Return when each piece with a token came, and the tokens that the server counted.
-
-        Raises:
-            RuntimeError: the stream did not come to its end.
-        """
-        answer = b"".join(data for _, data in self._pieces)
-        if b"[DONE]" not in answer:
-            raise RuntimeError(f"a stream did not end: {answer[-300:]!r}")
-        last = json.loads(answer.rsplit(b"data: ", 2)[1].split(b"\n")[0])
-        return [at for at, data in self._pieces if b'"text":' in data], last["usage"]["completion_tokens"]
-
-
-async def by_http(url: str, prompts: Sequence[str], tokens: int) -> tuple[float, list[list[float]]]:
-    """Return the seconds that all streams of a server take, and when the tokens of each came."""
-    host, port = urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 80
-    fixed = {"model": "m", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    fixed["stream_options"] = {"include_usage": True}
-    requests = []
-    for prompt in prompts:
-        body = json.dumps(fixed | {"prompt": prompt}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        requests.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    loop = asyncio.get_running_loop()
-    start = time.perf_counter()
-    streams = [(await loop.create_connection(partial(Stream, request), host, port))[1] for request in requests]
-    await asyncio.gather(*(stream.ended for stream in streams))
-    seconds = time.perf_counter() - start
-    answers = [stream.read() for stream in streams]
-    if any(count != tokens for _, count in answers):
-        raise RuntimeError(f"streams had {sorted({count for _, count in answers})} tokens, not {tokens}")
-    return seconds, [times for times, _ in answers]
-
-
-def p99(streams: Sequence[Sequence[float]]) -> float:
-    """Return the 99th percentile of the milliseconds between two tokens, from the moment when the last stream had its
-    first token to that when the first had its last: between two prefills a token takes as long as a prefill does."""
+def gaps(streams: Sequence[Sequence[float]]) -> tuple[list[float], float, float]:
+    """Return the milliseconds between two tokens of a stream, and the time within which they count: from the moment
+    when the last stream had its first token to that when the first had its last, as between two prefills a token takes
+    as long as a prefill does."""
     begin, end = max(times[0] for times in streams), min(times[-1] for times in streams)
-    gaps = [b - a for times in streams for a, b in pairwise(times) if begin <= a and b <= end]
-    return 1e3 * float(np.percentile(gaps, 99))
+    return [1e3 * (b - a) for times in streams for a, b in pairwise(times) if begin <= a and b <= end], begin, end
+
+
+def steps_before(
+    streams: Sequence[Sequence[float]], steps: np.ndarray, begin: float, end: float
+) -> tuple[list[float], list[float]]:
+    """Return the milliseconds between the steps from which the tokens of those gaps came, once for each gap, and from
+    each token's step to its arrival."""
+    between: list[float] = []
+    behind: list[float] = []
+    for times in streams:
+        arrived = np.array([at for at in times if begin <= at <= end])
+        made = steps[np.searchsorted(steps, arrived) - 1]
+        between += (1e3 * np.diff(made)).tolist()
+        behind += (1e3 * (arrived - made)).tolist()
+    return between, behind
+
+
+def p99(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99))
 
 
 def cpu_seconds(process: int, thread: int | None = None) -> float:
@@ -128,71 +109,126 @@ def cpu_seconds(process: int, thread: int | None = None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def start_server(model: str, streams: int) -> tuple[subprocess.Popen[str], str]:
-    """Start a server and return its process and URL, once it takes requests."""
-    command = [sys.executable, "-m", "jpaged.cli.main", "serve", model, "--port", "0", "--served-model-name", "m"]
-    command += ["--max-num-seqs", str(streams), "--max-model-len", "1024", "--dtype", "float32", "--warmup"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        message = json.loads(line).get("message", "") if line.startswith("{") else ""
-        if "is served at" in message:
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
-            return process, message.split()[-1]
-    raise RuntimeError("the server did not start")
+@dataclass
+class Server:
+    """A server in a process of its own.
+
+    Attributes:
+        steps: file of the times at which its engine had the tokens of a step.
+    """
+
+    process: subprocess.Popen[str]
+    url: str
+    steps: Path
+
+    @classmethod
+    def start(cls, model: str, streams: int, steps: Path) -> Server:
+        """Start one, and return when it takes requests."""
+        command = [sys.executable, "-c", SERVER, str(steps), "serve", model, "--port", "0", "--warmup"]
+        command += ["--served-model-name", "m", "--max-num-seqs", str(streams), "--max-model-len", "1024"]
+        process = subprocess.Popen([*command, "--dtype", "float32"], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            message = json.loads(line).get("message", "") if line.startswith("{") else ""
+            if "is served at" in message:
+                threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
+                return cls(process, message.split()[-1], steps)
+        raise RuntimeError("the server did not start")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One round: tokens a second, p99 between two tokens in ms, and CPU microseconds a token."""
+    """One round: tokens a second, milliseconds between two tokens, and CPU microseconds a token.
+
+    Attributes:
+        step_gaps: between the server's own steps, for each of `http_gaps`.
+        behind: milliseconds from a step's end to the arrival of each of its tokens.
+    """
 
     generate: float
     engine: float
     http: float
-    engine_p99: float
-    http_p99: float
+    engine_gaps: list[float]
+    http_gaps: list[float]
+    step_gaps: list[float]
+    behind: list[float]
     generate_cpu: float
     server_cpu: float
     loop_cpu: float
     client_cpu: float
 
+    @property
+    def added(self) -> float:
+        return p99(self.http_gaps) - p99(self.step_gaps)
+
     def __str__(self) -> str:
         return (
             f"generate {self.generate:.1f} tokens/s, AsyncLLM {self.engine:.1f} "
             f"({self.engine / self.generate:.3f}), HTTP {self.http:.1f} ({self.http / self.generate:.3f}); "
-            f"p99 between tokens {self.engine_p99:.1f} ms in process, {self.http_p99:.1f} ms over HTTP; "
-            f"CPU us a token: generate {self.generate_cpu:.0f}, server {self.server_cpu:.0f}, of which its event loop "
-            f"{self.loop_cpu:.0f}, client {self.client_cpu:.0f}"
+            f"p99 between tokens {p99(self.engine_gaps):.1f} ms in process; over HTTP {p99(self.http_gaps):.1f} ms, "
+            f"its own steps {p99(self.step_gaps):.1f} ms, tokens arrive {statistics.median(self.behind):.1f} ms behind "
+            f"them (p99 {p99(self.behind):.1f}); CPU us a token: generate {self.generate_cpu:.0f}, server "
+            f"{self.server_cpu:.0f}, of which its event loop {self.loop_cpu:.0f}, client {self.client_cpu:.0f}"
         )
 
 
-def one_round(llm: LLM, server: int, url: str, words: np.ndarray, tokens: int, http_first: bool) -> Measured:
+def one_round(llm: LLM, server: Server, words: np.ndarray, tokens: int, http_first: bool) -> Measured:
     """Serve the same requests each way."""
     prompts, others = ([" ".join(text) for text in texts] for texts in words)
-    total = len(prompts) * tokens
+    total, pid = len(prompts) * tokens, server.process.pid
     seconds: dict[bool, float] = {}
     spent: dict[bool, float] = {}
     served: list[list[float]] = []
     loop = busy = 0.0
     for over_http in (http_first, not http_first):
-        own, whole, main_thread = time.process_time(), cpu_seconds(server), cpu_seconds(server, server)
+        own, whole, main_thread = time.process_time(), cpu_seconds(pid), cpu_seconds(pid, pid)
         if over_http:
-            seconds[True], served = asyncio.run(by_http(url, prompts, tokens))
-            busy, loop = cpu_seconds(server) - whole, cpu_seconds(server, server) - main_thread
+            seconds[True], served = asyncio.run(ask_all(server.url, prompts, tokens))
+            busy, loop = cpu_seconds(pid) - whole, cpu_seconds(pid, pid) - main_thread
         else:
             seconds[False] = by_generate(llm, prompts, tokens)
         spent[over_http] = time.process_time() - own
     engine_seconds, streams = asyncio.run(by_engine(llm, others, tokens))
+    http_gaps, begin, end = gaps(served)
+    step_gaps, behind = steps_before(served, np.loadtxt(server.steps), begin, end)
     return Measured(
         generate=total / seconds[False],
         engine=total / engine_seconds,
         http=total / seconds[True],
-        engine_p99=p99(streams),
-        http_p99=p99(served),
+        engine_gaps=gaps(streams)[0],
+        http_gaps=http_gaps,
+        step_gaps=step_gaps,
+        behind=behind,
         generate_cpu=1e6 * spent[False] / total,
         server_cpu=1e6 * busy / total,
         loop_cpu=1e6 * loop / total,
         client_cpu=1e6 * spent[True] / total,
+    )
+
+
+def print_summary(rounds: Sequence[Measured]) -> None:
+    """Print what all rounds say together."""
+    ratios = [each.http / each.generate for each in rounds]
+    best = max(each.http for each in rounds) / max(each.generate for each in rounds)
+    print(f"HTTP over generate: median {statistics.median(ratios):.3f}, best round over best round {best:.3f}")
+    added = [each.added for each in rounds]
+    every = {
+        name: p99([gap for each in rounds for gap in getattr(each, f"{name}_gaps")])
+        for name in ("engine", "http", "step")
+    }
+    print(
+        f"p99 between tokens that HTTP adds to its engine's steps: median {statistics.median(added):.2f} ms, most "
+        f"{max(added):.2f} ms, of all rounds together {every['http'] - every['step']:.2f} ms ({every['http']:.1f} over "
+        f"{every['step']:.1f}; AsyncLLM's streams in process {every['engine']:.1f})"
+    )
+    cpu = [each.server_cpu / each.generate_cpu for each in rounds]
+    loop = statistics.median(each.loop_cpu for each in rounds)
+    print(
+        f"the server's CPU time over generate's: median {statistics.median(cpu):.3f}; event loop {loop:.0f} us a token"
     )
 
 
@@ -204,29 +240,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
     words = np.random.default_rng(0).choice(WORDS, (options.rounds + WARMUP, 2, options.streams, 32))
-    process, url = start_server(options.model, options.streams)
     rounds = []
-    try:
-        llm = LLM(options.model, max_num_seqs=options.streams, max_model_len=1024, dtype="float32")
-        llm.warmup()
-        for number, drawn in enumerate(words):
-            measured = one_round(llm, process.pid, url, drawn, options.tokens, http_first=number % 2 == 1)
-            if number >= WARMUP:
-                rounds.append(measured)
-                print(f"round {number}: {measured}", flush=True)
-    finally:
-        process.terminate()
-        process.wait(60)
-    ratios = [each.http / each.generate for each in rounds]
-    best = max(each.http for each in rounds) / max(each.generate for each in rounds)
-    print(f"HTTP over generate: median {statistics.median(ratios):.3f}, best round over best round {best:.3f}")
-    added = [each.http_p99 - each.engine_p99 for each in rounds]
-    print(f"p99 between tokens that HTTP adds: median {statistics.median(added):.2f} ms, least {min(added):.2f} ms")
-    cpu = [each.server_cpu / each.generate_cpu for each in rounds]
-    loop = statistics.median(each.loop_cpu for each in rounds)
-    print(
-        f"the server's CPU time over generate's: median {statistics.median(cpu):.3f}; event loop {loop:.0f} us a token"
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server.start(options.model, options.streams, Path(folder) / "steps")
+        try:
+            llm = LLM(options.model, max_num_seqs=options.streams, max_model_len=1024, dtype="float32")
+            llm.warmup()
+            for number, drawn in enumerate(words):
+                measured = one_round(llm, server, drawn, options.tokens, http_first=number % 2 == 1)
+                if number >= WARMUP:
+                    rounds.append(measured)
+                    print(f"round {number}: {measured}", flush=True)
+        finally:
+            server.stop()
+    print_summary(rounds)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_SHARE, _MOST = 0.1, 0.02
 
 
 class Mailbox(Generic[T]):
@@ -52,17 +55,37 @@ class Mailbox(Generic[T]):
         return items
 
 
-def deliver(letters: Iterable[tuple[Mailbox[Any], Any]]) -> None:
+def deliver(letters: Iterable[tuple[Mailbox[Any], Any]], patience: float = 0.0) -> None:
     """Put an item, or an exception, into each mailbox; from any thread. Each event loop is woken once for all of its
-    mailboxes: waking it for each of them would cost a step of many streams more than the items themselves do."""
+    mailboxes: waking it for each of them would cost a step of many streams more than the items themselves do.
+
+    Args:
+        patience: most seconds to wait until the readers have dealt with what they got. Only one thread runs Python at a
+            time, so a caller that goes on at once keeps them waiting (`sys.getswitchinterval`), and they it.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox[Any], Any]]] = {}
     for mailbox, item in letters:
         by_loop.setdefault(mailbox.loop, []).append((mailbox, item))
+    dealt_with = []
     for loop, mine in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers went with it
-            loop.call_soon_threadsafe(_take_all, mine)
+            done = threading.Event()
+            loop.call_soon_threadsafe(_take_all, mine, done)
+            dealt_with.append(done)
+    end = time.monotonic() + patience
+    for done in dealt_with:
+        if (left := end - time.monotonic()) > 0:
+            done.wait(left)
 
 
-def _take_all(letters: list[tuple[Mailbox[Any], Any]]) -> None:
+def patience_behind(step_seconds: float) -> float:
+    """Return the seconds that readers get to take in a step's tokens before the engine goes on, while its device is
+    busy with the step behind it: a tenth of what the last one took, and 20 ms at most. What the engine does next is
+    wanted at that step's end only; readers want the tokens now."""
+    return min(_SHARE * step_seconds, _MOST)
+
+
+def _take_all(letters: list[tuple[Mailbox[Any], Any]], done: threading.Event) -> None:
     for mailbox, item in letters:
         mailbox.take(item)
+    asyncio.get_running_loop().call_soon(done.set)  # behind the readers, which were woken before

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from jpaged.engine.engine import Engine
-from jpaged.engine.mailbox import deliver
+from jpaged.engine.mailbox import deliver, patience_behind
 from jpaged.engine.process import check_process
 from jpaged.engine.saved_state.handle import name_of
 from jpaged.engine.ticket import Ticket
@@ -215,7 +215,8 @@ class EngineThread:
                 self._take_calls()
                 if self._engine.can_step:
                     self._engine.step()
-                    self._publish()
+                    ahead = any(replica.in_flight for replica in self._engine.replicas)
+                    self._publish(patience_behind(self._engine.stats.last_step_seconds) if ahead else 0.0)
             self._engine.abort(*self._engine.requests.awaited.values())
         except BaseException as error:
             logger.exception("the engine's loop failed")
@@ -236,8 +237,8 @@ class EngineThread:
             if wanted:
                 future.set_result(result)
 
-    def _publish(self) -> None:
-        """Tell the clients of requests with new tokens, all of them at once."""
+    def _publish(self, patience: float = 0.0) -> None:
+        """Tell the clients of requests with new tokens, all of them at once; `patience` is that of `deliver`."""
         letters = []
         for ticket, reader in list(self._readers.items()):
             if (progress := reader.read()) is not None:
@@ -245,7 +246,7 @@ class EngineThread:
                 if progress.finished:
                     del self._readers[ticket]
                     ticket.ended = True
-        deliver(letters)
+        deliver(letters, patience)
 
     def _add(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
         try:

@@ -17,7 +17,8 @@ from jpaged.server.app import create_app
 from jpaged.server.process import Server, uvicorn_config
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
-SECONDS = 30
+SECONDS = 120
+"""For what takes moments: nothing may hang, and a machine with ten times its work to do may take half a minute."""
 
 
 def make_llm(folder):

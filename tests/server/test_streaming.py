@@ -53,6 +53,13 @@ def answer(chunks, connection, *, stall=0.05, deadline=None):
     return asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_neither_a_browser_nor_a_proxy_is_to_keep_a_stream():
+    connection = Connection()
+    answer(Chunks(EngineStopped("no more")), connection)
+    headers = dict(connection.sent[0]["headers"])
+    assert (headers[b"cache-control"], headers[b"x-accel-buffering"]) == (b"no-cache", b"no")
+
+
 def test_a_reader_that_reads_nothing_is_let_go():
     chunks, connection = Chunks(), Connection(room=5)
     caller = answer(chunks, connection)

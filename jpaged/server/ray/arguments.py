@@ -31,7 +31,7 @@ class RayArguments(BaseModel):
         upscale_delay_s, downscale_delay_s: seconds that it has to be so before a replica starts, or ends.
         fronts: processes that take requests and send them to replicas. Each remembers prefixes by itself.
         routing: "prefix" sends a prompt to the replica that holds its prefix unless that one is overloaded; "load"
-            chooses by load alone (Ray's power of two choices).
+            sends it to the less busy of two drawn at random, whatever they hold.
         overload: requests that a replica may have more than the least busy one before prompts whose prefix it holds
             go elsewhere. By default half of the engine's `max_num_seqs`, or 32.
         prefix_chunks: chunks of 256 bytes of prompts that a front remembers for each replica.

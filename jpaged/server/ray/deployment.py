@@ -25,17 +25,14 @@ _MANY = 100_000
 class FrontDeployment:
     """Serves `Front` on Serve's own HTTP port."""
 
-    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int, chooses: bool) -> None:
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
         self._replicas = replicas.options(method_name="answer", stream=True)
         self._max_body_bytes = max_body_bytes
-        self._chooses = chooses
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the app; Serve calls this in the replica."""
         limit = Middleware(BodyLimit, max_bytes=self._max_body_bytes)
-        app = Starlette(
-            routes=[Route("/{path:path}", endpoint=Front(self._replicas, chooses=self._chooses))], middleware=[limit]
-        )
+        app = Starlette(routes=[Route("/{path:path}", endpoint=Front(self._replicas))], middleware=[limit])
         add_handlers(app)
         return app
 
@@ -61,6 +58,9 @@ def build(arguments: RayArguments) -> serve.Application:
             request_router_class="jpaged.server.ray.router:PrefixRouter",
             request_router_kwargs={"overload": overload, "max_chunks": arguments.prefix_chunks},
         )
+    else:
+        router = RequestRouterConfig(request_router_class="jpaged.server.ray.router:LoadRouter")
+        options["request_router_config"] = router
     replicas = serve.deployment(
         Replica,
         name="replica",
@@ -78,4 +78,4 @@ def build(arguments: RayArguments) -> serve.Application:
         graceful_shutdown_timeout_s=settings.drain_seconds,
         ray_actor_options={"num_cpus": 0},
     )
-    return front.bind(replicas.bind(arguments), settings.max_body_bytes, arguments.routing == "prefix")
+    return front.bind(replicas.bind(arguments), settings.max_body_bytes)

@@ -71,22 +71,17 @@ class Front:
     """An ASGI app that answers nothing itself, but for what concerns all replicas at once.
 
     Args:
-        replicas: where requests go.
-        chooses: whether `replicas` sends a request where its hint says. Where it does not, `/metrics`, `/v1/load`,
-            `/memory/events` and what concerns a kept response are refused, as nobody could say whose they are, and
-            `/health` is one replica's.
+        replicas: where requests go; each goes where its hint says.
     """
 
-    def __init__(self, replicas: Replicas, *, chooses: bool = True) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._chooses = chooses
         self._of_all: dict[str, Callable[[dict[str, Any], Send], Awaitable[None]]] = {
             "/metrics": self._metrics,
             "/v1/load": self._load,
             "/memory/events": self._memory,
+            "/health": self._health,
         }
-        if chooses:
-            self._of_all["/health"] = self._health
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -121,7 +116,7 @@ class Front:
         """Answer with the metrics of all replicas.
 
         Raises:
-            ApiError: the router cannot ask each of them, or none has answered.
+            ApiError: none has answered.
         """
         answers = await self._ask_all(scope)
         if refused := _refusal(answers):
@@ -172,11 +167,8 @@ class Front:
         """Ask every replica; with `silent`, those that took the question and say nothing are an answer too.
 
         Raises:
-            ApiError: the router cannot ask each of them, or none has answered.
+            ApiError: none has answered.
         """
-        if not self._chooses:
-            message = "one of several replicas would answer: routing='prefix' lets each be asked; Ray has metrics too"
-            raise ApiError(message, status=501, code="replica_not_chosen")
         try:
             answers = await ask_all(self._replicas, scope)
         except Exception as error:
@@ -188,10 +180,6 @@ class Front:
     async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
         """Let a replica answer: the one that keeps what the request is about, or else any."""
         need = need_of(scope["path"], body)
-        if need.field is not None and not self._chooses:
-            message = f"{need.field} needs the one replica that keeps the response; routing='prefix' lets it be asked"
-            refused = ApiError(message, status=501, param=need.field, code="replica_not_chosen")
-            return await refused.response()(scope, _nothing, send)
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
         chain = prefix_chain(scope["path"], body, owner)
         avoid: set[str] = set()

@@ -17,8 +17,7 @@ class Need:
 
     Attributes:
         replica: the one that keeps the response which the request is about; None = any will do.
-        field: what makes the replica matter, as the request names it: "response_id", "previous_response_id" or
-            "background"; None = nothing does.
+        field: what names the response, "response_id" or "previous_response_id"; None = nothing does.
     """
 
     replica: str | None = None
@@ -38,6 +37,4 @@ def need_of(path: str, body: bytes) -> Need:
     if not isinstance(fields, dict):
         return Need()
     before = fields.get("previous_response_id")
-    if isinstance(before, str):
-        return Need(keeper_of(before), "previous_response_id")
-    return Need(None, "background") if fields.get("background") is True else Need()
+    return Need(keeper_of(before), "previous_response_id") if isinstance(before, str) else Need()

@@ -1,9 +1,11 @@
-"""Ray Serve's request router for replicas that keep the prefixes of prompts."""
+"""Ray Serve's request routers: by the prefixes that replicas keep, or by their load alone."""
 
 from __future__ import annotations
 
+import random
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -12,7 +14,43 @@ from jpaged.server.ray.call import Hint
 from jpaged.server.ray.prefix_index import Policy, PrefixIndex
 
 
-class PrefixRouter(RequestRouter):
+class ChoosingRouter(RequestRouter):
+    """Sends a request where its hint says it has to go; which of the replicas that may have it comes first is said by
+    `ranked`. Serve gives each request the replica that was chosen for it, whatever came before."""
+
+    @abstractmethod
+    def ranked(self, hint: Hint, wanted: Mapping[str, RunningReplica]) -> list[list[str]]:
+        """Return the names of all replicas that may have a request, in ranks, the preferred first; within a rank the
+        less busy is taken.
+
+        Args:
+            wanted: those replicas by name; one at least.
+        """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the replicas in ranks; Serve takes the first that has a place."""
+        hint = _hint(pending_request)
+        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        wanted = {name: replica for name, replica in named.items() if name not in hint.avoid} or named
+        if hint.only is not None and hint.only in named:
+            wanted = {hint.only: named[hint.only]}
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # all ranks were given: wait before they are again
+        return [[wanted[name] for name in rank] for rank in self.ranked(hint, wanted)] if wanted else []
+
+
+class LoadRouter(ChoosingRouter):
+    """Sends a request to the less busy of two replicas drawn at random, as Serve's own router does."""
+
+    def ranked(self, hint: Hint, wanted: Mapping[str, RunningReplica]) -> list[list[str]]:
+        """Return two replicas, and then the others, for where neither has a place."""
+        names = random.sample(list(wanted), len(wanted))
+        return [names[:2], names[2:]]
+
+
+class PrefixRouter(ChoosingRouter):
     """Sends a prompt to the replica that was sent its longest prefix, unless that one is overloaded (`Policy`).
 
     A replica's load is what this router has sent it and has not seen end or, where that is more, what the replica said
@@ -35,21 +73,10 @@ class PrefixRouter(RequestRouter):
         self._policy = Policy(self._index, overload=overload)
         self._sent: Counter[ReplicaID] = Counter()
 
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        """Return the replicas in ranks; Serve takes the first that has a place."""
-        hint = _hint(pending_request)
-        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        wanted = {name: replica for name, replica in named.items() if name not in hint.avoid} or named
-        if hint.only is not None and hint.only in named:
-            wanted = {hint.only: named[hint.only]}
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # all ranks were given: wait before they are again
-        if not wanted:
-            return []
+    def ranked(self, hint: Hint, wanted: Mapping[str, RunningReplica]) -> list[list[str]]:
+        """Return the replicas as `Policy` ranks them."""
         loads = {name: self._load(replica.replica_id) for name, replica in wanted.items()}
-        return [[wanted[name] for name in rank] for rank in self._policy.ranked(hint.chain, loads)]
+        return self._policy.ranked(hint.chain, loads)
 
     def _load(self, replica: ReplicaID) -> int:
         return max(self._sent[replica], self.replica_queue_len_cache.get(replica) or 0)

@@ -135,9 +135,9 @@ def test_a_client_that_goes_away_cancels_the_replicas_call(begun):
     assert asyncio.run(go_away()) == 1
 
 
-def get(replicas, path, **options):
+def get(replicas, path):
     async def go():
-        transport = httpx.ASGITransport(Front(replicas, **options))
+        transport = httpx.ASGITransport(Front(replicas))
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
             return await http.get(path)
 
@@ -242,14 +242,3 @@ def test_the_load_is_that_of_all_replicas_together_and_of_each(monkeypatch):
 
 def test_the_load_without_a_key_is_refused_as_a_replica_refuses_it():
     assert get(Several(a=refusal(401, "invalid_api_key")), "/v1/load").status_code == 401
-
-
-def test_where_no_replica_can_be_chosen_health_is_that_of_one():
-    answer = get(Several(a=WELL), "/health", chooses=False)
-    assert answer.json() == {"status": "ok"} and answer.headers[NAMED] == "a"
-
-
-@pytest.mark.parametrize("path", ["/metrics", "/v1/load", "/memory/events"])
-def test_where_no_replica_can_be_chosen_what_is_one_replicas_is_refused(path):
-    answer = get(Several(a=whole()), path, chooses=False)
-    assert answer.status_code == 501 and "routing='prefix'" in answer.json()["error"]["message"]

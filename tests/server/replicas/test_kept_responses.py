@@ -25,9 +25,9 @@ ABOUT = [
 ]
 
 
-def ask(replicas, method, path, body, **options):
+def ask(replicas, method, path, body):
     async def go():
-        transport = httpx.ASGITransport(Front(replicas, **options))
+        transport = httpx.ASGITransport(Front(replicas))
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
             return await http.request(method, path, json=body)
 
@@ -63,23 +63,13 @@ def test_where_it_is_gone_another_replica_says_so():
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "replica_lost"
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [*ABOUT, ("POST", PATH, {"input": "a", "background": True})])
-def test_where_replicas_are_not_chosen_it_is_refused_by_name(method, path, body):
-    replicas = Several(b=whole())
-    answer = ask(replicas, method, path, body, chooses=False)
-    assert answer.status_code == 501 and answer.json()["error"]["code"] == "replica_not_chosen"
-    assert answer.json()["error"]["param"] in ("response_id", "previous_response_id", "background")
-    assert replicas.asked == []
-    assert ask(replicas, "POST", PATH, {"input": "a"}, chooses=False).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("path", "body", "need"),
     [
         (f"{PATH}/resp_none", b"", Need(None, "response_id")),
         (f"{PATH}/{MINE}/cancel", b"no JSON", Need("b", "response_id")),
         (PATH, json.dumps(BEHIND | {"background": True}).encode(), Need("b", "previous_response_id")),
-        (PATH, b'{"background": true}', Need(None, "background")),
+        (PATH, b'{"background": true}', Need()),
         (PATH, b'{"background": false, "previous_response_id": null}', Need()),
         (PATH, b'{"previous_response_id": 3}', Need()),
         (PATH, b"[]", Need()),

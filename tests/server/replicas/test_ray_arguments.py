@@ -37,13 +37,13 @@ def test_each_argument_reaches_its_deployment():
     assert router.request_router_kwargs == {"overload": 4, "max_chunks": 65536}
 
 
-def test_without_prefix_routing_and_autoscaling_serve_does_what_it_does():
-    replica = app(RayArguments(model="m", min_replicas=3, max_replicas=3, routing="load"))._bound_deployment.init_args[
-        0
-    ]
-    config = replica._bound_deployment._deployment_config
-    assert replica._bound_deployment.num_replicas == 3 and config.autoscaling_config is None
-    assert "PowerOfTwo" in config.request_router_config.request_router_class
+def test_replicas_may_be_chosen_by_load_alone_and_their_number_may_be_fixed():
+    front = app(RayArguments(model="m", min_replicas=3, max_replicas=3, routing="load"))._bound_deployment
+    replica = front.init_args[0]._bound_deployment
+    config = replica._deployment_config
+    assert replica.num_replicas == 3 and config.autoscaling_config is None
+    assert config.request_router_config.request_router_class == "jpaged.server.ray.router:LoadRouter"
+    assert not config.request_router_config.request_router_kwargs
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,18 @@ def test_when_a_replica_ends_the_other_answers_all_that_had_not_begun_and_stream
 
 
 @pytest.mark.nightly
+def test_replicas_that_are_chosen_by_load_are_asked_by_name_all_the_same(cluster, folder):
+    cluster.deploy(arguments(folder, min_replicas=2, routing="load"))
+    kept = kept_by_both(cluster)
+    for response in kept.values():
+        assert about(cluster, "GET", response).json() == response
+        assert about(cluster, "DELETE", response).status_code == 200
+    load = httpx.get(f"{cluster.url}/v1/load", timeout=SECONDS).json()
+    assert load["whole"] and sorted(load["replicas"]) == sorted(kept)
+    assert sorted(httpx.get(f"{cluster.url}/health", timeout=SECONDS).json()["replicas"]) == sorted(kept)
+
+
+@pytest.mark.nightly
 def test_replicas_come_with_the_load_and_go_with_it(cluster, folder):
     cluster.deploy(
         arguments(folder, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=1),

@@ -1,0 +1,92 @@
+"""What a thread hands to coroutines, and how long it waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from jpaged.engine.mailbox import Mailbox, deliver, patience_behind
+
+SECONDS = 60  # nothing may hang
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
+
+
+def test_a_reader_takes_all_that_came_in_order():
+    async def main():
+        mailbox = Mailbox()
+        await asyncio.to_thread(deliver, [(mailbox, 1), (mailbox, 2)])
+        mailbox.put(3)
+        await asyncio.sleep(0)
+        return await mailbox.get()
+
+    assert run(main()) == [1, 2, 3]
+
+
+def test_an_exception_comes_before_any_item():
+    async def main():
+        mailbox = Mailbox()
+        mailbox.put(1)
+        mailbox.put(ValueError("no"))
+        await asyncio.sleep(0)
+        await mailbox.get()
+
+    with pytest.raises(ValueError, match="no"):
+        run(main())
+
+
+def test_who_delivers_with_patience_goes_on_when_all_readers_have_dealt_with_it():
+    async def main():
+        seen = []
+
+        async def reader(mailbox):
+            seen.append(await mailbox.get())
+
+        mailboxes = [Mailbox() for _ in range(32)]
+        readers = [asyncio.create_task(reader(mailbox)) for mailbox in mailboxes]
+        await asyncio.sleep(0)
+
+        def tell():
+            deliver([(mailbox, i) for i, mailbox in enumerate(mailboxes)], SECONDS)
+            return list(seen)
+
+        found = await asyncio.to_thread(tell)
+        await asyncio.gather(*readers)
+        return found
+
+    assert run(main()) == [[i] for i in range(32)]
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.01])
+def test_a_loop_that_is_busy_is_not_waited_for_beyond_the_patience(patience):
+    told = threading.Event()
+
+    def tell(mailbox):
+        deliver([(mailbox, 1)], patience)
+        told.set()
+
+    async def main():
+        mailbox = Mailbox()
+        thread = threading.Thread(target=tell, args=(mailbox,))
+        thread.start()
+        assert told.wait(SECONDS)  # the event loop does nothing else
+        thread.join()
+        return await mailbox.get()
+
+    assert run(main()) == [1]
+
+
+def test_a_loop_that_was_closed_is_not_waited_for():
+    async def make():
+        return Mailbox()
+
+    deliver([(run(make()), 1)], SECONDS)
+
+
+def test_a_step_behind_a_compiler_is_waited_for_no_longer_than_another():
+    assert patience_behind(0.05) == pytest.approx(0.005)
+    assert patience_behind(30.0) == 0.02

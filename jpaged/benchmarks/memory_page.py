@@ -113,8 +113,8 @@ def _small_blocks(found: Sequence[HybridHits]) -> str:
     by_key = {(hits.model, hits.block_tokens == BLOCK_SIZE, hits.eviction): hits.outcomes for hits in found}
     less, fewer, cells = [], [], 0
     for model in dict.fromkeys(hits.model for hits in found):
-        small, large = by_key[model, True, "predicted"], by_key[model, False, "predicted"]
-        for name in small:
+        small, large = (by_key.get((model, is_small, "predicted"), {}) for is_small in (True, False))
+        for name in (name for name in small if name in large):
             cells += 1
             a, b = small[name], large[name]
             if round(a.reuse, 2) < round(b.reuse, 2):

@@ -191,9 +191,7 @@ class BlockAllocator(BlockStates):
         elif request.packed and group.stale_pages:
             page = next(iter(group.stale_pages))
             self._evict(g, self._oldest_block(g, page))
-        elif (
-            group.shares_pages and group.open_pages
-        ):  # 4, before a page is opened for one request
+        elif group.shares_pages and group.open_pages:  # 4, before a page is opened for one request
             page = next(reversed(group.open_pages))
         elif pages.free:  # 2: a free large page, all of it associated with the request
             page = self._carve(g, request)

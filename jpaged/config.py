@@ -102,7 +102,8 @@ class EngineConfig:
             16 elsewhere.
         state_checkpoint_interval: tokens from one kept state of a model's recurrent layers to the next, a multiple of
             block_size: prompts that begin alike can go on from there, and from where a prompt that recent requests
-            shared ended; None = 512, or the next multiple of block_size. Models without such layers ignore it.
+            shared ended. None = 512, or the next multiple of block_size, and up to four times as many inside a prompt
+            where a state takes more than the KV of the tokens between. Models without such layers ignore it.
         max_num_seqs: most sequences that run at once; None = by the device and its memory, from 64 on a CPU to 256, and
             no more than max_num_batched_tokens. `jpaged.engine.default_sizes` has the table.
         max_num_batched_tokens: most tokens of a step; None = by the device and its memory, from 512 on a CPU to 8192,

@@ -25,6 +25,7 @@ FULL = GroupSpec("full", layer_bytes=2, num_layers=3, block_size=3, policy=FullA
 WINDOW = GroupSpec("window", layer_bytes=1, num_layers=5, block_size=3, policy=SlidingWindow(7))
 CHUNKED = GroupSpec("chunked", layer_bytes=1, num_layers=4, block_size=2, policy=ChunkedLocalAttention(5))
 STATE = GroupSpec("state", layer_bytes=7, num_layers=2, block_size=3, policy=StateCheckpoints(12))
+SPREAD = GroupSpec("spread states", layer_bytes=7, num_layers=2, block_size=3, policy=StateCheckpoints(6, spacing=12))
 IMAGES = GroupSpec("images", layer_bytes=1, num_layers=3, block_size=2, policy=CrossAttention())
 TOP = GroupSpec("token budget", layer_bytes=2, num_layers=2, block_size=3, policy=TokenBudget(1, 3, 4))
 PYRAMID = GroupSpec("prompt budget", layer_bytes=2, num_layers=2, block_size=3, policy=PromptBudget(6))
@@ -34,6 +35,7 @@ RING = GroupSpec("verified states", layer_bytes=7, num_layers=2, block_size=3, p
 POOLS = {
     # Budgets serve no prefix, or none beyond themselves, so other kinds are drawn without them as well.
     "recurrent": (STATE,),
+    "long prompts": (FULL, SPREAD),
     "hybrid": (FULL, WINDOW, STATE, DRAFT, RING),
     "vision": (FULL, WINDOW, CHUNKED, STATE, IMAGES),
     "embeddings": (FULL, WINDOW, EMBEDDINGS, DRAFT),

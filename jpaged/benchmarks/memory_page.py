@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, INTERVAL, POOL_GIB
+from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, INTERVAL, POOL_GIB, HybridHits
 from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, IMAGE_GIB, IMAGE_MODEL, IMAGES
 from jpaged.benchmarks.memory_report import Results, batch_of, tables, wasted
-from jpaged.benchmarks.memory_shapes import SHAPES
+from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, SHAPES
 from jpaged.benchmarks.memory_simulation import held_by_one
+from jpaged.memory.checkpoint_spacing import MOST_INTERVALS
 
 ALIKE = 0.03
 """Difference of mean batches below which two allocators are said to be alike."""
@@ -88,25 +89,47 @@ next turn comes sooner. "lru" is plain LRU, "aligned" Jenga's balanced and align
 pages, "predicted" adds the protected pool of predicted prefixes, whose size comes from a cost model with one number of
 the device: what a step costs beside its tokens.
 
-{HYBRIDS_SAY}"""
+{HYBRIDS_SAY}
+{_small_blocks(results.hybrids)}
+"""
 
 
 HYBRIDS_SAY = f"""\
 Recurrent models ({POOL_GIB:.0f} GiB of KV and states each): a prefix can be found up to a checkpoint of the states.
-With blocks of 16 tokens checkpoints lie every {INTERVAL} tokens and where a prompt ends that requests share. The
+With blocks of 16 tokens checkpoints lie every {INTERVAL} tokens from the last one in a prompt on, up to
+{MOST_INTERVALS} times as far apart inside it where states are large, and where a prompt ends that requests share. The
 other rows are the same memory manager with one size of page, as engines have that know one kind: attention's block
 has as many tokens as make it as large as a state, a checkpoint lies at the end of each, and a hit is a multiple of
 it. Articles are as above. Behind each of {INSTRUCTIONS} instructions of {INSTRUCTION_TOKENS:,} tokens stand
 questions of less than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to
-2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens, where a checkpoint lies anyway:
-what one at the end of a shared prompt gains is not in these numbers. What counts is again what an earlier request of
-the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
-
-Small blocks find what is shorter than an inflated one, and hits are not cut to its multiples. They have twice as many
-checkpoints to hold where an inflated block is twice the interval, and states are most of the memory of such models: of
-what is long, as Bamba's conversations are, less stays, and fewer requests run at once in every row.
-`state_checkpoint_interval` says how far apart checkpoints lie.
+2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens. What counts is again what an
+earlier request of the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
 """
+
+
+def _small_blocks(found: Sequence[HybridHits]) -> str:
+    """Say where blocks of 16 tokens find less than inflated ones with the same order of eviction, and where fewer
+    requests run at once."""
+    by_key = {(hits.model, hits.block_tokens == BLOCK_SIZE, hits.eviction): hits.outcomes for hits in found}
+    less, fewer, cells = [], [], 0
+    for model in dict.fromkeys(hits.model for hits in found):
+        small, large = (by_key.get((model, is_small, "predicted"), {}) for is_small in (True, False))
+        for name in (name for name in small if name in large):
+            cells += 1
+            a, b = small[name], large[name]
+            if round(a.reuse, 2) < round(b.reuse, 2):
+                less.append(f"{model} on {name} ({a.reuse:.0%} against {b.reuse:.0%})")
+            if a.batch < 0.99 * b.batch:
+                fewer.append(f"{model} on {name} ({a.batch:.1f} against {b.batch:.1f})")
+    text = "Small blocks find what is shorter than an inflated one, and hits are not cut to its multiples. Under "
+    text += f'"predicted" they find as much or more in {cells - len(less)} of {cells} cells'
+    text += f"; less in {', '.join(less)}." if less else "."
+    if fewer:
+        text += (
+            f" Fewer requests run at once in {', '.join(fewer)}: what is protected takes room from new requests, as far"
+        )
+        text += " as that saves more than a larger batch would."
+    return f"{text} `state_checkpoint_interval` says how far apart checkpoints lie, everywhere then."
 
 
 def _waste() -> str:

@@ -17,6 +17,7 @@ from jpaged.memory import (
     StateCheckpoints,
     TokenBudget,
 )
+from jpaged.memory.checkpoint_spacing import spread_checkpoints
 
 BLOCK_SIZE = 16
 ROW_BYTES = 4096
@@ -73,12 +74,14 @@ class ModelShape:
 
     def groups(self, block_size: int = BLOCK_SIZE) -> list[GroupSpec]:
         """Return the layer groups as the pool sees them."""
-        return [
-            GroupSpec(kind.name, kind.token_bytes, kind.number, block_size, kind.policy, row_bytes=ROW_BYTES)
-            if kind.recurrent
-            else GroupSpec(kind.name, kind.token_bytes * block_size, kind.number, block_size, kind.policy)
-            for kind in (*self.layers, *self.draft)
-        ]
+        return spread_checkpoints(
+            [
+                GroupSpec(kind.name, kind.token_bytes, kind.number, block_size, kind.policy, row_bytes=ROW_BYTES)
+                if kind.recurrent
+                else GroupSpec(kind.name, kind.token_bytes * block_size, kind.number, block_size, kind.policy)
+                for kind in (*self.layers, *self.draft)
+            ]
+        )
 
     def largest_page_groups(self) -> list[GroupSpec]:
         """Return the groups if all layers were alike: each keeps every token (of text and images), in pages as large as

@@ -101,6 +101,7 @@ def plan_memory(
         config.tensor_parallel_size,
         rows_tile(mesh),
         config.state_interval,
+        config.state_checkpoint_interval is None,
         0 if config.speculative is None else config.speculative.tokens,
     )
     caches = layer_caches([*config.layer_groups(model.layer_groups), *draft_groups], form)

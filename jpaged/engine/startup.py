@@ -66,10 +66,12 @@ def tell_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_mo
     states = [group.spec for group in spec.layout.groups if isinstance(group.spec.policy, StateCheckpoints)]
     for group in states:
         logger.info(
-            "layer group %r: a state of %s bytes a sequence; checkpoints every %d tokens and where shared prompts end",
+            "layer group %r: a state of %s bytes a sequence; checkpoints every %d tokens, inside prompts %d, and where "
+            "shared prompts end",
             group.name,
             f"{group.real_bytes:,}",
             config.state_interval,
+            group.policy.entries_apart(group.block_size) * group.block_size,
         )
     for group in (group.spec for group in spec.layout.groups):
         if isinstance(group.policy, VerifiedStates):

@@ -36,10 +36,10 @@ def owners_of_rows(
 
     Of a request that asks for its last token there is one row.
     """
-    first_row = {id(chunk): int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
+    first_row = {chunk.seq.seq_id: int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
     owners = np.full(width, size, np.int32)
     for number, (request, chunk) in enumerate(step.pooled):
-        start = first_row[id(chunk)]
+        start = first_row[chunk.seq.seq_id]
         stop = start + chunk.length
         owners[stop - 1 if request.pooling == "last" else start : stop] = number
     return owners

@@ -1,6 +1,8 @@
 """The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4).
 
-A request whose association is packed goes through them in another order, see `Association`.
+A request whose association is packed goes through them in another order, see `Association`, and so does every request
+in a group with so many blocks in a large page that requests share pages: 4 comes before 2 there, and 5 before 3 where
+the group's own oldest block was needed before the idle page.
 
 `BlockAllocator` knows blocks, groups and requests, but no sequence, no token and no hash. All operations are O(1)
 or O(log pages), apart from carving and evicting a page, which visit its blocks once.
@@ -189,8 +191,13 @@ class BlockAllocator(BlockStates):
         elif request.packed and group.stale_pages:
             page = next(iter(group.stale_pages))
             self._evict(g, self._oldest_block(g, page))
+        elif group.shares_pages and group.open_pages:  # 4, before a page is opened for one request
+            page = next(reversed(group.open_pages))
         elif pages.free:  # 2: a free large page, all of it associated with the request
             page = self._carve(g, request)
+        elif group.shares_pages and (block := self._older_than_idle(g)) is not None:  # 5, where that is lost first
+            page = block // group.blocks_per_page
+            self._evict(g, block)
         elif (idle := pages.oldest_idle()) is not None and not pages.is_guarded(idle):
             # 3: the least recently needed page nobody uses
             self._evict_page(pages.group[idle], idle)
@@ -218,6 +225,15 @@ class BlockAllocator(BlockStates):
         if group.changed is not None:
             group.changed.add(block)
         return block
+
+    def _older_than_idle(self, g: int) -> int | None:
+        """Return the least recently needed block of a group that nobody owns, where no idle page was needed before it;
+        else None."""
+        group, idle = self.groups[g], self.pages.oldest_idle()
+        if not group.evictable:
+            return None
+        block, time = next(iter(group.evictable.items()))
+        return block if idle is None or time <= self.pages.newest[idle] else None
 
     def _oldest_block(self, g: int, page: int) -> int:
         """Return the least recently needed of a page's cached blocks without an owner; a protected one only for want of

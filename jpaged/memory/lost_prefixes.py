@@ -91,5 +91,5 @@ def _kept(layout: PoolLayout, g: int) -> int:
 def _step_bytes(layout: PoolLayout, g: int) -> int:
     """Return the bytes of a group that are written for as many tokens as prefixes are multiples of."""
     spec = layout.groups[g].spec
-    entries = -(-layout.prefix_step // (spec.block_size * spec.policy.entries_apart(spec.block_size)))
-    return entries * layout.groups[g].block_bytes
+    apart = spec.block_size * spec.policy.entries_apart(spec.block_size)
+    return max(1, layout.prefix_step * layout.groups[g].block_bytes // apart)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.disk import DiskTier, attach_with_disk
+from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.spans import TokenSpan
+
+MOST_NAMED = 4
+"""Prompts whose hash chains are remembered: one that waits for room is asked about in every step."""
+
+
+class _NamedPrompt(NamedTuple):
+    """The hash chains of a prompt, and all that they follow from."""
+
+    known: tuple[Any, ...]
+    chains: dict[int, HashChain]
+
+
+def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
+    return {key: chain.copy() for key, chain in chains.items()}
 
 
 class PrefixHits:
@@ -40,6 +57,7 @@ class PrefixHits:
         self._recent = recent
         self._predicted = predicted
         self._disk = disk
+        self._named: deque[_NamedPrompt] = deque(maxlen=MOST_NAMED)
 
     def attach(
         self,
@@ -52,15 +70,26 @@ class PrefixHits:
         from_disk: bool,
     ) -> int:
         """Attach at most `limit` tokens to a sequence without blocks, which keeps to `token_ids`; return how many."""
-        sequence.chains = self._cache.chains(salt, spans)
+        known = (self._cache.generation, repr(salt), tuple(spans), limit, tuple(token_ids))
+        sequence.chains = self._chains_of(known) or self._cache.chains(salt, spans)
         length = self._attach_from_disk(sequence, token_ids, limit, spans) if from_disk else 0
         if length:
             return length
         length, found = self._cache.match(sequence, token_ids, limit, spans)
+        self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
         self._begin(sequence, length)
         if length:
             self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
+
+    def _chains_of(self, known: tuple[Any, ...]) -> dict[int, HashChain] | None:
+        """Return the hash chains of a prompt that was asked about a moment ago, which is asked about no more; None
+        where they are forgotten."""
+        for named in self._named:
+            if named.known == known:
+                self._named.remove(named)
+                return named.chains
+        return None
 
     def _attach_from_disk(
         self, sequence: BlockTables, token_ids: Sequence[int], limit: int, spans: Sequence[TokenSpan]

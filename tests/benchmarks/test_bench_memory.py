@@ -251,6 +251,16 @@ def test_the_page_has_every_table_and_says_what_stands_out():
     assert "Llama-3.2-11B-Vision, Gemma-3-27B's is 73.4 %" in text.replace("\n  ", " ")
 
 
+def test_the_page_says_where_small_blocks_find_less_than_inflated_ones_and_run_fewer_requests():
+    results = results_of_one()
+    (small,) = results.hybrids
+    more = replace(small.outcomes["instructions"], reuse=0.8, batch=20.0)
+    large = replace(small, block_tokens=144, outcomes={**small.outcomes, "instructions": more})
+    text = memory_page.page(replace(results, hybrids=[small, large]), "jpaged bench memory", ["chats"])
+    assert "as much or more in 1 of 2 cells; less in H on instructions (75% against 80%)." in text
+    assert "Fewer requests run at once in H on instructions (12.5 against 20.0): what is protected" in text
+
+
 def test_the_command_line_writes_the_page_with_the_command_that_made_it(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     results, given = results_of_one(), []

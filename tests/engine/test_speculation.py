@@ -130,6 +130,15 @@ SHORT = ("stop strings",)
 """Parameters under which outputs may end before a draft is worth its while."""
 
 
+def test_prompts_are_scored_in_steps_whose_drafts_the_device_makes(engines, caplog):
+    """The second prompt comes in chunks while the first, which is short, has drafts."""
+    plain, drafting = engines(), engines(speculative=WAYS["first layers"])
+    prompts = [PROMPTS[0], (10 * PROMPTS[3])[:130]]
+    params = [PARAMS["few tokens"], replace(PARAMS["prompt_logprobs"], max_tokens=2)]
+    found, wanted = (facts(serve(llm, params, prompts=prompts)) for llm in (drafting, plain))
+    assert found == wanted and not caplog.records, "no step failed"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_drafts_change_nothing_under_any_parameter(engines, name, way):

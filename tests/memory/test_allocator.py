@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.group_blocks import SHARED_PAGE_BLOCKS
 from jpaged.memory.pages import NO_GROUP, Time
 
 
@@ -266,3 +267,27 @@ def test_a_packed_requests_window_never_has_more_pages_than_its_blocks_fill(bloc
         assert len({block // blocks_per_page for block in live}) <= -(-peak // blocks_per_page)
         while len(live) > window:
             pool.release(live.pop(0))
+
+
+def test_a_request_uses_others_empty_blocks_before_a_page_that_many_requests_would_fill_is_opened():
+    pool = Pool([SHARED_PAGE_BLOCKS, 1], 3)
+    a, b = pool.request(), pool.request()
+    assert pool.take(a) == [0]
+    assert pool.take(b, SHARED_PAGE_BLOCKS - 1) == [*range(1, SHARED_PAGE_BLOCKS)]
+    assert pool.take(b) == [SHARED_PAGE_BLOCKS], "the first page is full"
+    assert pool.take(a, g=1) == [2], "another group still gets a page"
+
+
+def test_of_a_shared_page_the_oldest_cached_block_goes_before_an_idle_page_that_was_needed_later():
+    pool = Pool([SHARED_PAGE_BLOCKS, 1], 2)
+    a, b = pool.request(), pool.request()
+    blocks = pool.take(a, SHARED_PAGE_BLOCKS)
+    (state,) = pool.take(b, g=1)
+    pool.release(blocks[3], blocks[7])
+    pool.release(state, g=1)
+    pool.release(blocks[5])
+    assert pool.take(b) == [blocks[3]]
+    assert pool.take(b) == [blocks[7]]
+    assert pool.evicted == [(0, blocks[3]), (0, blocks[7])]
+    assert pool.take(b) == [SHARED_PAGE_BLOCKS], "then the page of the state, which is older"
+    assert pool.evicted[-1] == (1, state)

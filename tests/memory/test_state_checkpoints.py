@@ -18,6 +18,7 @@ from jpaged.memory import (
     SlidingWindow,
     StateCheckpoints,
 )
+from jpaged.memory.checkpoint_spacing import spread_checkpoints
 from jpaged.memory.policies import Policy
 
 SIZE = 4
@@ -28,7 +29,9 @@ TOKENS = list(range(200))
 def policies(draw: st.DrawFn) -> tuple[StateCheckpoints, int]:
     """A policy of a request whose own ends are decided, or not yet, and its block size."""
     size, blocks = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    policy: Policy = StateCheckpoints(size * blocks)
+    spacing = draw(st.none() | st.integers(1, 4))
+    policy: Policy = StateCheckpoints(size * blocks, spacing=None if spacing is None else size * blocks * spacing)
+    policy = policy.for_request(0, draw(st.none() | st.integers(1, 90)))
     if draw(st.booleans()):
         policy = policy.for_prefix(draw(st.integers(0, 12)) * size, draw(st.integers(0, 12)) * size)
     assert isinstance(policy, StateCheckpoints)
@@ -41,7 +44,10 @@ def active(policy: Policy, length: int, size: int) -> set[int]:
 
 def ends(policy: StateCheckpoints, most: int) -> list[int]:
     """Where checkpoints lie, told one by one."""
-    return [n for n in range(1, most) if n % policy.interval == 0 or n in (policy.ends or ())]
+    inside, behind = policy.spacing or policy.interval, policy.interval
+    return [
+        n for n in range(1, most) if n % (inside if n < policy.dense_from else behind) == 0 or n in (policy.ends or ())
+    ]
 
 
 def test_a_state_lies_in_the_block_of_the_next_end():
@@ -118,9 +124,43 @@ def test_capacity_is_the_inverse_of_num_blocks(case, length):
     assert policy.capacity(blocks, size, length) in ends(policy, 500)
 
 
-def test_an_interval_that_makes_no_sense_raises():
+def test_inside_a_prompt_checkpoints_lie_further_apart_than_from_its_last_one_on():
+    policy = StateCheckpoints(16, spacing=48).for_request(0, 150)
+    assert isinstance(policy, StateCheckpoints)
+    assert ends(policy, 200) == [48, 96, 144, 160, 176, 192]
+    assert ends(StateCheckpoints(16, spacing=48), 60) == [16, 32, 48], "a prompt of unknown length ends anywhere"
+    short = StateCheckpoints(16, spacing=48).for_request(0, 40)
+    assert isinstance(short, StateCheckpoints) and ends(short, 60) == [32, 48]
+    assert policy.peak_blocks(150, 150, SIZE) < StateCheckpoints(16).peak_blocks(150, 150, SIZE)
+    shared = policy.for_prefix(16, 100)
+    assert isinstance(shared, StateCheckpoints) and shared.ends == (16, 100), "what it began with is no regular end"
+
+
+def test_an_interval_or_spacing_that_makes_no_sense_raises():
     with pytest.raises(ValueError, match="interval=0"):
         StateCheckpoints(0)
+    with pytest.raises(ValueError, match="spacing=24 is not a multiple of interval=16"):
+        StateCheckpoints(16, spacing=24)
+
+
+# ------------------------------------------------------------------ how far apart they lie
+
+
+def spacing(state_bytes: int, kv_bytes: int) -> int | None:
+    """Spacing of checkpoints every 512 tokens, of a state of so many bytes beside so many of KV a token."""
+    groups = [GroupSpec("state", state_bytes, 2, 16, StateCheckpoints(512))]
+    if kv_bytes:
+        groups.append(GroupSpec("full", 16 * kv_bytes, 1, 16, FullAttention()))
+    policy = spread_checkpoints(groups)[0].policy
+    assert isinstance(policy, StateCheckpoints)
+    return policy.spacing
+
+
+def test_checkpoints_lie_further_apart_the_larger_a_state_is_beside_the_kv_of_the_tokens_between():
+    assert spacing(state_bytes=256, kv_bytes=1) == 512
+    assert spacing(state_bytes=768, kv_bytes=1) == 1024
+    assert spacing(state_bytes=1 << 20, kv_bytes=1) == 2048
+    assert spacing(state_bytes=1, kv_bytes=0) == 2048, "without attention nothing but states fills the pool"
 
 
 # ------------------------------------------------------------------ in the manager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,20 +53,26 @@ def test_rates_begin_as_expected_and_follow_what_happens():
     assert acceptance.rate(0) < 0.1, "what is long ago fades"
 
 
-@given(st.floats(0, 1), st.integers(0, 12), st.integers(1, 64), st.booleans())
-def test_the_number_of_drafts_makes_a_token_cheapest(rate, most, batch, verifies):
+@given(st.lists(st.floats(0, 1), max_size=12), st.integers(1, 64), st.booleans())
+def test_the_number_of_drafts_makes_a_token_cheapest(rates, batch, verifies):
     def cost_of_a_token(length: int) -> float:
-        tokens = batch + sum(rate**i for i in range(1, length + 1))
+        tokens = batch + sum(prod(rates[:i]) for i in range(1, length + 1))
         extra = COSTS.token * length + (COSTS.verifying if length and not verifies else 0)
         return (1 + COSTS.token * (batch - 1) + extra) / tokens
 
-    best = best_length(rate, most, COSTS, batch=batch, verifies=verifies)
-    assert 0 <= best <= most
-    assert cost_of_a_token(best) <= min(map(cost_of_a_token, range(most + 1))) + 1e-3
+    best = best_length(rates, COSTS, batch=batch, verifies=verifies)
+    assert 0 <= best <= len(rates)
+    assert cost_of_a_token(best) <= min(map(cost_of_a_token, range(len(rates) + 1))) + 1e-3
 
 
 def test_drafts_end_where_they_do_not_pay():
-    assert best_length(0.05, 8, COSTS, batch=1, verifies=False) == 0
-    assert best_length(0.95, 8, COSTS, batch=1, verifies=False) == 8
+    assert best_length([0.05] * 8, COSTS, batch=1, verifies=False) == 0
+    assert best_length([0.95] * 8, COSTS, batch=1, verifies=False) == 8
     dear = StepCosts(token=0.5, verifying=0.2)
-    assert best_length(0.7, 8, dear, batch=32, verifies=False) <= best_length(0.7, 8, dear, batch=1, verifies=False)
+    alone, together = (best_length([0.7] * 8, dear, batch=batch, verifies=False) for batch in (1, 32))
+    assert together <= alone
+
+
+def test_drafts_go_on_behind_an_unlikely_one_whose_followers_are_likely():
+    assert best_length([0.3] * 8, COSTS, batch=1, verifies=False) < 3
+    assert best_length([0.3] + [0.95] * 7, COSTS, batch=1, verifies=False) == 8

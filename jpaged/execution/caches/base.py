@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, Shaped
 
 from jpaged.execution.arrays import HostOrDevice
+from jpaged.memory.checkpoint_spacing import spread_checkpoints
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Policy
 from jpaged.model_api import LayerGroup
@@ -40,6 +41,8 @@ class BlockFormat:
         shards: tensor shards; each holds its own share of every block.
         tile: rows of which a block is a multiple, see `pallas_kernels.kv_codes.block_rows`.
         state_interval: tokens between the checkpoints of recurrent layers, a multiple of `block_size`.
+        spreads_states: whether those inside prompts lie further apart where states are large, see
+            `spread_checkpoints`.
         most_drafts: most drafts of a sequence that a step verifies; 0 = none are.
     """
 
@@ -48,6 +51,7 @@ class BlockFormat:
     shards: int
     tile: int = 1
     state_interval: int = 512
+    spreads_states: bool = False
     most_drafts: int = 0
 
 
@@ -259,4 +263,6 @@ class LayerCache(ABC):
 
 def group_specs(caches: Iterable[LayerCache]) -> list[GroupSpec]:
     """Return the pool groups of all layer groups, in order."""
-    return [spec for cache in caches for spec in cache.pool_groups()]
+    caches = list(caches)
+    specs = [spec for cache in caches for spec in cache.pool_groups()]
+    return spread_checkpoints(specs) if any(cache.format.spreads_states for cache in caches) else specs

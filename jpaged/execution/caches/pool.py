@@ -99,7 +99,7 @@ def plan_pool(
     Raises:
         ValueError: `pool_bytes` holds no large page, or a group is of an unknown kind.
     """
-    form = BlockFormat(block_size, jnp.dtype(dtype), shards, tile, state_interval, most_drafts)
+    form = BlockFormat(block_size, jnp.dtype(dtype), shards, tile, state_interval, most_drafts=most_drafts)
     return PoolSpec.plan(layer_caches(groups, form), pool_bytes)
 
 

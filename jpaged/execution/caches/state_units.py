@@ -11,6 +11,7 @@ from jaxtyping import Int
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.caches.base import HostStep
 from jpaged.memory.layout import GroupLayout
+from jpaged.memory.policies import StateCheckpoints
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT
 
 
@@ -59,8 +60,17 @@ class StateTables:
             entries = np.clip(lengths // size - 1, 0, table.shape[1] - 1)
             ends = np.where(lengths % size == 0, _entries(table, entries), -1)
             return np.where(ends >= 0, ends, _entries(self.ring, lengths % self.ring.shape[1]))
-        first = np.maximum(-(-lengths // size) - 1, 0)
-        near = first[:, None] + np.arange(min(table.shape[1], self.plan.spec.policy.entries_apart(size)))
+        first, policy = np.maximum(-(-lengths // size) - 1, 0), self.plan.spec.policy
+        assert isinstance(policy, StateCheckpoints)
+        found = self._next(first, policy.interval // size)
+        if (far := np.flatnonzero(found < 0)).size:  # inside a prompt, where checkpoints may lie further apart
+            found[far] = self.of(far)._next(first[far], policy.entries_apart(size))
+        return found
+
+    def _next(self, first: Int[np.ndarray, " seqs"], entries: int) -> Int[np.ndarray, " seqs"]:
+        """Return the first block among so many entries from `first` on; -1 = none."""
+        table = self.checkpoints
+        near = first[:, None] + np.arange(min(table.shape[1], entries))
         blocks = np.where(
             near < table.shape[1], np.take_along_axis(table, np.minimum(near, table.shape[1] - 1), axis=1), -1
         )
@@ -96,7 +106,8 @@ def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = Fa
     A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of its own, and
     behind each of the drafts where the step verifies any: there are no more of them than sequences that fit.
     """
-    apart = plan.spec.policy.entries_apart(plan.spec.block_size) * plan.spec.block_size
+    assert isinstance(plan.spec.policy, StateCheckpoints)
+    apart = plan.spec.policy.interval
     between = tokens // UNIT + (0 if apart % UNIT == 0 else tokens // apart + seqs)
     return min(tokens, between + (5 if verifies else 4) * seqs)
 

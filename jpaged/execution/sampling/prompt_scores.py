@@ -70,13 +70,13 @@ class ScoreRows(NamedTuple):
 
 def score_rows(step: ScheduledStep, query_starts: Int[np.ndarray, " seqs+1"]) -> ScoreRows:
     """Return every prompt token that follows one computed in the step, of the requests that ask for prompt_logprobs."""
-    first_row = {id(chunk): int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
+    first_row = {chunk.seq.seq_id: int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
     scores, rows = [], []
     for request, chunk in step.scored:
         end = min(chunk.start + chunk.length, len(request.prompt_token_ids) - 1)
         for position in range(chunk.start, end):
             scores.append(PromptScore(request, position + 1))
-            rows.append(first_row[id(chunk)] + position - chunk.start)
+            rows.append(first_row[chunk.seq.seq_id] + position - chunk.start)
     targets = [request.prompt_token_ids[position] for request, position in scores]
     return ScoreRows(scores, np.array(rows, np.int32), np.array(targets, np.int32))
 

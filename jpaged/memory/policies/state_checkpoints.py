@@ -18,27 +18,58 @@ class StateCheckpoints(Policy):
     the tokens up to there, as an attention layer's block is. A running sequence needs the block of its newest state
     only.
 
+    A state may take as many bytes as attention keeps for thousands of tokens. `spacing` keeps checkpoints apart where
+    they are hardly worth that: inside a prompt, which a later request seldom leaves midway. From the last multiple of
+    `interval` in the prompt on, where the next turn of a conversation or the next question about a document begins,
+    they lie every `interval` tokens (compare Marconi, MLSys'25, which keeps the end of a sequence and what prompts
+    share).
+
     Attributes:
-        interval: tokens between checkpoints; a multiple of the block size.
+        interval: fewest tokens between two checkpoints that are not `ends`; a multiple of the block size.
+        spacing: tokens between checkpoints inside a prompt whose length is known, a multiple of `interval`.
         ends: further lengths, in tokens, after which a checkpoint lies; multiples of the block size, ascending. None
             until `for_prefix` decides: then a prefix may end wherever a checkpoint is cached.
+        dense_from: length in tokens, a multiple of `interval`, up to which checkpoints lie `spacing` apart.
 
     Raises:
-        ValueError: when `interval` is not positive.
+        ValueError: when `interval` is not positive, or `spacing` no multiple of it.
     """
 
     interval: int
     ends: tuple[int, ...] | None = None
+    spacing: int | None = None
+    dense_from: int = 0
 
     def __post_init__(self) -> None:
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} must be at least 1 token")
+        if self.spacing is not None and (self.spacing < 1 or self.spacing % self.interval):
+            raise ValueError(f"spacing={self.spacing} is not a multiple of interval={self.interval}")
+
+    def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
+        if self.spacing is None or prompt_tokens is None:
+            return self
+        return replace(self, dense_from=prompt_tokens // self.interval * self.interval)
 
     def for_prefix(self, cached: int, kept: int) -> Policy:
         if self.ends is not None:
             return self
         ends = (cached, kept) if kept > cached else (cached,)
-        return replace(self, ends=tuple(end for end in ends if end % self.interval))
+        return replace(self, ends=tuple(end for end in ends if end and end != self._regular_after(end)))
+
+    def _apart(self) -> int:
+        """Return the tokens between two checkpoints inside a prompt."""
+        return self.spacing or self.interval
+
+    def _regular_after(self, length: int) -> int:
+        """Return the first end of at least `length` tokens that is not the request's own."""
+        sparse, dense = self._apart(), max(length, self.dense_from)
+        return min(-(-length // sparse) * sparse, -(-dense // self.interval) * self.interval)
+
+    def _regular_before(self, length: int) -> int:
+        """Return the last end below `length` tokens that is not the request's own; 0 = there is none."""
+        apart = self.interval if length > self.dense_from else self._apart()
+        return max(0, -(-length // apart) - 1) * apart
 
     @property
     def optional_blocks(self) -> int:
@@ -46,16 +77,16 @@ class StateCheckpoints(Policy):
 
     def end_after(self, length: int) -> int:
         """Return the end of the checkpoint that the state after `length` tokens belongs to, in tokens."""
-        regular = -(-length // self.interval) * self.interval
+        regular = self._regular_after(length)
         return min((end for end in self.ends or () if length <= end < regular), default=regular)
 
     def end_before(self, length: int) -> int:
         """Return the last end of a checkpoint before `length` tokens; 0 = there is none."""
-        regular = max(0, -(-length // self.interval) - 1) * self.interval
+        regular = self._regular_before(length)
         return max((end for end in self.ends or () if regular < end < length), default=regular)
 
     def entries_apart(self, block_size: int) -> int:
-        return self.interval // block_size
+        return self._apart() // block_size
 
     def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
         entry = self.end_after(length) // block_size
@@ -69,8 +100,22 @@ class StateCheckpoints(Policy):
 
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
         # The checkpoint that a step starts from, those that it passes and the running state.
-        most = min(-(-length // self.interval), -(-step_tokens // self.interval) + 1)
+        dense = max(0, length - self.dense_from)
+        passed = -(-min(step_tokens, self.dense_from, length) // self._apart())
+        passed += -(-min(step_tokens, dense) // self.interval)
+        most = min(self._count(self._regular_after(length)), passed + 1)
         return most + (len(self.ends or ()) + self.optional_blocks if length else 0)
+
+    def _count(self, length: int) -> int:
+        """Return how many ends that are not the request's own are within the first `length` tokens."""
+        if length < self.dense_from:
+            return length // self._apart()
+        first = max(self.dense_from, self.interval)
+        return (
+            -(-self.dense_from // self._apart())
+            - (self.dense_from > 0)
+            + ((length - first) // self.interval + 1 if length >= first else 0)
+        )
 
     def longest_prefix(self, length: int, block_size: int) -> int:
         return self.end_before(length + 1)
@@ -79,10 +124,11 @@ class StateCheckpoints(Policy):
         return self.end_after(length) // block_size
 
     def placed(self, entries: range, block_size: int) -> Sequence[int]:
-        apart = self.entries_apart(block_size)
-        regular = range(-(-(entries.start + 1) // apart) * apart - 1, entries.stop, apart)
+        border = max(entries.start, min(entries.stop, self.dense_from // block_size - 1))
+        sparse = _multiples(range(entries.start, border), self._apart() // block_size)
+        dense = _multiples(range(border, entries.stop), self.interval // block_size)
         own = [entry for end in self.ends or () if (entry := end // block_size - 1) in entries]
-        return sorted({*regular, *own}) if own else regular
+        return sorted({*sparse, *dense, *own}) if own or sparse else dense
 
     def holds(self, entry: int, length: int, block_size: int) -> bool:
         return self.end_before((entry + 1) * block_size) < length
@@ -93,3 +139,8 @@ class StateCheckpoints(Policy):
 
     def filled_tokens(self, block: int, length: int, block_size: int) -> int:
         return block_size if self.holds(block, length, block_size) else 0
+
+
+def _multiples(entries: range, apart: int) -> range:
+    """Return those of a table's entries that end at a multiple of `apart` entries."""
+    return range(-(-(entries.start + 1) // apart) * apart - 1, entries.stop, apart)

@@ -61,4 +61,4 @@ class DeviceSpeculation(Speculation):
         return (UNKNOWN,) * length
 
     def _length(self, most: int, *, batch: int, verifies: bool) -> int:
-        return best_length(self._acceptance.rate(0), most, self._costs, batch=batch, verifies=verifies)
+        return best_length([self._acceptance.rate(0)] * most, self._costs, batch=batch, verifies=verifies)

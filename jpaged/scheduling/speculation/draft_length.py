@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,14 +21,13 @@ class StepCosts:
     draft: float = 0.0
 
 
-def best_length(rate: float, most: int, costs: StepCosts, *, batch: int, verifies: bool) -> int:
+def best_length(rates: Sequence[float], costs: StepCosts, *, batch: int, verifies: bool) -> int:
     """Return how many drafts of a sequence make the batch's tokens cheapest; 0 = none pays.
 
-    Drafts are kept up to the first that is lost, so the i-th brings a token with probability ``rate ** i``.
+    Drafts are kept up to the first that is lost, so the i-th brings a token with the product of the first i rates.
 
     Args:
-        rate: how likely a draft is kept, given that those before it are.
-        most: most drafts.
+        rates: how likely each draft is kept, given that those before it are; there are no more drafts than these.
         batch: number of sequences in the step, one token each.
         verifies: whether the step verifies drafts of another sequence already.
     """
@@ -35,7 +35,7 @@ def best_length(rate: float, most: int, costs: StepCosts, *, batch: int, verifie
     best, least = 0, plain / batch
     cost = plain + (0.0 if verifies else costs.verifying)
     tokens, reached = float(batch), 1.0
-    for length in range(1, most + 1):
+    for length, rate in enumerate(rates, 1):
         reached *= rate
         tokens += reached
         cost += costs.token + costs.draft

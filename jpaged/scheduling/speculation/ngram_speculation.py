@@ -43,7 +43,7 @@ class NGramSpeculation(Speculation):
         match = lookup.match
         if match is not None and lookup.length == len(token_ids) - 1:
             kept = token_ids[match.start] == token_ids[-1]
-            self._acceptance.note(_class(match), kept=kept, lost=not kept)
+            self._acceptance.note(_class(match.length), kept=kept, lost=not kept)
         lookup.match, lookup.length = lookup.index.match(token_ids), len(token_ids)
 
     def data(self) -> dict[str, Any]:
@@ -69,8 +69,9 @@ class NGramSpeculation(Speculation):
     def _length(self, match: Match | None, most: int, *, batch: int, verifies: bool) -> int:
         if match is None:
             return 0
-        rate = self._acceptance.rate(_class(match))
-        return best_length(rate, most, self._costs, batch=batch, verifies=verifies)
+        # Behind a draft that is kept the match is a token longer.
+        rates = [self._acceptance.rate(_class(match.length + kept)) for kept in range(most)]
+        return best_length(rates, self._costs, batch=batch, verifies=verifies)
 
     def _of(self, seq: Sequence) -> _Lookup:
         lookup = self._lookups.get(seq)
@@ -93,5 +94,5 @@ class _Lookup:
         self.length = 0
 
 
-def _class(match: Match) -> int:
-    return sum(match.length >= bound for bound in _BOUNDS) - 1
+def _class(length: int) -> int:
+    return sum(length >= bound for bound in _BOUNDS) - 1

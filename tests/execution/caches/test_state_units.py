@@ -19,8 +19,8 @@ from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT
 SIZE, ROWS = 16, 64
 
 
-def plan_of(interval: int) -> GroupLayout:
-    spec = GroupSpec("state", 4, 1, SIZE, StateCheckpoints(interval))
+def plan_of(interval: int, spacing: int) -> GroupLayout:
+    spec = GroupSpec("state", 4, 1, SIZE, StateCheckpoints(interval, spacing=spacing))
     return PoolLayout.plan([spec], 4000).groups[0]
 
 
@@ -28,6 +28,7 @@ class Case:
     """A step of some sequences' chunks, with tables as the memory makes them.
 
     Args:
+        intervals: how many intervals lie between checkpoints inside a prompt; prompts end anywhere in a chunk.
         slots: entries of each sequence's ring; then chunks that are no longer are a token and its drafts. 0 = no ring.
 
     Attributes:
@@ -36,20 +37,28 @@ class Case:
     """
 
     def __init__(
-        self, interval: int, chunks: list[tuple[int, int, tuple[int, ...]]], padding: int = 0, slots: int = 0
+        self,
+        interval: int,
+        chunks: list[tuple[int, int, tuple[int, ...]]],
+        padding: int = 0,
+        slots: int = 0,
+        intervals: int = 1,
     ) -> None:
+        spacing = interval * intervals
         chunks = sorted(chunks, key=lambda chunk: (chunk[1] > 1, chunk[1] > slots))
         self.drafts = [length - 1 if 1 < length <= slots else 0 for _, length, _ in chunks]
-        self.plan, blocks = plan_of(interval), iter(np.random.default_rng(0).permutation(900).tolist())
+        self.plan, blocks = plan_of(interval, spacing), iter(np.random.default_rng(0).permutation(900).tolist())
         self.starts = np.array([chunk[0] for chunk in chunks], np.int32)
         self.lengths = np.array([chunk[1] for chunk in chunks], np.int32)
-        width = max(start + length + interval for start, length, _ in chunks) // SIZE + 1
+        width = max(start + length + spacing for start, length, _ in chunks) // SIZE + 1
         self.table = np.full((len(chunks), width), -1, np.int32)
         self.ring = np.array([[next(blocks) for _ in range(slots)] for _ in chunks], np.int32) if slots else None
         self.pool: dict[int, tuple[int, int]] = {}
         self.expected: dict[int, tuple[int, int]] = {}
         for number, (start, length, ends) in enumerate(chunks):
-            policy, stop = StateCheckpoints(interval, ends), start + length
+            stop = start + length
+            policy = StateCheckpoints(interval, ends, spacing).for_request(0, start + length * (number % 3) // 2)
+            assert isinstance(policy, StateCheckpoints)
             (held,) = policy.active_blocks(start, SIZE)
             for entry in policy.placed(range(held.start, policy.num_blocks(stop, SIZE)), SIZE):
                 block = self.table[number, entry] = next(blocks)
@@ -113,9 +122,9 @@ slots = st.sampled_from([0, 0, 1, 4, 9])
 
 
 @settings(deadline=None, max_examples=examples(150))
-@given(intervals, chunks, st.integers(0, 9), slots)
-def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding, slots):
-    case, seen = Case(interval, chunks, padding, slots), []
+@given(intervals, chunks, st.integers(0, 9), slots, st.integers(1, 4))
+def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding, slots, apart):
+    case, seen = Case(interval, chunks, padding, slots, apart), []
     batch = case.batch()
     case.run(batch, 0, seen)
     case.check(seen)
@@ -126,10 +135,10 @@ def test_units_leave_what_tokens_one_by_one_would(interval, chunks, padding, slo
 
 
 @settings(deadline=None, max_examples=examples(150))
-@given(intervals, chunks, slots)
-def test_launches_of_single_tokens_leave_the_same(interval, chunks, slots):
+@given(intervals, chunks, slots, st.integers(1, 4))
+def test_launches_of_single_tokens_leave_the_same(interval, chunks, slots, apart):
     """Each launch begins with what the one before left in blocks, as nothing else is carried over."""
-    case, seen = Case(interval, chunks, slots=slots), []
+    case, seen = Case(interval, chunks, slots=slots, intervals=apart), []
     whole = case.batch()
     for start in range(0, len(case.positions), ROWS):
         launch = token_by_token(whole, slice(start, start + ROWS)).units

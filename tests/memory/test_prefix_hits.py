@@ -1,0 +1,80 @@
+"""A prompt that waits is asked about in every step: its blocks are named once, and always as they would be anew."""
+
+from __future__ import annotations
+
+import pytest
+from memory_pools import serve
+
+from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints
+from jpaged.memory.hash_chain import HashChain
+from jpaged.memory.prefix_hits import MOST_NAMED
+
+SIZE = 4
+TOKENS = list(range(41))
+
+
+def manager_of(num_pages: int = 60) -> MemoryManager:
+    policies = (FullAttention(), StateCheckpoints(8))
+    specs = [GroupSpec(str(g), 8, 1, SIZE, policy) for g, policy in enumerate(policies)]
+    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """How many blocks were named, a list of one number for each call."""
+    counts, extend = [], HashChain.extend
+
+    def counted(self, token_ids, num_blocks):
+        counts.append(max(0, num_blocks - len(self.links)))
+        extend(self, token_ids, num_blocks)
+
+    monkeypatch.setattr(HashChain, "extend", counted)
+    return counts
+
+
+def ask(manager: MemoryManager, tokens: list[int], **options) -> int:
+    manager.add(0, 0)
+    hit = manager.match_prefix(0, tokens, **options)
+    manager.free(0)
+    return hit
+
+
+def test_a_prompt_that_is_asked_about_again_is_not_named_again(named):
+    manager = manager_of()
+    assert ask(manager, TOKENS) == 0 and sum(named) == 10
+    for _ in range(5):
+        ask(manager, TOKENS)
+    assert sum(named) == 10
+    others = [[*TOKENS[:20], 100 + n, *TOKENS[21:]] for n in range(MOST_NAMED)]
+    for prompt in others:
+        ask(manager, prompt)
+    ask(manager, TOKENS)
+    assert sum(named) == 10 * (MOST_NAMED + 2), "so many others since: it is forgotten"
+
+
+def test_what_the_cache_has_by_now_is_found():
+    manager = manager_of()
+    assert ask(manager, TOKENS) == 0
+    serve(manager, 1, TOKENS)
+    assert ask(manager, TOKENS) == 40
+    manager.free(1)
+    manager.check_invariants()
+
+
+def test_other_salts_limits_and_tokens_have_names_of_their_own():
+    manager = manager_of()
+    serve(manager, 1, TOKENS, salt="a")
+    assert [ask(manager, TOKENS, salt=salt) for salt in ("a", None, "a", 1, True)] == [40, 0, 40, 0, 0]
+    assert [ask(manager, TOKENS, salt="a", max_tokens=most) for most in (40, 17, 40, 0)] == [40, 16, 40, 0]
+    assert ask(manager, [*TOKENS[:17], 99, *TOKENS[18:]], salt="a") == 16
+    manager.free(1)
+
+
+def test_tokens_that_follow_do_not_change_what_is_remembered():
+    manager = manager_of()
+    ask(manager, TOKENS)
+    for seq_id, more in ((1, range(200, 220)), (2, range(300, 320))):
+        serve(manager, seq_id, [*TOKENS, *more])
+        manager.free(seq_id)
+        assert ask(manager, TOKENS) == 40
+        assert ask(manager, [*TOKENS, *more]) == 60 // 8 * 8

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, HeadLayout, LayerRef, WeightSource, head_layout
+from pallas_kernels.rotated_heads import rotated_heads, takes
 
 from . import weights as convert
 from .heads_norm import HeadsNorm
@@ -107,9 +108,11 @@ class Attention(nnx.Module):
         self.shares_kv = shares_kv
         self.gated = gated
         self.heads = heads
-        # A TPU takes longer for several small operations than for one that carries the values along.
+        # A TPU takes longer for several small operations than for one that carries the values along, and a GPU launches
+        # one kernel in the place of three; XLA cannot cut its launch for shards.
         plain = self.q_norm is None and v_norm is None and not (shares_kv or gated or values_are_keys)
         self.rotates_together = plain and build.product_impl in ("tpu", "tpu_interpret")
+        self.rotates_in_a_launch = plain and build.product_impl == "gpu" and build.tensor_parallel == 1
         self.scale = scale
         self.soft_cap = soft_cap
 
@@ -128,11 +131,14 @@ class Attention(nnx.Module):
         fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
         if self.rotates_together and tables is not None:
             fused, tables = rotate_by_product(fused, tables, still=1), None
-        q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
         k = v = None
-        if not self.shares_kv:
-            k, v = fused[:, :, -1 if self.values_are_keys else -2], fused[:, :, -1]
-            k, v = self._placed(k, self.k_norm, tables), v if self.v_norm is None else self.v_norm(v)
+        if self.rotates_in_a_launch and tables is not None and takes(fused.dtype):
+            q, k, v = rotated_heads(fused, *tables, impl="gpu")
+        else:
+            q = self._placed(fused[:, :, : layout.q_per_kv], self.q_norm, tables)
+            if not self.shares_kv:
+                k, v = fused[:, :, -1 if self.values_are_keys else -2], fused[:, :, -1]
+                k, v = self._placed(k, self.k_norm, tables), v if self.v_norm is None else self.v_norm(v)
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
         sinks = None if self.sinks is None else self.sinks[...].reshape(layout.kv_heads, layout.q_per_kv)

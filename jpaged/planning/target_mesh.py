@@ -58,7 +58,7 @@ def target_capability(device: Device) -> AbstractContextManager[None]:
     if device.chip.cuda is None:
         return nullcontext()
     major, minor = device.chip.cuda.capability
-    return compiling_for(10 * major + minor)
+    return compiling_for(10 * major + minor, device.chip.cuda.name)
 
 
 def gpu_target(chip: Chip) -> str:

@@ -13,8 +13,8 @@ def multiply_groups(
     x,
     table,
     counts,
+    row_count,
     out,
-    ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -23,12 +23,12 @@ def multiply_groups(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Write the products of x [ROWS, INPUTS], sorted by expert, with table [EXPERTS, INPUTS, OUTPUTS] to out.
+    """Write the products of x [row_count, INPUTS], sorted by expert, with table [EXPERTS, INPUTS, OUTPUTS] to out.
 
     Program (p, c) has the p-th tile of rows, see `pallas_kernels.gpu_experts.tile_of_program`, and columns from
     ``c * COLUMNS`` on.
     """
-    expert, first_row, end = tile_of_program(counts, ROWS, EXPERTS, GROUPS, TILE)
+    expert, first_row, end = tile_of_program(counts, row_count, EXPERTS, GROUPS, TILE)
     row = first_row + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_mine, exists = (row < end)[:, None], (column < OUTPUTS)[None]

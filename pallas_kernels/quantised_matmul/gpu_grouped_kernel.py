@@ -41,7 +41,7 @@ def multiply_code_groups(
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
     STEPS: tl.constexpr = INPUTS // DEPTH
     SCALES: tl.constexpr = STEPS * OUTPUTS if GROUPED else OUTPUTS
-    expert, first_row, end = tile_of_program(counts, tl.load(row_count), EXPERTS, GROUPS, TILE)
+    expert, first_row, end = tile_of_program(counts, row_count, EXPERTS, GROUPS, TILE)
     row = first_row + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     line = tl.arange(0, LINES)

@@ -1,5 +1,10 @@
 """The counting of a layer's operations, on a loop small enough to count by hand."""
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+
 from layer_ops import layer_ops
 
 LOOP = """

@@ -3,9 +3,10 @@
     python scripts/tpu_layer_ops.py                                          all devices, models and steps: an hour
     python scripts/tpu_layer_ops.py --devices v5e-8 --models llama-3.1-8b
 
-A row has the operations of the loop over layers, those that are the same for all layers, sorts, gathers, the compiler's
-estimate of their cycles, and the share of products with weights in it (`layer_ops.py`). Kernels and all-reduces have no
-estimate, and the time that DMAs take is in none. The batch is one of 64 sequences: a token each, or 512 in all.
+A row has the operations of the loop over layers, those that are the same for all layers, the copies between HBM and
+VMEM that are made meanwhile, sorts, gathers, the compiler's estimate of the operations' cycles, and the share of
+products with weights in it (`layer_ops.py`). Kernels and all-reduces have no estimate, and the time that DMAs take is
+in none. The batch is one of 64 sequences: a token each, or 512 in all. On a tpu7x an all-reduce is four operations.
 
 It needs libtpu: outside an environment that has it, `scripts/aot_env.sh` makes one (``--env``) and the script runs
 again there.
@@ -30,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ROOT / "jpaged" / "planning" / "shapes"
 FAMILIES = {"llama": "models.llama:Llama", "qwen3": "models.llama:Llama", "gemma3_text": "models.gemma3:Gemma3"}
 """Where a model type's module is: in an environment without jpaged no entry point says it."""
-COLUMNS = "device | model | step | operations | the same for all | sorts | gathers | cycles | products | compile s"
+COLUMNS = (
+    "device | model | step | operations | the same for all | copies | sorts | gathers | cycles | products | compile s"
+)
 SEQS, CONTEXT, TOKENS, BLOCK = 64, 8192, 512, 128
 POOL_BYTES = 2 << 30
 
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", default=["v5e-8", "v6e-8", "v5p-16", "tpu7x-8"])
     parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "llama-3.3-70b", "gemma-3-27b", "qwen3-0.6b"])
     parser.add_argument("--steps", nargs="+", choices=["decode", "mixed"], default=["decode", "mixed"])
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each row instead")
     parser.add_argument("--hlo", type=Path, default=None, help="folder for the programs' texts")
     parser.add_argument("--env", type=Path, default=default_env("tpu"), help="environment with libtpu")
     options = parser.parse_args()
@@ -50,27 +54,26 @@ def main() -> None:
     from jpaged.planning.target_mesh import TPU_HOST
 
     os.environ.update(TPU_HOST)
-    print(f"| {COLUMNS} |\n|" + "---|" * (1 + COLUMNS.count("|")))
+    if not options.json:
+        print(f"| {COLUMNS} |\n|" + "---|" * (1 + COLUMNS.count("|")))
     for device in options.devices:
         for model in options.models:
             for step in options.steps:
-                print(f"| {device} | {model} | {step} | {row(device, model, step, options.hlo)} |", flush=True)
+                start = time.perf_counter()
+                text = getattr(step_programs(device, model), step)().compile().as_text()
+                if options.hlo is not None:
+                    options.hlo.mkdir(parents=True, exist_ok=True)
+                    (options.hlo / f"{device}-{model}-{step}.txt").write_text(text)
+                found = layer_ops(text)
+                told = f"| {device} | {model} | {step} | {row(found)} | {time.perf_counter() - start:.0f} |"
+                print(json.dumps({"device": device, "step": step} | found) if options.json else told, flush=True)
 
 
-def row(device: str, model: str, step: str, folder: Path | None) -> str:
-    """Return the rest of a table's row."""
-    start = time.perf_counter()
-    try:
-        text = getattr(step_programs(device, model), step)().compile().as_text()
-    except Exception as error:  # the row says what the compiler said
-        return str(error).strip().splitlines()[0][:150]
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{device}-{model}-{step}.txt").write_text(text)
-    found = layer_ops(text)
-    counts = (found[name] for name in ("operations", "the same for all layers", "sorts", "gathers", "cycles"))
+def row(found: dict[str, int]) -> str:
+    """Return a table's row of what `layer_ops` found."""
+    counts = (found[name] for name in ("operations", "the same for all layers", "copies", "sorts", "gathers", "cycles"))
     figures = " | ".join(f"{count:,}" for count in counts)
-    return f"{figures} | {found['products'] / found['cycles']:.2f} | {time.perf_counter() - start:.0f}"
+    return f"{figures} | {found['products'] / found['cycles']:.2f}"
 
 
 def step_programs(device: str, model: str) -> Any:

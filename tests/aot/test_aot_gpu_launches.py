@@ -8,7 +8,7 @@ from environments import run_program
 pytestmark = pytest.mark.aot
 
 LAUNCHES, COMPILES = "../../scripts/gpu_layer_launches.py", "../../scripts/gpu_triton_compiles.py"
-MOST = {"h200": 14, "a100": 14, "l4": 14, "t4": 14}
+MOST = {"h200": 14, "a100": 14, "l4": 14, "t4": 13}
 """Launches of a layer."""
 
 
@@ -38,8 +38,8 @@ def test_a_batchs_size_alone_has_no_kernel_compiled_again():
     # Units of keys, lanes of sequences and tiles of queries are powers of two, of which there are a few.
     assert found["compiled"] == {
         "attend_to_tiles": 1,
-        "attend_to_units": 4,
-        "join_units": 4,
+        "attend_to_units": 5,
+        "join_units": 5,
         "rotate_heads": 1,
         "write_tokens": 1,
     }

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, HeadLayout, LayerRef, WeightSource, head_layout
-from pallas_kernels.row_ops import rotated_apart
+from pallas_kernels.rotated_heads import rotated_heads, takes
 
 from . import weights as convert
 from .heads_norm import HeadsNorm
@@ -108,10 +108,12 @@ class Attention(nnx.Module):
         self.shares_kv = shares_kv
         self.gated = gated
         self.heads = heads
-        # A TPU takes longer for several small operations than for one that carries the values along.
+        # A TPU takes longer for several small operations than for one that carries the values along; a GPU launches one
+        # kernel in the place of three, and a CPU makes one pass. XLA cannot cut a GPU's launch for shards.
         plain = self.q_norm is None and v_norm is None and not (shares_kv or gated or values_are_keys)
         self.rotates_together = plain and build.product_impl in ("tpu", "tpu_interpret")
-        self.rotates_apart = plain and build.product_impl == "cpu"
+        whole = build.product_impl == "cpu" or (build.product_impl == "gpu" and build.tensor_parallel == 1)
+        self.rotates_by = build.product_impl if plain and whole else None
         self.scale = scale
         self.soft_cap = soft_cap
 
@@ -142,8 +144,8 @@ class Attention(nnx.Module):
     ) -> tuple[Array, Array | None, Array | None]:
         """Return the queries, keys and values, normed and rotated; no keys and values where those of another layer are
         shared."""
-        if tables is not None and self.rotates_apart and (apart := rotated_apart(fused, *tables, impl="cpu")):
-            return apart
+        if tables is not None and self.rotates_by is not None and takes(fused.dtype, self.rotates_by):
+            return rotated_heads(fused, *tables, impl=self.rotates_by)
         if tables is not None and self.rotates_together:
             fused, tables = rotate_by_product(fused, tables, still=1), None
         q = self._placed(fused[:, :, : self.heads.layout.q_per_kv], self.q_norm, tables)

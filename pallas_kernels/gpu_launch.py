@@ -25,12 +25,14 @@ class Launch:
     """Describes a Triton kernel's launch, with everything but its arrays.
 
     Attributes:
-        kernel: a ``triton.jit`` function. Its parameters are the inputs' pointers, one pointer that it leaves alone
-            for every aliased output, the other outputs' pointers, then the constants.
+        kernel: a ``triton.jit`` function. Its parameters are the inputs' pointers, or whole numbers as they are, one
+            pointer that it leaves alone for every aliased output, the other outputs' pointers, then the constants. A
+            kernel is compiled once for all numbers but 1, and again for each constant: a batch's sizes are numbers.
         grid: programs along each axis.
         out: the outputs; aliased ones come first.
         constants: the kernel's ``tl.constexpr`` parameters.
-        aliases: input index to output index of arrays that are updated in place, through the input's pointer.
+        aliases: input index to output index of arrays that are updated in place, through the input's pointer; no
+            number stands before them.
         num_warps, num_stages: see `triton.Config`.
     """
 
@@ -47,16 +49,28 @@ Launcher: TypeAlias = Callable[..., list[jax.Array]]
 """``launcher(launch, *inputs) -> outputs``."""
 
 _capability: ContextVar[int | None] = ContextVar("compute_capability", default=None)
+_chip: ContextVar[str] = ContextVar("chip", default="")
 
 
 @contextmanager
-def compiling_for(compute_capability: int) -> Iterator[None]:
-    """Trace and lower for another GPU than this machine's, e.g. 90 for sm_90: compiling ahead of time."""
-    token = _capability.set(compute_capability)
+def compiling_for(compute_capability: int, chip: str = "") -> Iterator[None]:
+    """Trace and lower for another GPU than this machine's: compiling ahead of time.
+
+    Args:
+        compute_capability: e.g. 90 for sm_90.
+        chip: what JAX calls the GPU there, e.g. ``NVIDIA H200``; "" = any.
+    """
+    tokens = _capability.set(compute_capability), _chip.set(chip)
     try:
         yield
     finally:
-        _capability.reset(token)
+        _capability.reset(tokens[0])
+        _chip.reset(tokens[1])
+
+
+def chip_name() -> str:
+    """Return what JAX calls the GPU that is compiled for; "" where nobody said which."""
+    return jax.devices()[0].device_kind if _capability.get() is None else _chip.get()
 
 
 def compute_capability() -> int:
@@ -88,14 +102,18 @@ def multiplies(*dtypes: DTypeLike) -> bool:
     return has_matrix_units() or all(halves)
 
 
-def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:
+def triton_call(launch: Launch, *inputs: jax.Array | int) -> list[jax.Array]:
     """Launch on the GPU that runs the surrounding program."""
     import jax_triton
+
+    from pallas_kernels.gpu_capture import target_of_calls
 
     call = jax_triton.triton_call
     # From 0.4 on, an aliased output has no pointer of its own: the parameter kept for it gets a constant.
     newer = "out_type" in inspect.signature(call).parameters
     outputs = {"out_type" if newer else "out_shape": list(launch.out)}
+    target = None if newer else target_of_calls()
+    recorded = {} if target is None else {"custom_call_target_name": target}
     return call(
         *inputs,
         *((1,) * len(launch.aliases) if newer else ()),
@@ -106,6 +124,7 @@ def triton_call(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:
         input_output_aliases=dict(launch.aliases),
         compute_capability=_capability.get(),
         **outputs,
+        **recorded,
         **launch.constants,
     )
 

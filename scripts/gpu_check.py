@@ -1,14 +1,24 @@
-"""Checks whether jpaged is right and fast on this NVIDIA GPU; results go to docs/performance.json and .md.
+"""Checks whether jpaged is right and fast on this NVIDIA GPU; results go to gpu_check.json and docs/performance.md.
 
-    python scripts/gpu_check.py [--kernels-only] [--seed N]
+    python scripts/gpu_check.py                            everything
+    python scripts/gpu_check.py --minutes 9                begins no part later than that; called again, it goes on
+    python scripts/gpu_check.py --only attention decode    parts by name; without a GPU, --list names them
 
-Needs `pip install -e ".[cuda13]"` (or cuda12) and about 40 GB of GPU memory; 8 GB with --kernels-only. It checks every
-kernel against float64 or its reference on fresh random inputs, measures attention, KV write and block copy against the
-GPU's copy bandwidth and matrix products, beside the XLA path, JAX's own paged attention and torch, then runs a
-Llama-3.1-8B of random weights end to end.
+Needs `pip install -e ".[cuda13]"` (or cuda12) and about 70 GB of GPU memory; 8 GB without the parts of the engine. The
+parts run in the order of what they tell in case there is not time for all: first whether each kernel is right, against
+float64 or its reference on fresh random inputs (attention, KV write and rotation; products with codes of int4, MXFP4,
+int8 and float8; experts; recurrent states and latent attention); then how fast attention, KV write and block copy are
+against the GPU's copy bandwidth and products; then a Llama-3.1-8B of random weights end to end, at 64, 1 and 256
+sequences; then XLA's kernels, JAX's own paged attention and torch beside them; last the tiles of attention are tuned
+for this GPU (`pallas_kernels/paged_attention/gpu_tiles.json`).
+
+Every line is written to the file of results as soon as it is known, and what is there already, from the same GPU and
+versions, is not done again: keep the file between calls. What fails is a finding: its line says why, and the next part
+follows.
 
 Goals: no check fails; decode attention reaches 0.85 of the copy bandwidth; a decode step takes 1.25 times what reading
-weights and KV once takes; the device waits for the host less than 3 % of the time. Exit status 1 when a check fails.
+weights and KV once takes; the device waits for the host less than 3 % of the time; `jpaged plan` is within 15 % of the
+memory. Exit status 1 when a check or a part fails.
 
 Status: this script has never run on a GPU, so no figure of it is known yet. Its parts run on CPU in the tests.
 """
@@ -16,84 +26,51 @@ Status: this script has never run on a GPU, so no figure of it is known yet. Its
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory of the same GPU
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=None, help="begin nothing later than this (default: no limit)")
+    parser.add_argument("--only", nargs="+", metavar="PART", default=None, help="parts to run (default: all)")
     parser.add_argument("--kernels-only", action="store_true", help="leave the engine out")
+    parser.add_argument("--list", action="store_true", help="name the parts and end")
+    parser.add_argument("--results", type=Path, default=ROOT / "gpu_check.json", help="file (default: %(default)s)")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=None, help="of the checks' inputs (default: fresh ones)")
     args = parser.parse_args()
+
+    from jpaged.benchmarks.gpu_parts import ENGINE, PARTS, Check
+
+    names = [name for name in PARTS if not (args.kernels_only and name in ENGINE)]
+    if args.only is not None:
+        unknown = sorted(set(args.only) - set(PARTS))
+        if unknown:
+            parser.error(f"--only {' '.join(unknown)}: the parts are {', '.join(PARTS)}")
+        names = [name for name in names if name in args.only]
+    if args.list:
+        print("\n".join(f"{name}: {PARTS[name].__doc__}" for name in names))
+        return 0
 
     import jax
 
     if jax.default_backend() != "gpu":
         print(f"gpu_check needs an NVIDIA GPU; JAX runs on {jax.default_backend()!r} here", file=sys.stderr)
         return 2
-    seed = int.from_bytes(os.urandom(4)) if args.seed is None else args.seed
-    results = run(seed, kernels_only=args.kernels_only)
 
     from jpaged.benchmarks import gpu_report
 
-    DOCS.joinpath("performance.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    gpu_report.write(DOCS / "performance.md", results)
-    print(gpu_report.section(results))
-    return 0 if all(line["error"] <= line["limit"] for line in results["checks"]) else 1
-
-
-def run(seed: int, *, kernels_only: bool) -> dict[str, Any]:
-    """Measure everything; returns it as JSON."""
-    import jax
-
-    from jpaged.benchmarks import (
-        gpu_correctness,
-        gpu_engine,
-        gpu_kernels,
-        gpu_peers,
-        gpu_products,
-        gpu_report,
-        gpu_states,
-    )
-    from pallas_kernels.platform import resolve_impl
-
-    results: dict[str, Any] = {
-        "device": jax.devices()[0].device_kind,
-        "date": gpu_report.today(),
-        "command": " ".join(["python", "scripts/gpu_check.py", *sys.argv[1:]]),
-        "versions": gpu_report.versions(),
-        "seed": seed,
-        "checks": [],
-    }
-    impl = resolve_impl(None)
-    print(f"{results['device']}, kernels: {impl}, seed {seed}", flush=True)
-    for line in chain(gpu_correctness.checks(seed), gpu_products.checks(seed), gpu_states.checks(seed)):
-        verdict = "ok" if line["error"] <= line["limit"] else "WRONG"
-        print(f"{verdict:5} {line['check']}: {line['error']:.2g} (at most {line['limit']:.2g})", flush=True)
-        results["checks"].append(line)
-
-    sizes = gpu_kernels.Sizes()
-    results["copy_bytes_per_second"] = bandwidth = gpu_kernels.copy_bandwidth(sizes)
-    results["gemm_flops"] = gpu_kernels.gemm_flops(sizes)
-    results["kernels"] = {f"jpaged ({impl})": gpu_kernels.measure(sizes, impl)}
-    if impl != "xla":
-        results["kernels"]["jpaged (xla)"] = gpu_kernels.measure(sizes, "xla")
-    results["kernels"] |= gpu_peers.measure(sizes)
-    print(json.dumps(results["kernels"], indent=1), flush=True)
-    if not kernels_only:
-        load = gpu_engine.Load()
-        llm = gpu_engine.random_llm(gpu_engine.llama_8b(), **gpu_engine.settings(load))
-        llm.warmup()
-        results["engine"] = gpu_engine.measure(llm, load, bandwidth)
-    return results
+    check = Check.open(args.results, seed=args.seed, minutes=args.minutes)
+    check.run(names)
+    gpu_report.write(args.page, check.results)
+    print(gpu_report.section(check.results))
+    return 0 if check.succeeded else 1
 
 
 if __name__ == "__main__":

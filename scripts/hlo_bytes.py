@@ -155,7 +155,7 @@ def _arrays(text: str) -> list[tuple[str, tuple[int, ...]]]:
 def _count(name: str, computations: Mapping[str, Computation], moved: Moved, times: int, pool: int) -> None:
     body = computations[name]
     for op in body.values():
-        if op.opcode in _FREE or op.opcode.endswith("-done") or op.opcode.endswith("-update"):
+        if is_free(op):
             continue
         if op.opcode in _CALLS:
             _count(op.calls("calls" if "calls=" in op.rest else "to_apply"), computations, moved, times, pool)
@@ -164,7 +164,7 @@ def _count(name: str, computations: Mapping[str, Computation], moved: Moved, tim
         elif op.opcode == "conditional":
             _count(_longest_branch(op, computations, pool), computations, moved, times, pool)
         else:
-            moved.add(_kind(op), _of_operation(op, body, computations, pool), times)
+            moved.add(kind_of(op), _of_operation(op, body, computations, pool), times)
 
 
 def _turns(loop: Instruction) -> int:
@@ -187,7 +187,12 @@ def _longest_branch(op: Instruction, computations: Mapping[str, Computation], po
     return max(names, key=length)
 
 
-def _kind(op: Instruction) -> str:
+def is_free(op: Instruction) -> bool:
+    """Tell whether an instruction runs nothing."""
+    return op.opcode in _FREE or op.opcode.endswith(("-done", "-update"))
+
+
+def kind_of(op: Instruction) -> str:
     """Return what an operation is called in a table: a fusion by its kind, a call by what it calls."""
     if op.opcode == "custom-call":
         found = re.search(r'custom_call_target="([^"]*)"', op.rest)

@@ -16,7 +16,8 @@ from pallas_kernels.kv_codes import decode as decode_rows
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import unpack_kv, view_shape
 from pallas_kernels.paged_attention import paged_attention
-from pallas_kernels.platform import Impl
+from pallas_kernels.platform import Impl, resolve_impl
+from pallas_kernels.rotated_heads import rotated_heads, takes
 
 TOLERANCE = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 5e-5}
 INT8_STEP = 0.05
@@ -85,6 +86,8 @@ def checks(
         # A code that rounds another way is a step off: GPUs divide by the scale in more ways than one.
         limit = INT8_STEP if heads.kv_dtype == "int8" else 0.0
         yield {"check": f"kv_write, {heads}", "error": _write_error(random, heads, impl), "limit": limit}
+    for dtype, tolerance in TOLERANCE.items():
+        yield {"check": f"rotated_heads, {dtype}", "error": _rotation_error(random, dtype, impl), "limit": tolerance}
     yield {"check": "block_copy, chains and swaps", "error": _copy_error(random, impl), "limit": 0.0}
 
 
@@ -171,6 +174,22 @@ def _write_error(random: np.random.Generator, heads: Heads, impl: Impl | None) -
     if heads.kv_dtype == "int8":
         return float(jnp.abs(decode_rows(want) - decode_rows(got)).max())
     return float(jnp.sum(want != got))
+
+
+def _rotation_error(random: np.random.Generator, dtype: str, impl: Impl | None) -> float:
+    """Return the largest difference of queries and keys, infinity where values are not the same to the bit; 0 where
+    the GPU's kernel does not run."""
+    if resolve_impl(impl) != "gpu" or not takes(dtype, "gpu"):
+        return 0.0
+    joined = jnp.asarray(random.standard_normal((50, 8, 6, 128), np.float32), dtype)
+    angles = random.uniform(0, 100, (50, 64)).astype(np.float32)
+    got, want = (
+        jax.jit(partial(rotated_heads, impl=i))(joined, np.cos(angles), np.sin(angles)) for i in ("gpu", "reference")
+    )
+    errors = [
+        np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in zip(got, want, strict=True)
+    ]
+    return float(max(errors)) if errors[2] == 0 else np.inf
 
 
 def _copy_error(random: np.random.Generator, impl: Impl | None) -> float:

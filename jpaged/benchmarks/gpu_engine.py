@@ -21,6 +21,7 @@ from jpaged.loading import LoadedModel, model_class
 from jpaged.loading.build_context import build_context
 from jpaged.loading.parameters.targets import abstract_model
 from jpaged.loading.parameters.weights import abstract_params
+from jpaged.planning import DEVICES, plan
 from jpaged.sampling_params import SamplingParams
 
 LLAMA_8B: dict[str, Any] = {
@@ -91,44 +92,98 @@ def random_llm(config: Any, dtype: Any = jnp.bfloat16, **settings: Any) -> LLM:
         return LLM("random weights", **settings)
 
 
-def measure(llm: LLM, load: Load, bandwidth: float) -> dict[str, float]:
-    """Measure decode step time over what reading weights and KV takes, output tokens/s, and the share of host gaps."""
-    vocab = llm.vocab_size
-    random = np.random.default_rng(0)
-
-    def generate(lengths: list[tuple[int, int]]) -> float:
-        prompts = [{"prompt_token_ids": random.integers(0, vocab, tokens).tolist()} for tokens, _ in lengths]
-        params = [SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True) for _, out in lengths]
-        start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - start
-
+def decode(llm: LLM, load: Load, batch: int, bandwidth: float) -> dict[str, float]:
+    """Measure a decode step of `batch` sequences: its seconds, those over what reading weights and KV once takes, and
+    tokens/s."""
     short = 8
-    base = [(load.decode_context, short)] * load.decode_batch
-    longer = [(load.decode_context, short + load.decode_steps)] * load.decode_batch
-    generate(base)  # whatever is slow the first time
-    step = (generate(longer) - min(generate(base), generate(base))) / load.decode_steps
-    tokens_read = load.decode_batch * (load.decode_context + short + load.decode_steps / 2)
+    base = [(load.decode_context, short)] * batch
+    longer = [(load.decode_context, short + load.decode_steps)] * batch
+    for lengths in (base, longer):
+        generate(llm, lengths)  # whatever is slow the first time, compiling above all
+    step = (min(generate(llm, longer) for _ in range(2)) - min(generate(llm, base) for _ in range(2))) / (
+        load.decode_steps
+    )
+    tokens_read = batch * (load.decode_context + short + load.decode_steps / 2)
     ideal = (weight_bytes(llm) + tokens_read * token_bytes(llm)) / bandwidth
+    return {"step_seconds": step, "step_over_ideal": step / ideal, "tokens_per_second": batch / step}
 
+
+def prefill(llm: LLM, load: Load, flops: float) -> dict[str, float]:
+    """Measure prompts of `decode_context` tokens, one after another: tokens/s, and the share of the products' peak that
+    the products with weights make of the time."""
+    lengths = [(load.decode_context, 1)] * 4
+    generate(llm, lengths)
+    speed = 4 * load.decode_context / min(generate(llm, lengths) for _ in range(3))
+    return {"tokens_per_second": speed, "share_of_peak": 2 * parameters(llm) * speed / flops}
+
+
+def throughput(llm: LLM, load: Load) -> dict[str, float]:
+    """Measure output tokens/s of requests with ShareGPT's lengths; the first run, which compiles, does not count."""
     lengths = Lengths(num_prompts=4 * load.sequences, seed=0, **SHAREGPT).draw(llm.max_model_len)
-    seconds = generate(lengths)
+    generate(llm, lengths)
+    return {"output_tokens_per_second": sum(out for _, out in lengths) / generate(llm, lengths)}
+
+
+def host_gap(llm: LLM, load: Load) -> dict[str, float]:
+    """Measure the share of the time in which the device waits for the host, in decode steps."""
+    lengths = [(load.decode_context, 8 + load.decode_steps)] * load.decode_batch
+    generate(llm, lengths)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, create_perfetto_trace=True):
-            generate(longer)
-        busy = busy_share(Path(folder))
+            generate(llm, lengths)
+        return {"host_gap_share": 1 - busy_share(Path(folder))}
+
+
+def planned(load: Load, kind: str) -> dict[str, float]:
+    """Return the bytes that the GPU had in use at most, those that `jpaged plan` says of the same engine, and its bound
+    of the tokens/s of full decodes.
+
+    Args:
+        kind: what JAX calls the GPU.
+
+    Raises:
+        ValueError: the table of devices has no such GPU.
+    """
+    names = [
+        device.name for device in DEVICES if device.count == 1 and device.chip.cuda and device.chip.cuda.name == kind
+    ]
+    if not names:
+        raise ValueError(f"{kind!r} is not in the table of devices")
+    more = settings(load)
+    made = plan(
+        "llama-3.1-8b", names[0], context=more.pop("max_model_len"), concurrency=more.pop("max_num_seqs"), **more
+    )
+    used = jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]
+    told = made.weight_bytes + made.temporary_bytes + made.pool_bytes
     return {
-        "decode_step_seconds": step,
-        "decode_step_over_ideal": step / ideal,
-        "output_tokens_per_second": sum(out for _, out in lengths) / seconds,
-        "host_gap_share": 1 - busy,
+        "peak_bytes": float(used),
+        "planned_bytes": float(told),
+        "planned_over_peak": told / used,
+        "planned_tokens_per_second": made.decode_tokens_per_s,
     }
+
+
+def generate(llm: LLM, lengths: list[tuple[int, int]]) -> float:
+    """Answer random prompts of so many tokens with so many; returns the seconds it took."""
+    random = np.random.default_rng(0)
+    prompts = [{"prompt_token_ids": random.integers(0, llm.vocab_size, tokens).tolist()} for tokens, _ in lengths]
+    params = [SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True) for _, out in lengths]
+    start = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - start
 
 
 def weight_bytes(llm: LLM) -> int:
     """Return the bytes of weights that a decode step reads: all but the embedding, of which it reads a few rows."""
     leaves = jax.tree_util.tree_flatten_with_path(llm.params)[0]
     return sum(leaf.nbytes for path, leaf in leaves if "embed" not in jax.tree_util.keystr(path))
+
+
+def parameters(llm: LLM) -> int:
+    """Return how many numbers multiply each token of a prompt: all but the embedding and the vocabulary's head."""
+    leaves = jax.tree_util.tree_flatten_with_path(llm.params)[0]
+    names = ((jax.tree_util.keystr(path), leaf.size) for path, leaf in leaves)
+    return sum(size for name, size in names if "embed" not in name and "lm_head" not in name)
 
 
 def token_bytes(llm: LLM) -> int:

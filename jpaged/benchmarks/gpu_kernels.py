@@ -75,35 +75,53 @@ def gemm_flops(sizes: Sizes) -> float:
     return 2 * n**3 / seconds_a_call(lambda x: jnp.dot(x, x) * jnp.bfloat16(n**-0.5), a, sizes.repeats)
 
 
-def measure(sizes: Sizes, impl: Impl | None) -> dict[str, float]:
-    """Measure decode attention, KV write and block copy in bytes/s, prefill attention in FLOP/s."""
-    random = np.random.default_rng(0)
-    pages = sizes.context // sizes.block_size
-    blocks = sizes.batch * pages
-    tables = jnp.asarray(random.permutation(blocks).reshape(sizes.batch, pages), jnp.int32)
-    shape = view_shape(blocks, sizes.layers, sizes.kv_heads, sizes.head_dim, sizes.block_size)
-    view = jax.random.normal(jax.random.key(1), shape, jnp.bfloat16)
-    scale = sizes.head_dim**-0.5
-
-    def queries(tokens: int) -> jax.Array:
-        return jax.random.normal(jax.random.key(2), (tokens, sizes.kv_heads, sizes.group, sizes.head_dim), jnp.bfloat16)
-
+def decode_seconds(sizes: Sizes, impl: Impl | None) -> float:
+    """Measure the attention of one decode of the whole batch, in seconds."""
     every = jnp.arange(sizes.batch + 1, dtype=jnp.int32)
     full = jnp.full(sizes.batch, sizes.context, jnp.int32)
-    attend = partial(paged_attention, scale=scale, impl=impl)
-    decode = seconds_a_call(
-        lambda q: attend(q, view, 1, tables, every, full, max_query_len=1), queries(sizes.batch), sizes.repeats
-    )
-    starts = jnp.arange(sizes.prompts + 1, dtype=jnp.int32) * sizes.context
-    prompts = tables[: sizes.prompts], starts, full[: sizes.prompts]
-    prefill = seconds_a_call(
-        lambda q: attend(q, view, 1, *prompts), queries(sizes.prompts * sizes.context), max(1, sizes.repeats // 4)
+    view, tables = _view(sizes), _tables(sizes)
+    attend = partial(paged_attention, scale=sizes.head_dim**-0.5, impl=impl, max_query_len=1)
+    return seconds_a_call(
+        lambda q: attend(q, view, 1, tables, every, full), _queries(sizes, sizes.batch), sizes.repeats
     )
 
+
+def prefill_seconds(sizes: Sizes, impl: Impl | None) -> float:
+    """Measure the attention of `prompts` whole prompts, in seconds."""
+    starts = jnp.arange(sizes.prompts + 1, dtype=jnp.int32) * sizes.context
+    where = _tables(sizes)[: sizes.prompts], starts, jnp.full(sizes.prompts, sizes.context, jnp.int32)
+    view, attend = _view(sizes), partial(paged_attention, scale=sizes.head_dim**-0.5, impl=impl)
+    queries = _queries(sizes, sizes.prompts * sizes.context)
+    return seconds_a_call(lambda q: attend(q, view, 1, *where), queries, max(1, sizes.repeats // 4))
+
+
+def _tables(sizes: Sizes) -> jax.Array:
+    """Return the sequences' block tables, in any order."""
+    pages = sizes.context // sizes.block_size
+    return jnp.asarray(np.random.default_rng(0).permutation(sizes.batch * pages).reshape(sizes.batch, pages), jnp.int32)
+
+
+def _view(sizes: Sizes) -> jax.Array:
+    blocks = sizes.batch * (sizes.context // sizes.block_size)
+    shape = view_shape(blocks, sizes.layers, sizes.kv_heads, sizes.head_dim, sizes.block_size)
+    return jax.random.normal(jax.random.key(1), shape, jnp.bfloat16)
+
+
+def _queries(sizes: Sizes, tokens: int) -> jax.Array:
+    shape = (tokens, sizes.kv_heads, sizes.group, sizes.head_dim)
+    return jax.random.normal(jax.random.key(2), shape, jnp.bfloat16)
+
+
+def measure(sizes: Sizes, impl: Impl | None) -> dict[str, float]:
+    """Measure decode attention, KV write and block copy in bytes/s, prefill attention in FLOP/s."""
+    decode, prefill = decode_seconds(sizes, impl), prefill_seconds(sizes, impl)
+    random = np.random.default_rng(0)
+    view = _view(sizes)
+    blocks = len(view)
     kv = jax.random.normal(jax.random.key(3), (2, sizes.writes, sizes.kv_heads, sizes.head_dim), jnp.bfloat16)
     slots = jnp.asarray(random.permutation(blocks * sizes.block_size)[: sizes.writes], jnp.int32)
     write = seconds_a_call(lambda v: kv_write(v, 1, kv[0], kv[1], slots, impl=impl), view, sizes.repeats)
-    view = jax.random.normal(jax.random.key(1), shape, jnp.bfloat16)  # the one before was donated
+    view = _view(sizes)  # the one before was donated
     pairs = jnp.asarray(random.permutation(blocks)[: 2 * sizes.copies].reshape(2, -1), jnp.int32)
     block_bytes = view.nbytes // blocks
     copy = seconds_a_call(lambda v: block_copy(v, pairs[0], pairs[1], impl=impl), view, sizes.repeats)

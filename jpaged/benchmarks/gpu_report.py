@@ -29,20 +29,27 @@ def versions() -> dict[str, str]:
 
 
 def section(results: dict[str, Any]) -> str:
-    """Return the results as Markdown; `results` is what ``scripts/gpu_check.py`` writes as JSON."""
-    copy, product = results["copy_bytes_per_second"], results["gemm_flops"]
+    """Return the results as Markdown, as far as they go; `results` is what ``scripts/gpu_check.py`` writes as JSON."""
     used = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    lines = [START, f"## On {results['device']}", "", f"{results['date']}, `{results['command']}`; {used}."]
+    if {"copy_bytes_per_second", "gemm_flops"} <= results.keys():
+        lines += _kernels(results)
+    wrong = [line["check"] for line in results["checks"] if not line["error"] <= line["limit"]]
+    lines += ["", f"{len(results['checks'])} checks against float64, {len(wrong)} failed. " + "; ".join(wrong)]
+    lines += _engine(results)
+    lines += [f"Failed: {name}: {why}." for name, why in results.get("failed", {}).items()]
+    return "\n".join([*(line.rstrip() for line in lines), END])
+
+
+def _kernels(results: dict[str, Any]) -> list[str]:
+    copy, product = results["copy_bytes_per_second"], results["gemm_flops"]
     lines = [
-        START,
-        f"## On {results['device']}",
-        "",
-        f"{results['date']}, `{results['command']}`; {used}.",
         f"Copying moves {copy / 1e9:.0f} GB/s (read and written), bfloat16 products do {product / 1e12:.0f} TFLOP/s.",
         "",
         "| kernels | " + " | ".join(COLUMNS.values()) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    for name, figures in results["kernels"].items():
+    for name, figures in results.get("kernels", {}).items():
         if "missing" in figures:
             lines.append(f"| {name} | {figures['missing']} |" + " |" * (len(COLUMNS) - 1))
             continue
@@ -52,18 +59,28 @@ def section(results: dict[str, Any]) -> str:
             value = figures.get(key)
             cells.append("" if value is None else f"{value / unit:.0f} ({value / peak:.2f})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    wrong = [line["check"] for line in results["checks"] if not line["error"] <= line["limit"]]
-    lines += ["", f"{len(results['checks'])} checks against float64, {len(wrong)} failed. " + "; ".join(wrong)]
-    if "engine" in results:
-        engine = results["engine"]
-        lines += [
-            "",
-            "Llama-3.1-8B's shape, random bfloat16 weights: a decode step takes "
-            f"{engine['decode_step_seconds'] * 1e3:.2f} ms, {engine['decode_step_over_ideal']:.2f} times what reading "
-            f"weights and KV once takes; {engine['output_tokens_per_second']:.0f} output tokens/s on ShareGPT-like "
-            f"lengths; the device waits for the host {engine['host_gap_share']:.1%} of the time.",
-        ]
-    return "\n".join([*(line.rstrip() for line in lines), END])
+    return lines
+
+
+def _engine(results: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, found in results.items():
+        if name.startswith("decode of "):
+            step = f"{found['step_seconds'] * 1e3:.2f} ms a step, {found['step_over_ideal']:.2f} times what reading"
+            speed = f"{found['tokens_per_second']:.0f} tokens/s"
+            lines.append(f"- {name} sequences: {step} weights and KV once takes, {speed}")
+    if (found := results.get("prefill")) is not None:
+        lines.append(f"- prompts: {found['tokens_per_second']:.0f} tokens/s, {found['share_of_peak']:.2f} of the peak")
+    if (found := results.get("throughput")) is not None:
+        lines.append(f"- ShareGPT-like lengths: {found['output_tokens_per_second']:.0f} output tokens/s")
+    if (found := results.get("host gap")) is not None:
+        lines.append(f"- the device waits for the host {found['host_gap_share']:.1%} of the time")
+    if (found := results.get("plan")) is not None:
+        lines.append(f"- `jpaged plan` says {found['planned_over_peak']:.2f} times the memory that was in use at most")
+    if (found := results.get("tiles")) is not None:
+        better = sum(rules != best for rules, best in found.values())
+        lines.append(f"- tiles: of {len(found)} shapes {better} have faster ones than the rules'")
+    return ["", "Llama-3.1-8B's shape, random bfloat16 weights:", "", *lines] if lines else []
 
 
 def write(page: Path, results: dict[str, Any]) -> None:

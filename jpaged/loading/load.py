@@ -11,12 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
-<<<<<<< HEAD
-from jpaged.loading.build_context import ExactTiles, build_context
-=======
 from jpaged.execution.mesh import alone_on_cpu
-from jpaged.loading.build_context import build_context
->>>>>>> bf16
+from jpaged.loading.build_context import ExactTiles, build_context
 from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config
 from jpaged.loading.loaded_model import LoadedModel

@@ -26,6 +26,10 @@ TPU_HOST = {
 set before jax is imported."""
 
 
+CUDA_VERSION = "13.0.0"
+"""What XLA's compiler is told of a GPU's driver and libraries: the oldest that its plugin for CUDA 13 takes."""
+
+
 def environment(device: Device, compiled: bool) -> dict[str, str]:
     """Return the environment variables of a process that plans for a device."""
     count = f"--xla_force_host_platform_device_count={device.count}"
@@ -58,7 +62,7 @@ def target_capability(device: Device) -> AbstractContextManager[None]:
     if device.chip.cuda is None:
         return nullcontext()
     major, minor = device.chip.cuda.capability
-    return compiling_for(10 * major + minor)
+    return compiling_for(10 * major + minor, device.chip.cuda.name)
 
 
 def gpu_target(chip: Chip) -> str:
@@ -89,6 +93,10 @@ def gpu_target(chip: Chip) -> str:
     }
     major, minor = cuda.capability
     lines = [f"{name}: {value}" for name, value in figures.items()]
+    # Without versions, or with those before 12.3, XLA records no calls in command buffers.
+    lines += [
+        f'{name}: "{CUDA_VERSION}"' for name in ("driver_version", "runtime_version", "compile_time_toolkit_version")
+    ]
     lines.append(f"cuda_compute_capability {{ major: {major} minor: {minor} }}")
     return (
         f'gpu_device_info {{ {" ".join(lines)} }} platform_name: "CUDA" '

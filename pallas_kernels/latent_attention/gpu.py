@@ -38,7 +38,6 @@ def latent_attention(
     tokens, heads, width = q.shape
     blocks, _, _, tiles, block_rows, _ = view.shape
     constants = {
-        "SEQS": len(kv_lens),
         "SEQ_LANES": shapes.seq_lanes(len(kv_lens)),
         "PAGES": block_tables.shape[1],
         "HEADS": heads,
@@ -78,15 +77,13 @@ def _decode(arrays: tuple[Array, ...], rank: int, constants: dict[str, Any], lau
         num_warps=8,
         num_stages=2,
     )
-    parts = launch(units, *arrays)
+    parts = launch(units, *arrays, seqs)
     join = Launch(
         join_units,
         grid=(seqs, heads),
         out=(jax.ShapeDtypeStruct((tokens, heads, rank), q.dtype),),
         constants={
-            "SEQS": seqs,
             "SEQ_LANES": constants["SEQ_LANES"],
-            "TOKENS": tokens,
             "CAPACITY": capacity,
             "QUERY_HEADS": heads,
             "HEAD_DIM": rank,
@@ -99,25 +96,25 @@ def _decode(arrays: tuple[Array, ...], rank: int, constants: dict[str, Any], lau
         num_warps=4,
     )
     no_sinks = jnp.full((heads,), -jnp.inf, jnp.float32)
-    (out,) = launch(join, *parts, query_starts, kv_lens, no_sinks)
+    (out,) = launch(join, *parts, query_starts, kv_lens, no_sinks, seqs, tokens)
     return out
 
 
 def _prefill(out: Array, arrays: tuple[Array, ...], constants: dict[str, Any], launch: Launcher) -> Array:
     """Return `out` with the rows of the sequences that have several query tokens."""
-    q = arrays[0]
+    q, seqs = arrays[0], len(arrays[-1])
     tokens, heads, _ = q.shape
     tile_heads = min(ROWS, 1 << (heads - 1).bit_length())
     rows = MAX_PROMPT_ROWS if q.dtype.itemsize == 2 else ROWS
     tile = rows // tile_heads
     prefill = Launch(
         attend_to_latents_of_tiles,
-        grid=(tokens // tile + min(constants["SEQS"], tokens // 2), -(-heads // tile_heads)),
+        grid=(tokens // tile + min(seqs, tokens // 2), -(-heads // tile_heads)),
         out=(like(out),),
         aliases={6: 0},
         constants=constants | {"RANK": out.shape[2], "TILE": tile, "TILE_HEADS": tile_heads},
         num_warps=8 if rows > ROWS else 4,
         num_stages=2,
     )
-    (out,) = launch(prefill, *arrays, out)
+    (out,) = launch(prefill, *arrays, out, seqs)
     return out

@@ -22,10 +22,10 @@ def attend_to_latents(
     tables,
     query_starts,
     kv_lens,
+    seqs,
     tops,
     totals,
     values_of,
-    SEQS: tl.constexpr,
     SEQ_LANES: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
@@ -51,7 +51,7 @@ def attend_to_latents(
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, VALUE_LANES)
     rows = values_of_view(view, FLOAT8) + tl.load(layer).to(tl.int64) * LAYER_STRIDE
-    counts = units_of(query_starts, kv_lens, SEQS, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, None, None)
+    counts = units_of(query_starts, kv_lens, seqs, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, None, None)
     ends = tl.cumsum(counts, 0)
     for unit in range(tl.program_id(0), tl.sum(counts, 0), tl.num_programs(0)):
         before = ends <= unit
@@ -100,8 +100,8 @@ def attend_to_latents_of_tiles(
     query_starts,
     kv_lens,
     out,
+    seqs,
     out_again,
-    SEQS: tl.constexpr,
     SEQ_LANES: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
@@ -123,8 +123,8 @@ def attend_to_latents_of_tiles(
     """Program (t, h) writes TILE queries of one sequence for TILE_HEADS heads; row r of its products is query
     ``r // TILE_HEADS`` and head ``r % TILE_HEADS`` of them. The last tiles, which have the most keys, start first."""
     every = tl.arange(0, SEQ_LANES)
-    starts = tl.load(query_starts + every, mask=every < SEQS, other=0)
-    lengths = tl.load(query_starts + every + 1, mask=every < SEQS, other=0) - starts
+    starts = tl.load(query_starts + every, mask=every < seqs, other=0)
+    lengths = tl.load(query_starts + every + 1, mask=every < seqs, other=0) - starts
     ends = tl.cumsum(tl.where(lengths > 1, (lengths + TILE - 1) // TILE, 0), 0)
     tile = tl.max(ends, 0) - 1 - tl.program_id(0)
     if tile >= 0:

@@ -42,7 +42,6 @@ def matmul_grouped(
         grid=(rows // tile + min(experts + 1, rows), -(-outputs // columns)),
         out=(jax.ShapeDtypeStruct((rows, outputs), x.dtype),),
         constants={
-            "ROWS": rows,
             "INPUTS": inputs,
             "OUTPUTS": outputs,
             "EXPERTS": experts,
@@ -54,5 +53,5 @@ def matmul_grouped(
         num_warps=4,
         num_stages=3,
     )
-    (out,) = launch(product, x, table.astype(x.dtype), counts.astype(jnp.int32))
+    (out,) = launch(product, x, table.astype(x.dtype), counts.astype(jnp.int32), rows)
     return out

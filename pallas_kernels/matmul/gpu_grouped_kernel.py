@@ -5,14 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pallas_kernels.gpu_experts import tile_of_program
+
 
 @triton.jit
 def multiply_groups(
     x,
     table,
     counts,
+    row_count,
     out,
-    ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -21,24 +23,13 @@ def multiply_groups(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Write the products of x [ROWS, INPUTS], sorted by expert, with table [EXPERTS, INPUTS, OUTPUTS] to out.
+    """Write the products of x [row_count, INPUTS], sorted by expert, with table [EXPERTS, INPUTS, OUTPUTS] to out.
 
-    Program (p, c) has the p-th tile of rows, counted over all experts, and columns from ``c * COLUMNS`` on. Rows of no
-    expert are a group of their own behind the last expert, whose products are 0. `GROUPS`: a power of two above
-    EXPERTS.
+    Program (p, c) has the p-th tile of rows, see `pallas_kernels.gpu_experts.tile_of_program`, and columns from
+    ``c * COLUMNS`` on.
     """
-    number = tl.program_id(0)
-    group = tl.arange(0, GROUPS)
-    count = tl.load(counts + group, mask=group < EXPERTS, other=0)
-    count = tl.where(group == EXPERTS, ROWS - tl.sum(count, 0), count)
-    tiles = (count + TILE - 1) // TILE
-    last_tile = tl.cumsum(tiles, 0)
-    expert = tl.sum((last_tile <= number).to(tl.int32), 0)  # GROUPS where the tiles are fewer than the programs
-    mine = group == expert
-    first_row = tl.sum(tl.where(mine, tl.cumsum(count, 0) - count, 0), 0)
-    first_tile = tl.sum(tl.where(mine, last_tile - tiles, 0), 0)
-    end = first_row + tl.sum(tl.where(mine, count, 0), 0)
-    row = first_row + (number - first_tile) * TILE + tl.arange(0, TILE)
+    expert, first_row, end = tile_of_program(counts, row_count, EXPERTS, GROUPS, TILE)
+    row = first_row + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_mine, exists = (row < end)[:, None], (column < OUTPUTS)[None]
     total = tl.zeros((TILE, COLUMNS), tl.float32)

@@ -18,6 +18,7 @@ from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention import gpu_shapes as shapes
 from pallas_kernels.paged_attention.gpu_decode import attend_to_units, join_units
 from pallas_kernels.paged_attention.gpu_prefill import attend_to_tiles
+from pallas_kernels.paged_attention.gpu_tiles import measured_tiles
 
 
 def paged_attention(
@@ -48,7 +49,6 @@ def paged_attention(
         raise ValueError(f"head_dim={head_dim} is more than {shapes.MAX_WIDTH}, the widest the GPU kernels take")
     seqs = len(kv_lens)
     constants = {
-        "SEQS": seqs,
         "SEQ_LANES": shapes.seq_lanes(seqs),
         "PAGES": block_tables.shape[1],
         "HEADS": kv_heads,
@@ -90,7 +90,8 @@ def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], 
     unit = shapes.decode_unit(seqs, span)
     most = seqs * (-(-span // unit) + (span < capacity))  # a range that starts anywhere touches one unit more
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
-    tiles = shapes.decode_tiles(group, constants["WIDTH"], itemsize, matrix_units=has_matrix_units())
+    rules = shapes.decode_tiles(group, constants["WIDTH"], itemsize, matrix_units=has_matrix_units())
+    tiles = measured_tiles("decode", group, constants["WIDTH"], itemsize, rules)
     statistic = jax.ShapeDtypeStruct((most, kv_heads, group), jnp.float32)
     units = Launch(
         attend_to_units,
@@ -100,18 +101,18 @@ def _decode(arrays: tuple[Array, ...], sinks: Array, constants: dict[str, Any], 
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    parts = launch(units, *arrays)
-    shared = ("SEQS", "SEQ_LANES", "HEAD_DIM", "WIDTH", "WINDOW", "CHUNK")
+    parts = launch(units, *arrays, seqs)
+    shared = ("SEQ_LANES", "HEAD_DIM", "WIDTH", "WINDOW", "CHUNK")
     join = Launch(
         join_units,
         grid=(seqs, kv_heads * group),
         out=(like(q),),
         constants={name: constants[name] for name in shared}
-        | {"TOKENS": tokens, "CAPACITY": capacity, "QUERY_HEADS": kv_heads * group}
+        | {"CAPACITY": capacity, "QUERY_HEADS": kv_heads * group}
         | {"UNIT": unit, "JOINED": shapes.JOINED},
         num_warps=4,
     )
-    (out,) = launch(join, *parts, query_starts, kv_lens, sinks)
+    (out,) = launch(join, *parts, query_starts, kv_lens, sinks, seqs, tokens)
     return out
 
 
@@ -124,20 +125,22 @@ def _prefill(
     launch: Launcher,
 ) -> Array:
     """Return `out` with the rows of the sequences that have several query tokens; `more` are sinks and last keys."""
-    q, view, *_ = arrays
+    q, view, *_, kv_lens = arrays
     tokens, kv_heads, group, _ = q.shape
+    seqs = len(kv_lens)
     itemsize = max(q.dtype.itemsize, view.dtype.itemsize)
     options = {"in_bytes": view.dtype.itemsize == 1, "matrix_units": has_matrix_units()}
-    tiles = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest, **options)
+    rules = shapes.prefill_tiles(group, constants["WIDTH"], itemsize, longest, **options)
+    tiles = measured_tiles("prefill", group, constants["WIDTH"], itemsize, rules)
     tile = tiles.rows // group
     prefill = Launch(
         attend_to_tiles,
-        grid=(tokens // tile + min(constants["SEQS"], tokens // 2), kv_heads),
+        grid=(tokens // tile + min(seqs, tokens // 2), kv_heads),
         out=(like(out),),
         aliases={8: 0},
         constants=constants | {"TILE": tile, "ROWS": tiles.rows, "KEYS": tiles.keys},
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    (out,) = launch(prefill, *arrays, *more, out)
+    (out,) = launch(prefill, *arrays, *more, out, seqs)
     return out

@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.gpu_softmax import LOG2E, attend, first_key,
 def units_of(
     query_starts,
     kv_lens,
-    SEQS: tl.constexpr,
+    seqs,
     SEQ_LANES: tl.constexpr,
     CAPACITY: tl.constexpr,
     UNIT: tl.constexpr,
@@ -26,7 +26,7 @@ def units_of(
 ):
     """Return how many units each sequence has, [SEQ_LANES] int32: 0 for those that have not one query token."""
     seq = tl.arange(0, SEQ_LANES)
-    live = seq < SEQS
+    live = seq < seqs
     starts = tl.load(query_starts + seq, mask=live, other=0)
     one_query = tl.load(query_starts + seq + 1, mask=live, other=0) == starts + 1
     kv_len = tl.load(kv_lens + seq, mask=live, other=0)
@@ -42,10 +42,10 @@ def attend_to_units(
     tables,
     query_starts,
     kv_lens,
+    seqs,
     tops,
     totals,
     values_of,
-    SEQS: tl.constexpr,
     SEQ_LANES: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
@@ -74,7 +74,7 @@ def attend_to_units(
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
     head_rows = values_of_view(view, FLOAT8) + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_ROWS)
-    counts = units_of(query_starts, kv_lens, SEQS, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, WINDOW, CHUNK)
+    counts = units_of(query_starts, kv_lens, seqs, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, WINDOW, CHUNK)
     ends = tl.cumsum(counts, 0)
     for unit in range(tl.program_id(0), tl.sum(counts, 0), tl.num_programs(0)):
         before = ends <= unit
@@ -124,10 +124,10 @@ def join_units(
     query_starts,
     kv_lens,
     sinks,
+    seqs,
+    tokens,
     out,
-    SEQS: tl.constexpr,
     SEQ_LANES: tl.constexpr,
-    TOKENS: tl.constexpr,
     CAPACITY: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -145,12 +145,12 @@ def join_units(
     head = tl.program_id(1)
     lane = tl.arange(0, WIDTH)
     dtype: tl.constexpr = out.dtype.element_ty
-    for token in range(tl.load(query_starts + SEQS) + seq, TOKENS, SEQS):
+    for token in range(tl.load(query_starts + seqs) + seq, tokens, seqs):
         tl.store(out + (token * QUERY_HEADS + head) * HEAD_DIM + lane, tl.zeros([WIDTH], dtype), mask=lane < HEAD_DIM)
 
     token = tl.load(query_starts + seq).to(tl.int64)
     if tl.load(query_starts + seq + 1) == token + 1:
-        counts = units_of(query_starts, kv_lens, SEQS, SEQ_LANES, CAPACITY, UNIT, WINDOW, CHUNK)
+        counts = units_of(query_starts, kv_lens, seqs, SEQ_LANES, CAPACITY, UNIT, WINDOW, CHUNK)
         owner = tl.arange(0, SEQ_LANES)
         first = tl.sum(tl.where(owner < seq, counts, 0), 0)
         last = tl.sum(tl.where(owner <= seq, counts, 0), 0)

@@ -19,8 +19,8 @@ def attend_to_tiles(
     sinks,
     last_keys,
     out,
+    seqs,
     out_again,
-    SEQS: tl.constexpr,
     SEQ_LANES: tl.constexpr,
     PAGES: tl.constexpr,
     HEADS: tl.constexpr,
@@ -47,8 +47,8 @@ def attend_to_tiles(
     keys, start first. BEHIND: `last_keys` say what each query sees, else it is not read, and they see up to themselves.
     """
     every = tl.arange(0, SEQ_LANES)
-    starts = tl.load(query_starts + every, mask=every < SEQS, other=0)
-    lengths = tl.load(query_starts + every + 1, mask=every < SEQS, other=0) - starts
+    starts = tl.load(query_starts + every, mask=every < seqs, other=0)
+    lengths = tl.load(query_starts + every + 1, mask=every < seqs, other=0) - starts
     ends = tl.cumsum(tl.where(lengths > 1, (lengths + TILE - 1) // TILE, 0), 0)
     tile = tl.max(ends, 0) - 1 - tl.program_id(0)
     head = tl.program_id(1)

@@ -171,8 +171,8 @@ def _most_tile() -> int:
     return MOST_TILE if has_matrix_units() else MOST_TILE_ONE_BY_ONE
 
 
-def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple[Array, ...]]:
-    """Return the constants that both kernels have, and their first arrays."""
+def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple[Array | int, ...]]:
+    """Return the constants that both kernels have, and their first inputs."""
     grain = _grain(matrix)
     assert grain is not None
     inputs, groups = matrix.shape[matrix.axis], matrix.scales.shape[matrix.axis]
@@ -193,7 +193,7 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
     sums, minimums = matrix.scales, matrix.scales
     if matrix.minimums is not None:
         sums, minimums = x.reshape(len(x), groups, -1).sum(axis=2, dtype=jnp.float32), matrix.minimums
-    return constants, (x, sums, codes, matrix.scales, minimums, jnp.full((1,), len(x), jnp.int32))
+    return constants, (x, sums, codes, matrix.scales, minimums, len(x))
 
 
 def _grain(matrix: QuantisedMatrix) -> Grain | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pallas_kernels.gpu_experts import tile_of_program
 from pallas_kernels.quantised_matmul.gpu_kernel import product_of_steps
 
 
@@ -34,26 +35,14 @@ def multiply_code_groups(
 ):
     """Write the products of x [rows, INPUTS], sorted by expert, with [EXPERTS, INPUTS, OUTPUTS] codes to out.
 
-    Program (p, c) has the p-th tile of rows, counted over all experts, and columns from ``c * COLUMNS`` on, as in
-    `pallas_kernels.matmul.gpu_grouped_kernel`; `GROUPS` is a power of two above EXPERTS. The other arguments are those
-    of `pallas_kernels.quantised_matmul.gpu_kernel.product_of_steps`.
+    Program (p, c) has the p-th tile of rows, see `pallas_kernels.gpu_experts.tile_of_program`, and columns from
+    ``c * COLUMNS`` on. The other arguments are those of `pallas_kernels.quantised_matmul.gpu_kernel.product_of_steps`.
     """
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
     STEPS: tl.constexpr = INPUTS // DEPTH
     SCALES: tl.constexpr = STEPS * OUTPUTS if GROUPED else OUTPUTS
-    number = tl.program_id(0)
-    group = tl.arange(0, GROUPS)
-    count = tl.load(counts + group, mask=group < EXPERTS, other=0)
-    # Rows of no expert, whose products are 0, are a group of their own.
-    count = tl.where(group == EXPERTS, tl.load(row_count) - tl.sum(count, 0), count)
-    tiles = (count + TILE - 1) // TILE
-    last_tile = tl.cumsum(tiles, 0)
-    expert = tl.sum((last_tile <= number).to(tl.int32), 0)  # GROUPS where the tiles are fewer than the programs
-    mine = group == expert
-    first_row = tl.sum(tl.where(mine, tl.cumsum(count, 0) - count, 0), 0)
-    first_tile = tl.sum(tl.where(mine, last_tile - tiles, 0), 0)
-    end = first_row + tl.sum(tl.where(mine, count, 0), 0)
-    row = first_row + (number - first_tile) * TILE + tl.arange(0, TILE)
+    expert, first_row, end = tile_of_program(counts, row_count, EXPERTS, GROUPS, TILE)
+    row = first_row + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     line = tl.arange(0, LINES)
     is_row, is_column = row < end, column < OUTPUTS

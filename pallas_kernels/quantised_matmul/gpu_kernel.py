@@ -40,7 +40,7 @@ def multiply_codes(
     Args:
         codes: bytes, those of an input's neighbours DOWN bytes apart, those of an output's ACROSS.
         scales, minimums: one for each group and output, likewise SCALES_DOWN and SCALES_ACROSS apart.
-        row_count: how many rows there are; a number in memory, so that all numbers of them share the kernel's code.
+        row_count: how many rows there are; no constant, so that all numbers of them share the kernel's code.
     """
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
     STEPS: tl.constexpr = INPUTS // DEPTH
@@ -48,7 +48,7 @@ def multiply_codes(
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)
-    is_row, is_column = row < tl.load(row_count), column < OUTPUTS
+    is_row, is_column = row < row_count, column < OUTPUTS
     line = tl.arange(0, LINES)
     total = product_of_steps(
         x + row[:, None] * INPUTS + line[None, :],

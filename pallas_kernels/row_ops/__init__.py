@@ -1,4 +1,4 @@
-"""Computes what stands between products, row by row: norms, sums before them, gates, rotations, maxima of logits.
+"""Computes what stands between products, row by row: norms, sums before them, gates, maxima of logits.
 
 XLA fuses these into few operations on accelerators. On a CPU it makes several passes, mostly on one core, with a
 slow exponential; `cpu` makes one pass of each on all cores. Rows do not meet.
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.platform import Impl
 from pallas_kernels.row_ops import cpu
 
-__all__ = ["add_rms_norm", "gated", "largest", "rms_norm", "rotated_apart"]
+__all__ = ["add_rms_norm", "gated", "largest", "rms_norm"]
 
 
 def rms_norm(
@@ -67,25 +67,6 @@ def gated(
     """
     if impl == "cpu" and cpu.takes(both) and activation in cpu.ACTIVATIONS:
         return cpu.gated(both, activation)
-    return None
-
-
-def rotated_apart(
-    fused: Float[Array, "tokens kv_heads rows head_dim"],
-    cos: Float[Array, "tokens half"],
-    sin: Float[Array, "tokens half"],
-    *,
-    impl: Impl = "xla",
-) -> tuple[Float[Array, "tokens kv_heads q_per_kv head_dim"], Array, Array] | None:
-    """Return queries and keys with each pair (i, i + half) of their numbers turned by its token's angle, and values, as
-    arrays of their own; or None where `impl` does not compute them.
-
-    Args:
-        fused: of each KV head the rows of its queries, its key's and its value's.
-        impl: ``cpu`` needs Numba and unsharded operands of float32.
-    """
-    if impl == "cpu" and cpu.takes(fused):
-        return cpu.rotated_apart(fused, cos, sin)
     return None
 
 

@@ -57,25 +57,6 @@ def gated(both: Float[Array, "rows gate_and_up"], activation: str) -> Float[Arra
     return jax.ffi.ffi_call(gate_target(ACTIVATIONS[activation]), like)(both)
 
 
-def rotated_apart(
-    fused: Float[Array, "tokens kv_heads rows head_dim"],
-    cos: Float[Array, "tokens half"],
-    sin: Float[Array, "tokens half"],
-) -> tuple[
-    Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-]:
-    """See `pallas_kernels.row_ops.rotated_apart`."""
-    from pallas_kernels.row_ops.cpu_kernel import rotation_target
-
-    tokens, kv_heads, rows, width = fused.shape
-    one = jax.ShapeDtypeStruct((tokens, kv_heads, width), fused.dtype)
-    queries = jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), fused.dtype)
-    call = jax.ffi.ffi_call(rotation_target(), (queries, one, one))
-    return call(fused, cos.astype(jnp.float32), sin.astype(jnp.float32))
-
-
 def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
     """See `pallas_kernels.row_ops.largest`."""
     from pallas_kernels.row_ops.cpu_totals import target

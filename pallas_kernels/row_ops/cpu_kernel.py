@@ -23,7 +23,7 @@ ROWS = 4
 GRAINS = 4
 """Portions of a thread."""
 
-_LOOSE = {"contract", "reassoc", "nsz", "arcp"}
+LOOSE = {"contract", "reassoc", "nsz", "arcp"}
 """Fused multiply-adds and sums in vector order; what is not a number stays none."""
 
 _activation: Any = None
@@ -33,41 +33,35 @@ _activation: Any = None
 @ffi.known_again
 def norm_target() -> str:
     """Return the name of the custom call (x ``[rows, size]``, scale ``[size]``, eps and offset ``[2]``) -> normed x."""
-    return _register("jpaged_rms_norm", _norm)
+    return register("jpaged_rms_norm", _norm)
 
 
 @ffi.known_again
 def add_norm_target() -> str:
     """Return the name of the custom call (x, more ``[rows, size]``, scale, eps and offset) -> (x + more, normed)."""
-    return _register("jpaged_add_rms_norm", _add_norm)
+    return register("jpaged_add_rms_norm", _add_norm)
 
 
 @ffi.known_again
 def gate_target(activation: str) -> str:
     """Return the name of the custom call (both ``[rows, 2 * width]``) -> ``act(gate) * up``; `activation` names one of
     `_FUNCTIONS`."""
-    return _register(f"jpaged_gated_{activation}", _gate_loop(activation))
+    return register(f"jpaged_gated_{activation}", _gate_loop(activation))
 
 
-@ffi.known_again
-def rotation_target() -> str:
-    """Return the name of the custom call (fused ``[tokens, heads, rows, width]``, cos, sin ``[tokens, half]``) ->
-    (turned queries ``[tokens, heads, rows - 2, width]``, turned keys and values ``[tokens, heads, width]``)."""
-    return _register("jpaged_rotated_apart", _rotate)
-
-
-def _register(name: str, loop: Any) -> str:
+def register(name: str, loop: Any) -> str:
+    """Make a loop over items of `ROWS` of its first argument's rows known as a custom call, and return its name."""
     ffi.register(name, loop, items_of=((0, 0),), portion=ROWS, grains=GRAINS)
     return name
 
 
 @njit
-def _row(buffer, row, size):
+def row_at(buffer, row, size):
     """Return a row of float32 numbers."""
     return carray(pointer(address(buffer) + row * size * FLOAT), (size,), np.float32)
 
 
-@njit(fastmath=_LOOSE)
+@njit(fastmath=LOOSE)
 def _sum_of_squares(x):
     total = f32(0.0)
     for lane in range(x.size):
@@ -75,13 +69,13 @@ def _sum_of_squares(x):
     return total
 
 
-@njit(fastmath=_LOOSE)
+@njit(fastmath=LOOSE)
 def _add(x, more, out):
     for lane in range(x.size):
         out[lane] = x[lane] + more[lane]
 
 
-@njit(fastmath=_LOOSE)
+@njit(fastmath=LOOSE)
 def _multiply(x, factor, scale, offset, out):
     for lane in range(x.size):
         out[lane] = x[lane] * factor * (offset + scale[lane])
@@ -96,37 +90,37 @@ def _inverse_size(x, eps):
 def _norm(frame, begin, end):
     x, out = argument(frame, 0), result(frame, 0)
     rows, size = dimension(x, 0), dimension(x, 1)
-    scale = _row(argument(frame, 1), 0, size)
+    scale = row_at(argument(frame, 1), 0, size)
     eps, offset = carray(data(argument(frame, 2)), (2,), np.float32)
     for row in range(begin * ROWS, min(end * ROWS, rows)):
-        mine = _row(x, row, size)
-        _multiply(mine, _inverse_size(mine, eps), scale, offset, _row(out, row, size))
+        mine = row_at(x, row, size)
+        _multiply(mine, _inverse_size(mine, eps), scale, offset, row_at(out, row, size))
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _add_norm(frame, begin, end):
     x, more, out = argument(frame, 0), argument(frame, 1), result(frame, 1)
     rows, size = dimension(x, 0), dimension(x, 1)
-    scale = _row(argument(frame, 2), 0, size)
+    scale = row_at(argument(frame, 2), 0, size)
     eps, offset = carray(data(argument(frame, 3)), (2,), np.float32)
     for row in range(begin * ROWS, min(end * ROWS, rows)):
-        total = _row(result(frame, 0), row, size)
-        _add(_row(x, row, size), _row(more, row, size), total)
-        _multiply(total, _inverse_size(total, eps), scale, offset, _row(out, row, size))
+        total = row_at(result(frame, 0), row, size)
+        _add(row_at(x, row, size), row_at(more, row, size), total)
+        _multiply(total, _inverse_size(total, eps), scale, offset, row_at(out, row, size))
 
 
-@njit(fastmath=_LOOSE)
+@njit(fastmath=LOOSE)
 def _sigmoid(x):
     small = exp(-abs(x))
     return (f32(1.0) if x >= 0 else small) / (f32(1.0) + small)
 
 
-@njit(fastmath=_LOOSE)
+@njit(fastmath=LOOSE)
 def _silu(x):
     return x * _sigmoid(x)
 
 
-@njit(fastmath=_LOOSE)
+@njit(fastmath=LOOSE)
 def _gelu_tanh(x):
     """Return GELU by its approximation with tanh (Hendrycks & Gimpel, 2016)."""
     return x * _sigmoid(x * (f32(1.5957691216) + f32(0.0713548162726) * x * x))
@@ -144,7 +138,7 @@ def _gate_loop(activation: str) -> Any:
         for lane in range(out.size):
             out[lane] = function(left[lane]) * right[lane]
 
-    names = _gate.__globals__ | {"_activation": njit(fastmath=_LOOSE)(ffi.named(gate, activation))}
+    names = _gate.__globals__ | {"_activation": njit(fastmath=LOOSE)(ffi.named(gate, activation))}
     loop = FunctionType(_gate.__code__, names, "gate")
     return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.named(loop, activation))
 
@@ -153,34 +147,5 @@ def _gate(frame, begin, end):
     both, out = argument(frame, 0), result(frame, 0)
     rows, width = dimension(both, 0), dimension(out, 1)
     for row in range(begin * ROWS, min(end * ROWS, rows)):
-        left, right = _row(both, 2 * row, width), _row(both, 2 * row + 1, width)
-        _activation(left, right, _row(out, row, width))
-
-
-@njit(fastmath=_LOOSE)
-def _turn(x, cos, sin, out):
-    half = cos.size
-    for pair in range(half):
-        left, right = x[pair], x[half + pair]
-        out[pair] = left * cos[pair] - right * sin[pair]
-        out[half + pair] = right * cos[pair] + left * sin[pair]
-    out[2 * half :] = x[2 * half :]
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _rotate(frame, begin, end):
-    fused, angles = argument(frame, 0), argument(frame, 1)
-    tokens, heads, rows, width = dimension(fused, 0), dimension(fused, 1), dimension(fused, 2), dimension(fused, 3)
-    half = dimension(angles, 1)
-    for token in range(begin * ROWS, min(end * ROWS, tokens)):
-        cos, sin = _row(angles, token, half), _row(argument(frame, 2), token, half)
-        for head in range(token * heads, (token + 1) * heads):
-            for row in range(rows - 2):
-                _turn(
-                    _row(fused, head * rows + row, width),
-                    cos,
-                    sin,
-                    _row(result(frame, 0), head * (rows - 2) + row, width),
-                )
-            _turn(_row(fused, (head + 1) * rows - 2, width), cos, sin, _row(result(frame, 1), head, width))
-            _row(result(frame, 2), head, width)[:] = _row(fused, (head + 1) * rows - 1, width)
+        left, right = row_at(both, 2 * row, width), row_at(both, 2 * row + 1, width)
+        _activation(left, right, row_at(out, row, width))

@@ -14,7 +14,9 @@ from jpaged.planning.compilers import environments_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PATH = os.pathsep.join(str(path) for path in (ROOT, HERE, HERE.parent / "execution", HERE.parent / "pallas_kernels"))
+PATH = os.pathsep.join(
+    str(path) for path in (ROOT, ROOT / "scripts", HERE, HERE.parent / "execution", HERE.parent / "pallas_kernels")
+)
 
 
 @cache

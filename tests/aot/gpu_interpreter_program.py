@@ -18,6 +18,7 @@ from code_products import expert_errors, product_errors
 from float8_kernels import wrong_codes, wrong_values
 from one_byte_batches import in_bytes
 from ragged_cases import Case, cast, dense_attention, last_keys_of_images, make_batch
+from rotated_cases import rotation_errors
 from triton_interpreter import interpret
 
 from pallas_kernels.block_copy import gpu as block_copy
@@ -174,7 +175,7 @@ def main() -> None:
         report(name, experts_errors(name, counts, "float32"))
         report(f"{name}, bfloat16", experts_errors(name, counts, "bfloat16"))
         report(f"{name}, float16", experts_errors(name, counts, "float16"))
-    for name, error in chain(product_errors(), expert_errors()):
+    for name, error in chain(product_errors(), expert_errors(), rotation_errors()):
         report(name, error)
     with compiling_for(75):
         for name, error in attention_errors({name: CASES[name] for name in WITHOUT_MATRIX_UNITS}):

@@ -23,6 +23,7 @@ from pallas_kernels.matmul.gpu_grouped import matmul_grouped
 from pallas_kernels.paged_attention.gpu import paged_attention
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups
+from pallas_kernels.rotated_heads.gpu import rotated_heads
 
 BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
 
@@ -90,6 +91,9 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
         last = {"last_keys": array(TOKENS)} if images else {}
         jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS), **last)
         jax.eval_shape(partial(kv_write, launch=compiler), view, array(), kv, kv, array(TOKENS))
+        joined, angles = array(TOKENS, kv_heads, group + 2, head_dim, dtype=dtype), (TOKENS, head_dim // 2)
+        tables = (array(*angles, dtype=jnp.float32) for _ in range(2))
+        jax.eval_shape(partial(rotated_heads, launch=compiler), joined, *tables)
         jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
     return compiler.kernels
 

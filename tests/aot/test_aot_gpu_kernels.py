@@ -149,6 +149,13 @@ def test_rows_meet_the_codes_of_their_experts(errors, name, form):
     assert errors[f"{name}, {form}, float16"] < 2**-11 + 1e-5
 
 
+@pytest.mark.parametrize("name", ["heads rotated", "heads rotated, odd group", "heads rotated in part, padded"])
+def test_joined_heads_are_taken_apart_and_rotated_within_rounding(errors, name):
+    assert errors[f"{name}, float32"] < 1e-6
+    assert errors[f"{name}, float16"] < 4e-3
+    assert errors[f"{name}, bfloat16"] < 3e-2
+
+
 @pytest.mark.parametrize("target", SHARED_BYTES)
 def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
     mine = [kernel for kernel in kernels if kernel["target"] == target]
@@ -162,6 +169,7 @@ def test_every_kernel_compiles_and_fits_the_gpu(kernels, target):
         "multiply_groups",
         "multiply_codes",
         "multiply_code_groups",
+        "rotate_heads",
     }
     assert [kernel for kernel in mine if kernel["shared"] > SHARED_BYTES[target]] == []
     assert [kernel for kernel in mine if kernel["spilled"] > MAX_SPILLED_BYTES[target]] == []

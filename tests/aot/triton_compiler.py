@@ -31,16 +31,17 @@ class Compiler:
     capability: int
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def __call__(self, launch: Launch, *inputs: jax.Array) -> list[jax.ShapeDtypeStruct]:
+    def __call__(self, launch: Launch, *inputs: jax.Array | int) -> list[jax.ShapeDtypeStruct]:
         arrays = [*inputs, *launch.out]
         names = [name for name in launch.kernel.arg_names if name not in launch.constants]
         assert len(names) == len(arrays), (names, len(arrays))
-        signature = {name: POINTERS[array.dtype.name] for name, array in zip(names, arrays, strict=True)}
+        given = zip(names, arrays, strict=True)
+        signature = {name: "i32" if isinstance(x, int) else POINTERS[x.dtype.name] for name, x in given}
         source = ASTSource(
             launch.kernel,
             signature=signature | dict.fromkeys(launch.constants, "constexpr"),
             constexprs=dict(launch.constants),
-            attrs={(i,): [["tt.divisibility", 16]] for i in range(len(arrays))},
+            attrs={(i,): [["tt.divisibility", 16]] for i, x in enumerate(arrays) if not isinstance(x, int)},
         )
         compiled = triton.compile(
             source,

@@ -69,9 +69,9 @@ class HostTensor:
         return self.array.strides
 
 
-def interpret(launch: Launch, *inputs: jax.Array) -> list[jax.Array]:
+def interpret(launch: Launch, *inputs: jax.Array | int) -> list[jax.Array]:
     """`pallas_kernels.gpu_launch.Launcher` on the CPU; outputs that are not aliased start as NaN."""
-    tensors = [HostTensor(np.array(array)) for array in inputs]
+    tensors = [array if isinstance(array, int) else HostTensor(np.array(array)) for array in inputs]
     outputs = {out: tensors[at] for at, out in launch.aliases.items()}
     aliased = list(outputs.values())
     for index in range(len(aliased), len(launch.out)):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.row_ops import add_rms_norm, cpu, gated, largest, rms_norm, rotated_apart
+from pallas_kernels.row_ops import add_rms_norm, cpu, gated, largest, rms_norm
 
 ROWS, SIZE, EPS = 37, 88, 1e-5
 FUNCTIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
@@ -87,25 +87,6 @@ def test_half_precision_and_other_activations_are_left_to_xla():
     assert gated(x, "relu", impl="cpu") is None
     assert gated(x, "silu", impl="xla") is None
     assert rms_norm(x.astype(jnp.bfloat16), jnp.ones(SIZE), EPS, impl="cpu").dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize(("width", "half"), [(64, 32), (48, 24), (64, 16)])
-def test_queries_and_keys_are_turned_and_values_stay(width, half):
-    fused = numbers(ROWS, 3, 6, width)
-    angles = numbers(ROWS, half, seed=1)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    q, k, v = jax.jit(lambda fused: rotated_apart(fused, cos, sin, impl="cpu"))(fused)
-
-    def turned(x):
-        at = (slice(None), *[None] * (x.ndim - 2))
-        left, right, rest = jnp.split(x, (half, 2 * half), axis=-1)
-        c, s = cos[at], sin[at]
-        return jnp.concatenate([left * c - right * s, right * c + left * s, rest], axis=-1)
-
-    np.testing.assert_allclose(q, turned(fused[:, :, :-2]), atol=1e-6)
-    np.testing.assert_allclose(k, turned(fused[:, :, -2]), atol=1e-6)
-    np.testing.assert_array_equal(v, fused[:, :, -1])
-    assert rotated_apart(fused, cos, sin, impl="xla") is None
 
 
 @pytest.mark.parametrize("size", [3, 512, 1300])

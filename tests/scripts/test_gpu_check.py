@@ -13,8 +13,20 @@ import jax.numpy as jnp
 import pytest
 from transformers import LlamaConfig
 
-from jpaged.benchmarks import gpu_correctness, gpu_engine, gpu_kernels, gpu_peers, gpu_products, gpu_report, gpu_states
+from jpaged.benchmarks import (
+    gpu_correctness,
+    gpu_engine,
+    gpu_experts,
+    gpu_kernels,
+    gpu_parts,
+    gpu_peers,
+    gpu_products,
+    gpu_report,
+    gpu_states,
+    gpu_tuning,
+)
 from jpaged.benchmarks.device_trace import busy_share, covered
+from pallas_kernels.paged_attention.gpu_tiles import read
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 TINY = gpu_kernels.Sizes(
@@ -36,7 +48,7 @@ def test_right_kernels_pass_every_check(kv_dtype):
         kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30, sinks=True, kv_dtype=kv_dtype
     )
     lines = list(gpu_correctness.checks(1, impl="xla", context=100, cases=(heads,)))
-    assert len(lines) == 4
+    assert len(lines) == 7
     assert [line for line in lines if not line["error"] <= line["limit"]] == []
 
 
@@ -50,7 +62,7 @@ def test_a_wrong_kernel_fails_its_check(monkeypatch):
 def test_right_products_with_codes_pass_every_check_and_wrong_ones_fail(monkeypatch):
     sizes = {"impl": "reference", "inputs": 64, "outputs": 40, "numbers": (3,)}
     lines = list(gpu_products.checks(1, **sizes))
-    assert len(lines) == (1 + 2 + 2) * len(gpu_products.TOLERANCE)
+    assert len(lines) == (1 + 1 + 2 + 2) * len(gpu_products.TOLERANCE)
     assert [line for line in lines if not line["error"] <= line["limit"]] == []
     right = gpu_products.quantised_matmul
     monkeypatch.setattr(gpu_products, "quantised_matmul", lambda *args, **options: right(*args, **options) * 1.1)
@@ -113,9 +125,112 @@ def test_the_engine_is_measured_on_random_weights(monkeypatch):
     layer = 64 * 128 + 64 * 64 + 3 * 64 * 64 + 2 * 64
     assert gpu_engine.weight_bytes(llm) == 4 * (2 * layer + 64 + 64 * 100)
     assert gpu_engine.token_bytes(llm) == 4 * 2 * 2 * 32
-    figures = gpu_engine.measure(llm, LOAD, bandwidth=1e9)
-    assert figures["output_tokens_per_second"] > 0
-    assert figures["host_gap_share"] == pytest.approx(0.01)
+    assert gpu_engine.parameters(llm) == 2 * layer + 64
+    decode = gpu_engine.decode(llm, LOAD, 2, bandwidth=1e9)
+    assert decode["tokens_per_second"] == 2 / decode["step_seconds"]
+    assert gpu_engine.prefill(llm, LOAD, flops=1e12)["tokens_per_second"] > 0
+    assert gpu_engine.throughput(llm, LOAD)["output_tokens_per_second"] > 0
+    assert gpu_engine.host_gap(llm, LOAD) == {"host_gap_share": pytest.approx(0.01)}
+
+
+def test_right_products_of_experts_pass_every_check_and_wrong_ones_fail(monkeypatch):
+    sizes = {"impl": "reference", "inputs": 64, "outputs": 40, "counts": ("a decode",)}
+    lines = list(gpu_experts.checks(1, held=("int8", "mxfp4"), **sizes))
+    assert len(lines) == len(gpu_experts.TOLERANCE) + 2 * 2
+    assert [line for line in lines if not line["error"] <= line["limit"]] == []
+    right = gpu_experts.matmul_grouped
+    monkeypatch.setattr(gpu_experts, "matmul_grouped", lambda x, *rest, **options: right(x[::-1], *rest, **options))
+    wrong = list(gpu_experts.checks(1, held=(), **sizes))
+    assert all(line["error"] > line["limit"] for line in wrong)
+
+
+def some_checks(number):
+    return [{"check": f"check {n}", "error": 0.0, "limit": 0.0} for n in range(number)]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Three parts in the place of the real ones: one that checks, one that fails, one that measures."""
+
+    def fails(check):
+        raise RuntimeError("out of memory\nand more")
+
+    def measures(check):
+        check.put("prefill", {"tokens_per_second": 1000.0, "share_of_peak": 0.5})
+        return True
+
+    monkeypatch.setattr(
+        gpu_parts, "PARTS", {"a": lambda check: check.add_checks(some_checks(3)), "b": fails, "c": measures}
+    )
+
+
+def test_what_fails_is_told_and_the_next_part_follows(parts, tmp_path):
+    check = gpu_parts.Check.open(tmp_path / "found.json", seed=1)
+    check.run(["a", "b", "c"])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["done"] == ["a", "c"]
+    assert found["failed"] == {"b": "RuntimeError: out of memory"}
+    assert not check.succeeded
+    text = gpu_report.section(found)
+    assert "3 checks against float64, 0 failed." in text
+    assert "- prompts: 1000 tokens/s, 0.50 of the peak" in text
+    assert "Failed: b: RuntimeError: out of memory." in text
+
+
+def test_a_later_call_goes_on_where_the_time_ended(parts, tmp_path, capsys):
+    file, now = tmp_path / "found.json", iter(range(100))
+    check = gpu_parts.Check.open(file, seed=1)
+    check.clock, check.end = lambda: next(now), 3  # asked before the part, at its start, after the first check, ...
+    check.run(["a", "c"])
+    assert [line["check"] for line in json.loads(file.read_text())["checks"]] == ["check 0", "check 1"]
+    assert "a: to be continued" in capsys.readouterr().out
+    again = gpu_parts.Check.open(file)
+    assert again.results["seed"] == 1
+    again.run(["a", "c"])
+    out = capsys.readouterr().out
+    assert "check 1" not in out
+    assert "ok    check 2" in out
+    assert json.loads(file.read_text())["done"] == ["a", "c"]
+    gpu_parts.Check.open(file).run(["a", "c"])
+    assert capsys.readouterr().out.splitlines()[1:] == ["a: done before", "c: done before"]
+
+
+def test_results_of_other_versions_are_not_gone_on_from(parts, tmp_path, monkeypatch):
+    file = tmp_path / "found.json"
+    gpu_parts.Check.open(file, seed=1).run(["a"])
+    monkeypatch.setattr(gpu_report, "versions", lambda: {"jax": "99"})
+    assert gpu_parts.Check.open(file).results["checks"] == []
+
+
+def test_tiles_are_tuned_shape_by_shape_and_what_is_in_the_table_is_left(tmp_path):
+    file = tmp_path / "tiles.json"
+    file.write_text("{}")
+    shapes, tried = (gpu_kernels.Sizes(), gpu_kernels.Sizes(group=8, head_dim=64)), []
+
+    def timer(sizes, kernel, tiles):
+        tried.append((sizes, kernel))
+        return 1.0 if tiles.num_warps == 8 else 2.0
+
+    found = list(gpu_tuning.tune("NVIDIA H200", shapes=shapes, file=file, timer=timer))
+    assert len(found) == 4
+    assert all(best.num_warps == 8 for _, _, best in found)
+    assert read(file)["NVIDIA H200"] == {key: best for key, _, best in found}
+    tried.clear()
+    assert list(gpu_tuning.tune("NVIDIA H200", shapes=shapes, file=file, timer=timer)) == []
+    assert tried == []
+
+
+def test_a_shape_that_there_was_no_time_for_is_not_in_the_table(tmp_path):
+    file, calls = tmp_path / "tiles.json", iter([True] * 3 + [False] * 9)
+    file.write_text("{}")
+    left = lambda: next(calls)  # noqa: E731
+    assert list(gpu_tuning.tune("NVIDIA H200", file=file, timer=lambda *_: 1.0, more_time=left)) == []
+    assert read(file) == {}
+
+
+def test_parts_are_named_without_a_gpu():
+    done = subprocess.run([sys.executable, SCRIPT, "--list"], capture_output=True, text=True, check=True)
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == list(gpu_parts.PARTS)
 
 
 def test_a_device_is_busy_while_any_of_its_events_runs(tmp_path):

@@ -10,8 +10,9 @@ import re
 from typing import NamedTuple
 
 _FREE = ("get-tuple-element", "parameter", "bitcast", "tuple", "constant")
-_PRODUCT_CYCLES = 10_000
-"""Fusions around a product that take fewer are small products of something else than weights."""
+_COPIES = ("copy-start", "copy-done")
+_ROTATION = "tkrd,de->tkre"
+"""The one product of a layer that is none with weights, by its name: see `models.rope.rotate_by_product`."""
 
 
 class Operation(NamedTuple):
@@ -26,19 +27,23 @@ class Operation(NamedTuple):
 
 def layer_ops(hlo: str) -> dict[str, int]:
     """Return the body's ``operations``, ``cycles``, ``sorts``, ``gathers``, the cycles of ``products`` with weights,
-    and how many operations are ``the same for all layers``, as they need nothing that changes in the loop."""
+    and how many operations are ``the same for all layers``, as they need nothing that changes in the loop.
+
+    ``copies`` between a TPU's memories, which DMA engines make while other operations run, are none of them.
+    """
     bodies = _computations(hlo)
     longest = max(re.findall(r"body=%?([\w.\-]+)", hlo), key=lambda name: len(bodies.get(name, [])))
     operations = dict(filter(None, map(_parse, bodies[longest])))
     changing = _changing(operations)
-    real = {name: op for name, op in operations.items() if op.opcode not in _FREE}
+    real = {name: op for name, op in operations.items() if op.opcode not in _FREE + _COPIES}
     products = [op for op in real.values() if "dot_general" in op.text and op.opcode == "fusion"]
     return {
         "operations": len(real),
         "cycles": sum(op.cycles for op in real.values()),
-        "products": sum(op.cycles for op in products if op.cycles > _PRODUCT_CYCLES),
+        "products": sum(op.cycles for op in products if _ROTATION not in op.text),
         "sorts": sum(op.opcode == "sort" for op in real.values()),
         "gathers": sum(op.opcode == "gather" or name.startswith("gather") for name, op in real.items()),
+        "copies": sum(op.opcode == "copy-start" for op in operations.values()),
         "the same for all layers": sum(name not in changing for name in real),
     }
 

@@ -1,0 +1,69 @@
+"""Takes a layer's joined Q, K and V apart and rotates queries and keys (RoFormer, Su et al., 2021), in one launch.
+
+`rotated_heads` picks `reference` (plain jnp), `gpu` (Triton) or `cpu` (Numba). XLA makes three kernels of it on a GPU:
+one for queries, one for keys, and a copy of the values, as a kernel that is called takes its operands whole. On a CPU
+it makes several passes, mostly on one core.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike, Float
+
+from pallas_kernels.gpu_launch import multiplies
+from pallas_kernels.platform import Impl
+from pallas_kernels.rotated_heads import reference
+
+__all__ = ["RotatedHeads", "rotated_heads", "takes"]
+
+RotatedHeads: TypeAlias = tuple[
+    Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+]
+"""Queries, keys and values."""
+
+
+def rotated_heads(
+    joined: Float[Array, "tokens kv_heads q_per_kv+2 head_dim"],
+    cos: Float[Array, "tokens half"],
+    sin: Float[Array, "tokens half"],
+    *,
+    impl: Impl | Literal["reference"],
+) -> RotatedHeads:
+    """Return queries and keys rotated by their token's angles, and values as they are, each in an array of its own.
+
+    Each pair (i, i + half) of a head is turned, and what follows the pairs stays; computed in float32.
+
+    Args:
+        joined: for each KV head its queries, its key and its value.
+        cos, sin: of the angles, float32; ``2 * half`` is at most head_dim.
+        impl: ``cpu`` needs Numba; both it and ``gpu`` need a dtype that `takes` names, and unsharded operands.
+
+    Raises:
+        ValueError: `impl` is none of the three, there are fewer than three rows a KV head, or more pairs than fit in a
+            head.
+    """
+    rows, head_dim = joined.shape[2:]
+    if rows < 3:
+        raise ValueError(f"joined has {rows} rows a KV head; queries, a key and a value are three or more")
+    if 2 * cos.shape[1] > head_dim:
+        raise ValueError(f"{cos.shape[1]} pairs are more than a head of {head_dim} has")
+    if impl == "reference":
+        return reference.rotated_heads(joined, cos, sin)
+    if impl == "cpu":
+        from pallas_kernels.rotated_heads import cpu
+
+        return cpu.rotated_heads(joined, cos, sin)
+    if impl != "gpu":
+        raise ValueError(f"impl={impl!r} is not 'reference', 'cpu' or 'gpu'")
+    from pallas_kernels.rotated_heads import gpu  # imports triton, which only a GPU's environment has
+
+    return gpu.rotated_heads(joined, cos, sin)
+
+
+def takes(dtype: DTypeLike, impl: Impl) -> bool:
+    """Tell whether `impl` has heads of this dtype, on the GPU that is compiled for where it is ``gpu``."""
+    return multiplies(dtype) if impl == "gpu" else impl == "cpu" and jnp.dtype(dtype) == jnp.float32

@@ -1,0 +1,51 @@
+"""Rotates the queries and keys of a token's KV head, and takes them and the values apart, in Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rotate_heads(
+    joined,
+    cos,
+    sin,
+    q,
+    k,
+    v,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Program (t, h) writes q [tokens, HEADS, GROUP, HEAD_DIM], k and v [tokens, HEADS, HEAD_DIM] of a token and head.
+
+    They come from joined [tokens, HEADS, GROUP + 2, HEAD_DIM] and the angles' cos and sin, [tokens, HALF] float32.
+
+    ROWS and LANES are powers of two, GROUP + 2 and HEAD_DIM or above.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    place = token * HEADS + tl.program_id(1)
+    lane = tl.arange(0, LANES)
+    row = tl.arange(0, ROWS)
+    turns = lane < 2 * HALF
+    pair = token * HALF + tl.where(lane < HALF, lane, lane - HALF)
+    cosine = tl.load(cos + pair, mask=turns, other=1.0)
+    sine = tl.load(sin + pair, mask=turns, other=0.0)
+    sine = tl.where(lane < HALF, -sine, sine)
+    partner = tl.where(turns, tl.where(lane < HALF, lane + HALF, lane - HALF), lane)
+    inside = (lane < HEAD_DIM)[None, :]
+    there = joined + place * ((GROUP + 2) * HEAD_DIM) + row[:, None] * HEAD_DIM
+    given = tl.load(there + lane[None, :], mask=(row < GROUP + 2)[:, None] & inside, other=0.0)
+    other = tl.load(there + partner[None, :], mask=(row < GROUP + 1)[:, None] & inside, other=0.0)
+    turned = given.to(tl.float32) * cosine[None, :] + other.to(tl.float32) * sine[None, :]
+    dtype: tl.constexpr = q.dtype.element_ty
+    queries = q + place * (GROUP * HEAD_DIM) + row[:, None] * HEAD_DIM + lane[None, :]
+    tl.store(queries, turned.to(dtype), mask=(row < GROUP)[:, None] & inside)
+    # Behind the queries lie the key and the value: rows of the same tile, but in arrays of their own.
+    alone = place * HEAD_DIM + lane[None, :] + tl.zeros([ROWS, 1], tl.int64)
+    tl.store(k + alone, turned.to(dtype), mask=(row == GROUP)[:, None] & inside)
+    tl.store(v + alone, given, mask=(row == GROUP + 1)[:, None] & inside)

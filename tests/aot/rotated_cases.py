@@ -1,0 +1,46 @@
+"""Joined queries, keys and values rotated by Triton's interpreter, and how far they are from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from triton_interpreter import interpret
+
+from pallas_kernels.rotated_heads import gpu, reference
+
+
+class Joined(NamedTuple):
+    """Tokens, KV heads, query heads of each, a head's width and its pairs."""
+
+    tokens: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    half: int
+
+
+ROTATED = {
+    "heads rotated": Joined(5, 3, 4, 128, 64),
+    "heads rotated, odd group": Joined(3, 2, 7, 64, 32),
+    "heads rotated in part, padded": Joined(2, 3, 1, 80, 16),
+}
+
+
+def rotation_errors() -> Iterator[tuple[str, float]]:
+    """Yield each case's largest error, of queries and keys; infinity where the values are not the same to the bit."""
+    for name, (tokens, kv_heads, group, head_dim, half) in ROTATED.items():
+        for dtype in ("float32", "float16", "bfloat16"):
+            random = np.random.default_rng(len(name))
+            joined = jnp.asarray(random.normal(size=(tokens, kv_heads, group + 2, head_dim)), dtype)
+            angles = jnp.asarray(random.uniform(0, 60, (tokens, half)), jnp.float32)
+            arrays = joined, jnp.cos(angles), jnp.sin(angles)
+            got, want = gpu.rotated_heads(*arrays, launch=interpret), reference.rotated_heads(*arrays)
+            assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in want]
+            errors = [
+                np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max()
+                for a, b in zip(got, want, strict=True)
+            ]
+            yield f"{name}, {dtype}", float(max(errors)) if errors[2] == 0 else np.inf

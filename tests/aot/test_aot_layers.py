@@ -1,0 +1,28 @@
+"""What a layer of a Llama-3.1-8B runs on each TPU, in the programs that libtpu compiles for them."""
+
+import json
+
+import pytest
+from environments import run_program
+
+pytestmark = [pytest.mark.aot, pytest.mark.nightly]
+
+PROGRAM = "../../scripts/tpu_layer_ops.py"
+LAYER = {
+    "v5e-8": {"decode": (21, 0.82), "mixed": (27, 0.64)},
+    "v6e-8": {"decode": (21, 0.72), "mixed": (27, 0.51)},
+    "v5p-16": {"decode": (21, 0.70), "mixed": (27, 0.59)},
+    "tpu7x-8": {"decode": (28, 0.67), "mixed": (34, 0.54)},
+}
+"""Most operations, and the least share of products in their cycles. On a tpu7x two all-reduces are eight operations."""
+
+
+@pytest.mark.parametrize("device", LAYER)
+def test_a_layer_has_few_operations_beside_its_products(device):
+    lines = run_program("tpu", PROGRAM, "--json", "--devices", device, "--models", "llama-3.1-8b").splitlines()
+    found = {line["step"]: line for line in map(json.loads, lines)}
+    assert set(found) == {"decode", "mixed"}
+    for step, (operations, share) in LAYER[device].items():
+        assert found[step]["operations"] <= operations
+        assert found[step]["products"] >= share * found[step]["cycles"]
+        assert found[step]["sorts"] == found[step]["gathers"] == 0

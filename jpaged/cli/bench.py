@@ -18,7 +18,7 @@ from jpaged.cli.examples import examples
 from jpaged.cli.options import Dtype, MaxModelLen, Model, Temperature, bad_parameters, build_llm, read_speculative
 from jpaged.cli.page_command import page_command
 
-app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"))
+app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"), rich_markup_mode=None)
 app.command(epilog=examples("bench serve"))(serve)
 app.command(epilog=examples("bench serving"))(serving)
 app.command("serving-sim", epilog=examples("bench serving-sim"))(serving_sim)
@@ -44,7 +44,10 @@ def throughput(
     *,
     engine: ThroughputOptions,
 ) -> None:
-    """Measure output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
+    """Measure output tokens/s of a batch and of one sequence.
+
+    Both against this machine's own matrix products and memory.
+    """
     from jpaged.benchmarks.prompts import Lengths
     from jpaged.benchmarks.throughput import run
 
@@ -65,7 +68,10 @@ def sharing(
     seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
-    """Measure what sharing saves: samples and beams of a prompt, shared prefixes, swapping against recomputation."""
+    """Measure what sharing of memory saves.
+
+    Samples and beams of a prompt, shared prefixes, swapping against recomputation.
+    """
     from jpaged.benchmarks import sharing_report
     from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.prompts import questions, translations
@@ -111,7 +117,9 @@ def speculative(
     max_model_len: MaxModelLen = None,
     docs: Annotated[Path | None, typer.Option(help="Folder for speculative.md.")] = None,
 ) -> None:
-    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns.
+    """Measure what speculation gains.
+
+    What is kept of drafts, tokens a step, and the speed as a multiple of that without, in turns.
 
     It is told, too, how far the first drafts of `layers:N` are from the best coupling: at temperature 1, if the draws
     are greedy.
@@ -201,7 +209,10 @@ def memory(
         bool, typer.Option("--hybrids-only", help="Print what prefixes of recurrent models are found, and no more.")
     ] = False,
 ) -> None:
-    """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
+    """Simulate where KV memory goes, under six allocators.
+
+    jpaged's and five others, on published model shapes.
+    """
     from jpaged.benchmarks import memory_hybrids, memory_jenga, memory_page, memory_plots, memory_report
     from jpaged.benchmarks.memory_workloads import read_workloads
 
@@ -240,8 +251,11 @@ def memory_real(
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and lengths.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
 ) -> None:
-    """Run random models whose layers differ in one pool size: the largest page for all layers against jpaged's layer
-    groups."""
+    """Measure one page size against layer groups.
+
+    Runs random models whose layers differ, in a pool of one size: once with the largest page for all layers, once with
+    jpaged's layer groups.
+    """
     from jpaged.benchmarks import memory_real as real
     from jpaged.benchmarks.machine import this_machine
 

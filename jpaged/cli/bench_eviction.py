@@ -31,7 +31,10 @@ def eviction(
     ] = None,
     docs: Annotated[Path | None, typer.Option(help="Folder for eviction.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
-    """Simulate who gives way: orders of eviction on workloads that share prefixes, schedulers that know lengths."""
+    """Simulate who gives way where memory is short.
+
+    Orders of eviction on workloads that share prefixes, and schedulers that know lengths.
+    """
     from jpaged.benchmarks.eviction import output_lengths, page, prefix_modes
     from jpaged.benchmarks.eviction.workloads import workloads as shared_workloads
     from jpaged.benchmarks.serving_sim.workload import sharegpt

@@ -59,7 +59,10 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for latency against rate, PNG or SVG (matplotlib).")] = None,
 ) -> None:
-    """Measure an OpenAI-compatible server: latencies, throughput and goodput at one rate of requests after another."""
+    """Measure any OpenAI-compatible server.
+
+    Latencies, throughput and goodput, at one rate of requests after another.
+    """
     for name, needs in (("httpx", True), ("matplotlib", plot is not None)):
         if needs and find_spec(name) is None:
             raise typer.BadParameter(f'this needs {name}: pip install "jpaged[bench]"')

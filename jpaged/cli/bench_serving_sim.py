@@ -35,7 +35,10 @@ def serving_sim(
         Path | None, typer.Option(help="Folder for serving-sim.md and its plots (needs matplotlib).")
     ] = None,
 ) -> None:
-    """Simulate serving over time: latency against load under jpaged's policy and those of the papers' baselines."""
+    """Simulate serving over time: latency against load.
+
+    Under jpaged's policy and those of the papers' baselines.
+    """
     from jpaged.benchmarks.serving_sim import plots
     from jpaged.benchmarks.serving_sim.beams import GAP
     from jpaged.benchmarks.serving_sim.page import page

@@ -47,7 +47,10 @@ def plan(
         Path | None, typer.Option(help="Virtual environment with libtpu or the CUDA plugin (scripts/aot_env.sh).")
     ] = None,
 ) -> None:
-    """Compile a model's step for a device, without weights: memory, sequences that fit, speed it allows.
+    """Tell whether a model fits a device, and how fast it may be.
+
+    Its step is compiled for the device, which need not be here, without weights: memory, sequences that fit, the speed
+    that bandwidth and peak allow.
 
     Exits with 1 where the model does not fit, with 3 where the compiler failed.
     """

@@ -45,6 +45,8 @@ def test_every_public_name_is_in_the_reference():
     assert {name for name in jpaged.__all__ if name != "__version__"} == set(docs_api.homes())
     assert "pallas_kernels.paged_attention.paged_attention" in entries
     assert sum(entry.startswith("jpaged.model_api.") for entry in entries) > 15
+    assert {"jpaged.training.logprobs", "jpaged.integrations.tunix.JpagedRollout"} <= entries
+    assert {"jpaged.planning.plan", "jpaged.planning.compile_programs_for"} <= entries
 
 
 def test_every_setting_of_vllm_is_in_the_page_that_compares():

@@ -51,7 +51,10 @@ def test_a_page_that_fails_is_told_and_the_others_are_tried(scripts, tmp_path, m
 
 def test_pages_are_tried_in_empty_folders_and_find_nothing_that_was_there_before(scripts, tmp_path, monkeypatch):
     script, _ = scripts
-    look = "import os\nassert os.listdir() == []\nassert not os.path.exists(os.getenv('XDG_CACHE_HOME'))\nopen('x', 'w')"
+    look = (
+        "import os\nassert os.listdir() == []\nassert not os.path.exists(os.environ['XDG_CACHE_HOME'])\n"
+        "open('left', 'w').close()"
+    )
     for name in ("first", "second"):
         (tmp_path / f"{name}.md").write_text(f"# {name}\n\n```python\n{look}\n```\n")
     monkeypatch.setattr(script, "guides", lambda: [tmp_path / "first.md", tmp_path / "second.md"])

@@ -40,7 +40,7 @@ def throughput(
     mean_input: Annotated[float, typer.Option(min=1, help="Mean prompt tokens (lognormal).")] = 160,
     mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
     sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and prompts.")] = 0,
     *,
     engine: ThroughputOptions,
 ) -> None:
@@ -65,7 +65,7 @@ def sharing(
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
-    seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths and draws.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
     """Measure what sharing of memory saves.
@@ -112,7 +112,7 @@ def speculative(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which all engines take turns.")] = 3,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     dtype: Dtype = "float32",
     max_model_len: MaxModelLen = None,
     docs: Annotated[Path | None, typer.Option(help="Folder for speculative.md.")] = None,
@@ -201,7 +201,7 @@ def memory(
         Path | None, typer.Option(exists=True, help="The same with hash_ids, for prefix caching.")
     ] = None,
     num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths that are drawn where no file is given.")] = 0,
     docs: Annotated[
         Path | None, typer.Option(help="Folder for memory.md, memory.png and memory.svg (needs matplotlib).")
     ] = None,
@@ -248,7 +248,7 @@ def memory(
 @app.command(epilog=examples("bench memory-real"))
 def memory_real(
     num_requests: Annotated[int, typer.Option(min=2, help="Requests to each model, all sent at once.")] = 12,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and lengths.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
 ) -> None:
     """Measure one page size against layer groups.

@@ -25,7 +25,7 @@ def eviction(
     ] = None,
     num_requests: Annotated[int, typer.Option(min=40, help="Most requests of a workload.")] = 100,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals where lengths are told.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and draws.")] = 0,
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps results; what it has is not run again.")
     ] = None,

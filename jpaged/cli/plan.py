@@ -41,7 +41,7 @@ def plan(
         float, typer.Option(help="Share of the memory that weights, temporaries and pool may take.")
     ] = 0.9,
     memory_bytes: Annotated[
-        int | None, typer.Option(min=1, help="That programs may take of each device; default: the device's.")
+        int | None, typer.Option(min=1, help="Bytes of each device that programs may take; default: the device's.")
     ] = None,
     compiler_env: Annotated[
         Path | None, typer.Option(help="Virtual environment with libtpu or the CUDA plugin (scripts/aot_env.sh).")

@@ -75,6 +75,14 @@ def test_the_command_line_page_has_every_command_with_its_options_and_examples()
         assert all(line in page for line in docs_cli.examples(command))
 
 
+def test_every_paper_that_the_code_names_by_number_is_on_the_page_of_papers():
+    page = (ROOT / "docs" / "papers.md").read_text()
+    folders = ("jpaged", "models", "pallas_kernels", "scripts")
+    text = "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    named = set(re.findall(r"ar[xX]iv(?:\.org/abs/|:|[ \n]+)(\d{4}\.\d{5})", text))
+    assert len(named) > 8 and sorted(number for number in named if number not in page) == []
+
+
 def test_tables_are_not_broken_by_what_stands_in_them(site):
     """Every row of a table has as many cells as its head."""
     for name in ("from_vllm.md", "cli.md", "api/index.md", "papers.md"):

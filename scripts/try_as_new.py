@@ -8,13 +8,15 @@ page in the order of the site, each in an empty folder. The notebooks run in an 
 alone, and their first cell installs the wheel (JPAGED_WHEEL). Nothing that was fetched or compiled before is found, but
 for what pip keeps; models of a hub are tiny ones under their names (scripts/docs_stand_ins.py), and nothing asks a hub.
 It needs the network, five gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its
-minutes; what failed, with its last words, and the script then fails too.
+minutes and with those of the processors, which depend little on what else the machine does; what failed, with its last
+words, and the script then fails too.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -76,13 +78,20 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def tried(name: str, command: list[str | Path], folder: Path, **variables: str) -> bool:
     """Run a command in a folder and tell how long it took; False where it failed."""
-    start = time.monotonic()
+    start, used = time.monotonic(), _processor_seconds()
     done = subprocess.run(command, cwd=folder, env=_environment(variables), capture_output=True, text=True)
     well = done.returncode == 0
-    print(f"{'ok    ' if well else 'FAILED'} {(time.monotonic() - start) / 60:5.1f} min  {name}", flush=True)
+    minutes, of_cores = (time.monotonic() - start) / 60, (_processor_seconds() - used) / 60
+    print(f"{'ok    ' if well else 'FAILED'} {minutes:5.1f} min  {of_cores:5.1f} CPU min  {name}", flush=True)
     if not well:
         print(done.stderr[-2000:], file=sys.stderr, flush=True)
     return well
+
+
+def _processor_seconds() -> float:
+    """Return the CPU seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(arguments: list[str] | None = None) -> int:

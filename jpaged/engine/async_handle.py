@@ -76,7 +76,7 @@ class AsyncHandle:
         return None if self._saver is None else self._saver.last
 
     def _moment(self) -> tuple[int, tuple[int, ...]]:
-        return self._engine.stats.num_steps, tuple(self._engine.awaited)
+        return self._engine.stats.num_steps, tuple(self._engine.requests.awaited)
 
     async def load_state(self, folder: str | Path) -> list[str]:
         """Go on from a saved state, as `LLM.load_state` does, and return the names of the requests that came with it.

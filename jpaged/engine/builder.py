@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.distributed import Follower, Leader, join
@@ -19,7 +19,7 @@ from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.startup import tell_loaded, tell_pool
-from jpaged.execution import PoolSpec, Runner, enable_compilation_cache, make_mesh, platform
+from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
 from jpaged.execution.device_memory import memory_limit
 from jpaged.execution.gpu_share import claim_gpu_share
 from jpaged.execution.kv_dtype import resolve_kv_dtype
@@ -52,13 +52,6 @@ class Built:
     model: CausalLM
     sampling: Mapping[str, Any]
     pooling: PoolingHead
-
-
-class _Shapes(TypedDict):
-    """Bounds of a step."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
@@ -115,7 +108,6 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         check_speculation(config.speculative, part is not None)
     drafting = draft_source(config, loaded)
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
-    shapes: _Shapes = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}
     spec = plan_memory(
         config,
         loaded.model,
@@ -136,19 +128,22 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         loaded.params,
         spec,
         mesh,
-        max_model_len=max_model_len,
-        vocab_size=vocab_size,
+        StepSettings(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            deterministic=config.deterministic,
+            verifies=config.speculative is not None,
+            images=no_images is None,
+            together=tokens_together(loaded.model),
+            adapters=adapters is not None,
+        ),
         can_swap=config.preemption_mode != "recompute",
-        deterministic=config.deterministic,
-        verifies=config.speculative is not None,
         draft=drafting.program,
-        images=no_images is None,
-        together=tokens_together(loaded.model),
-        adapters=adapters is not None,
         examples=_examples(loaded.model) if no_images is None else (),
         programs=open_programs(config, loaded, spec, max_model_len, collect),
         disk=None if disk is None else disk.thread,
-        **shapes,
     )
     if isinstance(part, Follower):
         part.follow(runner)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from jpaged.engine.background import BackgroundCompiler
 from jpaged.engine.interrupts import signals_held
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.engine.process import check_process
+from jpaged.engine.recovery import Recovery
 from jpaged.engine.replica import Replica
+from jpaged.engine.request_book import RequestBook
 from jpaged.engine.snapshot import take_snapshot
 from jpaged.engine.stats import Counters, EngineStats
 from jpaged.engine.stats_log import StatsLog, watched
 from jpaged.execution import Runner
 from jpaged.memory import MemoryManager
 from jpaged.scheduling import Request, Scheduler, Status
-
-logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -36,11 +35,9 @@ class Engine:
         max_model_len: most tokens of a sequence, prompt and output.
 
     Attributes:
-        awaited: requests whose callers have not let go of them by `abort`, finished or not: those that a saved state
-            holds.
-        restored: those of them that came with a saved state and that nobody has taken up yet.
+        requests: those it has, and who waits for them.
+        recovery: makes the changes of its state, and mends it after an exception.
         prefixes: what is pinned in every replica.
-        is_asleep: whether the devices' memory was given back, so that no step can run.
         background: compiles shapes while the engine runs; None = nothing does.
     """
 
@@ -50,16 +47,9 @@ class Engine:
         self.max_model_len = max_model_len
         self.stats = Counters()
         self.stats_log = StatsLog()
-        self._homes: dict[int, Replica] = {}
-        self._requests: dict[int, Request] = {}
-        self.awaited: dict[int, Request] = {}
-        self.restored: dict[int, Request] = {}
-        self._finished: list[Request] = []  # to be returned by `step`
-        self._changing = False
-        self._host_is_whole = self._device_is_whole = True
+        self.requests = RequestBook()
+        self.recovery = Recovery(self.replicas, self.requests, runner)
         self._closed = False
-        self.is_asleep = False
-        self._late_aborts: list[Request] = []
         self._process = os.getpid()
         self._lock = threading.RLock()
         self.background: BackgroundCompiler | None = None
@@ -92,7 +82,7 @@ class Engine:
             ValueError: it could never fit the pool.
         """
         try:
-            self.awaited[request.request_id] = request
+            self.requests.awaited[request.request_id] = request
             for part in request.parts:
                 self._add_to(min(self.replicas, key=lambda replica: replica.load), part)
         except BaseException:
@@ -102,16 +92,11 @@ class Engine:
     def _add_to(self, replica: Replica, request: Request) -> None:
         with self.change(refusal=ValueError):
             replica.add(request)
-            self.register(replica, request)
-
-    def register(self, replica: Replica, request: Request) -> None:
-        """Note which replica has an unfinished request."""
-        self._homes[request.request_id] = replica
-        self._requests[request.request_id] = request
+            self.requests.register(replica, request)
 
     @property
     def has_work(self) -> bool:
-        if self._late_aborts and not self._changing:
+        if self.recovery.late_aborts and not self.recovery.is_changing:
             self.abort()
         return any(replica.has_work for replica in self.replicas)
 
@@ -127,20 +112,15 @@ class Engine:
                 f"{caller} needs the memory that release_memory() gave back: call restore_memory() first"
             )
 
-    def fall_asleep(self) -> None:
-        """Know that nothing of the pool is left; within `change`, after `settle`."""
-        self.is_asleep, self._device_is_whole = True, False
-        self._put_back()
-
-    def wake_up(self) -> None:
-        """Begin anew with an empty pool; within `change`."""
-        self._begin_device()
-        self.is_asleep = False
+    @property
+    def is_asleep(self) -> bool:
+        """Tell whether the devices' memory was given back, so that no step can run."""
+        return self.recovery.is_asleep
 
     @property
     def is_taken(self) -> bool:
         """Tell whether somebody waits for a request, other than one that was restored and nobody has taken up."""
-        return self.has_work and any(key not in self.restored for key in self.awaited)
+        return self.has_work and any(key not in self.requests.restored for key in self.requests.awaited)
 
     def snapshot(self) -> EngineStats:
         """Return counters and gauges as they are now; any thread may ask."""
@@ -157,13 +137,12 @@ class Engine:
         self._advance()
         if not self.has_work:
             self.give_back_memory()
-        finished, self._finished = self._finished, []
-        return finished
+        return self.requests.take_finished()
 
     def give_back_memory(self) -> None:
         """Return pages that hold nothing, used or cached, to the system; they take memory again when written."""
         with self.change():
-            if self._device_is_whole and not self._closed:
+            if self.recovery.device_is_whole and not self._closed:
                 self.runner.give_back([replica.memory.take_vacated_pages() for replica in self.replicas])
 
     @watched
@@ -173,8 +152,8 @@ class Engine:
             while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
                 self._read_back(replica)
         with self.change():
-            if not self._device_is_whole:
-                self._restart_device()
+            if not self.recovery.device_is_whole:
+                self.recovery.restart_device()
             scheduled = [replica.scheduler.schedule() for replica in self.replicas]
             dispatched = self.runner.dispatch_all(scheduled)
             for replica, step, in_flight in zip(self.replicas, scheduled, dispatched, strict=True):
@@ -182,10 +161,7 @@ class Engine:
                 replica.scheduler.dispatched(step)
                 if in_flight is not None:
                     replica.in_flight.append(in_flight)
-            self.stats.num_steps += any(step.chunks for step in scheduled)
-            self.stats.num_tokens += sum(step.num_tokens for step in scheduled)
-            self.stats.num_adapter_loads += sum(len(step.loads) for step in scheduled)
-            self.stats.num_encoded_images += sum(len(step.encodes) for step in scheduled)
+            self.stats.dispatched(scheduled)
         for replica, newest in zip(self.replicas, dispatched, strict=True):
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
@@ -200,7 +176,7 @@ class Engine:
             RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
         """
         self.check_awake(caller)
-        if self._changing:
+        if self.recovery.is_changing:
             raise RuntimeError(
                 f"{caller} is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
             )
@@ -209,37 +185,6 @@ class Engine:
         for replica in self.replicas:
             while replica.in_flight:
                 self._read_back(replica)
-
-    @property
-    def unfinished(self) -> list[Request]:
-        """Return all requests that have not ended."""
-        return list(self._requests.values())
-
-    def begin_again(self, *, scores_too: bool = False) -> None:
-        """Compute all unfinished requests again from their tokens, over an empty pool; within `change`, after `settle`.
-
-        Args:
-            scores_too: whether what they asked of their prompts, log-probabilities or a vector, is computed again.
-        """
-        for request in self.unfinished if scores_too else ():
-            request.prompt_logprobs.clear()
-            request.pooled.clear()
-        self._put_back()
-        self._restart_device()
-
-    def end_all(self) -> None:
-        """End all unfinished requests with finish_reason "abort", for those who wait for them to read; within `change`,
-        after `settle`."""
-        for request in self.unfinished:
-            self._homes[request.request_id].scheduler.abort(request)
-            self._let_go(request)
-            self._finished.append(request)
-
-    @property
-    def is_pinning(self) -> bool:
-        """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
-        awaited = {part.request_id for request in self.awaited.values() for part in request.parts}
-        return not awaited.issuperset(self._requests)
 
     def close(self) -> None:
         """Abort all requests and free the devices' memory; after that the engine has no work and takes none.
@@ -251,11 +196,11 @@ class Engine:
         self.stop_compiling()
         with self._lock:
             try:
-                self.abort(*self._requests.values(), *self.awaited.values())
+                self.abort(*self.requests.unfinished.values(), *self.requests.awaited.values())
                 for replica in self.replicas:
                     replica.in_flight.clear()
                     replica.memory.swap_space.take_dropped()
-                self._device_is_whole = True
+                self.recovery.device_is_whole = True
             finally:
                 self._closed = True
                 self.runner.worker.close()
@@ -274,36 +219,19 @@ class Engine:
         """Wait for the oldest step in flight and take it in. It stays in flight when the wait is interrupted."""
         in_flight = replica.in_flight[0]
         try:
-            scores = [] if in_flight.scores is None else in_flight.scores.wait()
-            pooled = [] if in_flight.pooled is None else in_flight.pooled.wait()
-            results = in_flight.wait()
+            results = in_flight.read_back()
         except Exception:  # the device failed, and what was dispatched since goes on from this step
             with signals_held:
-                self._mend()
+                self.recovery.mend()
             raise
         with self.change():
             if not replica.in_flight or replica.in_flight[0] is not in_flight:
                 return  # a stream was closed meanwhile, and nobody waits for the step any more
             replica.in_flight.popleft()
-            for (request, position), logprob, ranking in scores:
-                request.prompt_logprobs[position] = logprob, ranking
-            for request, start, end, vector in pooled:
-                request.pooled[start] = end, vector
-            self.stats.read(in_flight.step)
-            speculation = replica.scheduler.speculation
-            accepted = 0 if speculation is None else speculation.num_accepted
-            finished = replica.scheduler.update(in_flight.step, *results)
-            if speculation is not None:
-                self.stats.num_output_tokens += speculation.num_accepted - accepted
-            for request in finished:
-                self._let_go(request)
-            self._finished += finished
+            for request in replica.take_in(in_flight.step, results, self.stats):
+                self.requests.finish(request)
             if not replica.has_work:
                 replica.in_flight.clear()
-
-    def _let_go(self, request: Request) -> None:
-        del self._requests[request.request_id]
-        self._homes.pop(request.request_id).let_go(request)
 
     def drop(self, requests: list[Request]) -> None:
         """Abort requests without waiting for a turn: where another thread has it, at the end of what that is doing.
@@ -313,7 +241,7 @@ class Engine:
         if os.getpid() != self._process:
             return
         if not self._lock.acquire(blocking=False):
-            self._late_aborts += [part for request in requests for part in request.parts]
+            self.recovery.late_aborts += [part for request in requests for part in request.parts]
             return
         try:
             self.abort(*requests)
@@ -327,82 +255,17 @@ class Engine:
         Where the engine is being changed already, as when the garbage collector closes a stream in the middle of a
         step, they are dropped at the end of that.
         """
-        if self._changing:
-            self._late_aborts += [part for request in requests for part in request.parts]
+        if self.recovery.is_changing:
+            self.recovery.late_aborts += [part for request in requests for part in request.parts]
             return
         with self.change():
             for request in requests:
                 for part in request.parts:
-                    self._abort(part)
+                    self.requests.abort(part)
 
-    def _abort(self, request: Request) -> None:
-        self._requests.pop(request.request_id, None)
-        self.awaited.pop(request.request_id, None)
-        self.restored.pop(request.request_id, None)
-        home = self._homes.pop(request.request_id, None)
-        if home is not None:
-            home.scheduler.abort(request)
-            home.let_go(request)
-            if not home.has_work:
-                home.in_flight.clear()
-
-    # ------------------------------------------------------------------ when something goes wrong
-
-    @contextmanager
-    def change(self, refusal: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """Do what stands within as a whole: after an exception in it the engine is mended.
-
-        Args:
-            refusal: exception that is raised only before anything has changed.
-        """
-        with signals_held:
-            if not self._host_is_whole:
-                self._mend()
-            self._changing, self._host_is_whole = True, False
-            try:
-                yield
-                while self._late_aborts:
-                    self._abort(self._late_aborts.pop())
-                self._host_is_whole = True
-            except refusal:
-                self._host_is_whole = True
-                raise
-            except BaseException:
-                self._mend()
-                raise
-            finally:
-                self._changing = False
-
-    def _mend(self) -> None:
-        """Go on from the requests' tokens: everything that was computed, or may have been, is forgotten."""
-        self._host_is_whole = self._device_is_whole = False
-        self._put_back()
-        self._host_is_whole = True
-        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", len(self._requests))
-        try:
-            self._restart_device()
-        except Exception:
-            logger.exception("the device cannot begin anew; the next step tries again")
-
-    def _put_back(self) -> None:
-        """Put all unfinished requests back to where they wait, over an empty memory."""
-        for replica in self.replicas:
-            replica.restart()
-        for request in list(self._requests.values()):
-            if request.status is Status.FINISHED:
-                self._let_go(request)
-                self._finished.append(request)
-        for replica in self.replicas:
-            mine = (request for key, request in self._requests.items() if self._homes[key] is replica)
-            replica.load = sum(len(request.sequences) for request in mine)
-
-    def _restart_device(self) -> None:
-        if not self.is_asleep:
-            self._begin_device()
-
-    def _begin_device(self) -> None:
-        self.runner.worker.restart()
-        self._device_is_whole = True
+    def change(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]:
+        """Do what stands within as a whole; see `Recovery.change`."""
+        return self.recovery.change(refusal)
 
     def pin_prefix(self, seq_id: int, requests: list[Request]) -> int:
         """Keep the KV of a prefix in each replica's pool until `unpin`; see `PinnedPrefixes.pin`.

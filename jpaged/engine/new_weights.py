@@ -61,7 +61,7 @@ def replacement(
     placed = worker.model.placed(new, copy=copy)
 
     def put() -> None:
-        replace_weights(engine, lambda: worker.update_params(placed), running)
+        replace_weights(engine, lambda: worker.models.update_params(placed), running)
 
     return put
 
@@ -75,7 +75,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
     """
     if not engine.is_asleep:
         engine.settle("update_params()")
-    if running == "finish" and any(request.images for request in engine.unfinished):
+    if running == "finish" and any(request.images for request in engine.requests.unfinished.values()):
         raise ValueError(
             "running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'"
         )
@@ -94,9 +94,9 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
 
 def _forget_old(engine: Engine, running: str) -> None:
     if running == "abort":
-        engine.end_all()
-    if running == "recompute" and engine.unfinished:
-        engine.begin_again(scores_too=True)
+        engine.requests.end_all()
+    if running == "recompute" and engine.requests.unfinished:
+        engine.recovery.begin_again(scores_too=True)
         return
     for replica in engine.replicas:
         replica.pins.release()

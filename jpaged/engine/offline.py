@@ -69,7 +69,7 @@ def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[Req
     """Run the requests that came with a saved state to their ends, see `LLM.resume`."""
     boolean("use_tqdm", use_tqdm)
     with engine.turn:
-        requests = list(engine.restored.values())
+        requests = list(engine.requests.restored.values())
         run(engine, requests, use_tqdm)
         engine.abort(*requests)  # nobody else asks for them
     return [outputs.whole(request, request.name or str(request.request_id)) for request in requests]

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Change(Protocol):
-    """`Engine._change`: what is done within it is done as a whole."""
+    """`Engine.change`: what is done within it is done as a whole."""
 
     def __call__(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]: ...
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from jpaged.execution import InFlight
+from jpaged.engine.stats import Counters
+from jpaged.execution import InFlight, StepResults
 from jpaged.memory import MemoryManager, MemoryMap, MemoryReport, Pins
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 
@@ -58,6 +59,20 @@ class Replica:
         """Count a request that finished or was aborted."""
         self.load -= len(request.sequences)
         self.ended.update(seq.finish_reason for seq in request.sequences if seq.finish_reason is not None)
+
+    def take_in(self, step: ScheduledStep, results: StepResults, stats: Counters) -> list[Request]:
+        """Take in what a step computed, and return the requests that finished; `stats` counts what it brought."""
+        for (request, position), logprob, ranking in results.scores:
+            request.prompt_logprobs[position] = logprob, ranking
+        for request, start, end, vector in results.pooled:
+            request.pooled[start] = end, vector
+        stats.read(step)
+        speculation = self.scheduler.speculation
+        accepted = 0 if speculation is None else speculation.num_accepted
+        finished = self.scheduler.update(step, *results.sampled)
+        if speculation is not None:
+            stats.num_output_tokens += speculation.num_accepted - accepted
+        return finished
 
     def restart(self) -> None:
         """Compute everything again; see `Scheduler.restart`."""

@@ -32,10 +32,10 @@ def release(engine: Engine, weights: Released) -> None:
     if not engine.is_asleep:
         engine.settle("release_memory()")
     with engine.change():
-        engine.fall_asleep()
+        engine.recovery.fall_asleep()
         worker.release()
         if weights is True or (weights == "host" and worker.model.has_params):
-            worker.release_weights(keep=weights == "host")
+            worker.models.release_params(keep=weights == "host")
 
 
 def restore(held: HeldWeights, engine: Engine, params: Any) -> Callable[[], None]:
@@ -48,11 +48,11 @@ def restore(held: HeldWeights, engine: Engine, params: Any) -> Callable[[], None
         worker = engine.runner.worker
         if put is not None:
             put()
-        if not worker.restore_weights():
+        if not worker.models.restore_params():
             raise ValueError("params=None, but release_memory(weights=True) left no weights: give params")
         if engine.is_asleep:
             with engine.change():
-                engine.wake_up()
+                engine.recovery.wake_up()
 
     return wake
 
@@ -87,6 +87,6 @@ def wake_parts(held: HeldWeights, engine: Engine, tags: set[str]) -> Callable[[]
         return restore(held, engine, None)
 
     def wake() -> None:
-        engine.runner.worker.restore_weights()
+        engine.runner.worker.models.restore_params()
 
     return wake

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jpaged.memory import BlockCounts, DiskStats
@@ -130,6 +130,13 @@ class Counters:
     step_seconds: float = 0.0
     last_step_seconds: float = 0.0
     step_buckets: list[int] = field(default_factory=lambda: [0] * (len(STEP_BOUNDS) + 1))
+
+    def dispatched(self, steps: Sequence[ScheduledStep]) -> None:
+        """Count the steps of all replicas that are dispatched together."""
+        self.num_steps += any(step.chunks for step in steps)
+        self.num_tokens += sum(step.num_tokens for step in steps)
+        self.num_adapter_loads += sum(len(step.loads) for step in steps)
+        self.num_encoded_images += sum(len(step.encodes) for step in steps)
 
     def read(self, step: ScheduledStep) -> None:
         """Count what a step that was read back brings, before the scheduler takes it in."""

@@ -43,7 +43,7 @@ class EngineThread:
         self._live: dict[str, Ticket] = {}
         self._stopped = False
         self._failure: BaseException | None = None
-        self._restored = {name_of(request): request for request in engine.restored.values()}
+        self._restored = {name_of(request): request for request in engine.requests.restored.values()}
         self._stopping = False  # only the engine's thread touches this one and the next
         self._readers: dict[Ticket, TokenReader] = {}  # readers of the requests that run
         self._process = os.getpid()
@@ -186,7 +186,7 @@ class EngineThread:
     def know_restored(self) -> None:
         """Let clients take up the requests that a saved state has brought; in the engine's thread."""
         with self._lock:
-            self._restored = {name_of(request): request for request in self._engine.restored.values()}
+            self._restored = {name_of(request): request for request in self._engine.requests.restored.values()}
 
     def stop(self) -> None:
         """Abort all requests, end the thread and wait for it; stopping again is no error."""
@@ -216,7 +216,7 @@ class EngineThread:
                 if self._engine.can_step:
                     self._engine.step()
                     self._publish()
-            self._engine.abort(*self._engine.awaited.values())
+            self._engine.abort(*self._engine.requests.awaited.values())
         except BaseException as error:
             logger.exception("the engine's loop failed")
             failure = error
@@ -259,7 +259,7 @@ class EngineThread:
 
     def _take_up(self, ticket: Ticket, reader: TokenReader) -> None:
         assert ticket.request is not None
-        self._engine.restored.pop(ticket.request.request_id, None)
+        self._engine.requests.restored.pop(ticket.request.request_id, None)
         self._readers[ticket] = reader
         self._publish()
 

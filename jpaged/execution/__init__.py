@@ -9,11 +9,12 @@ to do, ahead of the host by a step.
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, make_pool, plan_pool
 from jpaged.execution.compile_cache import enable_compilation_cache
-from jpaged.execution.in_flight import InFlight
+from jpaged.execution.in_flight import InFlight, StepResults
 from jpaged.execution.mesh import make_mesh, platform
 from jpaged.execution.runner import Runner
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.step import make_step
+from jpaged.execution.step_settings import StepSettings
 
 __all__ = [
     "Bucket",
@@ -22,6 +23,8 @@ __all__ = [
     "PoolSpec",
     "Runner",
     "StepOutput",
+    "StepResults",
+    "StepSettings",
     "enable_compilation_cache",
     "make_mesh",
     "make_pool",

@@ -26,7 +26,8 @@ from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
-from jpaged.execution.shapes import Shapes, buckets_of
+from jpaged.execution.shapes import Shapes
+from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.worker import Worker
 from jpaged.scheduling.step import AdapterLoad, ScheduledStep
 
@@ -37,13 +38,9 @@ class Runner:
     On a data-parallel mesh each iteration has a step of every replica, and one bucket that holds them all.
 
     Args:
+        settings: what the steps may be like.
         can_swap: whether blocks may be swapped to the host: `warmup` then compiles for it.
-        deterministic: whether steps run as `jpaged.execution.deterministic` says.
-        verifies: whether steps verify drafts, see `Buckets`.
         draft: what makes drafts on the device; None = nothing does.
-        images: whether steps may have tokens that stand for images, see `Buckets`.
-        together: tokens of an image that see each other; None = they do not.
-        adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
         programs: where the model's programs are loaded from, or collected for; None = neither.
         disk: writes blocks to disk and reads them; None = nothing does.
@@ -60,72 +57,46 @@ class Runner:
         params: Any,
         spec: PoolSpec,
         mesh: Mesh,
+        settings: StepSettings,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        vocab_size: int,
         can_swap: bool = False,
-        deterministic: bool = False,
-        verifies: bool = False,
         draft: DraftProgram | None = None,
-        images: bool = False,
-        together: int | None = None,
-        adapters: bool = False,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
         programs: ProgramStore | None = None,
         disk: BlockThread | None = None,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.buckets = buckets_of(
-            spec,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            verifies=verifies,
-            images=images,
-            together=together,
-            adapters=adapters,
-            deterministic=deterministic,
-        )
-        self._sees_images = images
+        self.settings = settings
+        self.buckets = settings.buckets(spec)
         self.worker = Worker(
             graphdef,
             params,
             spec,
             mesh,
-            max_num_seqs=max_num_seqs,
-            deterministic=deterministic,
+            max_num_seqs=settings.max_num_seqs,
+            deterministic=settings.deterministic,
             draft=draft,
             programs=programs,
             disk=disk,
         )
-        self._deterministic = deterministic
-        self._adapters = adapters
-        self._vocab_size = vocab_size
         self.num_replicas = num_replicas(mesh)
         self._builders = [
-            BatchBuilder(spec, max_num_seqs=max_num_seqs, max_model_len=max_model_len) for _ in range(self.num_replicas)
+            BatchBuilder(spec, max_num_seqs=settings.max_num_seqs, max_model_len=settings.max_model_len)
+            for _ in range(self.num_replicas)
         ]
         self.takes_larger = False
         self.shapes = Shapes(
             model=self.worker.model,
-            drafter=self.worker.drafter,
-            drafter_follows=self.worker.drafter_follows,
+            drafter=self.worker.models.drafter,
+            drafter_follows=self.worker.models.drafter_follows,
             copy=self.worker.copy,
             host=self.worker.host if can_swap or disk is not None else None,
             buckets=self.buckets,
             spec=spec,
             mesh=mesh,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-            deterministic=deterministic,
-            adapters=adapters,
-            load_adapters=self.worker.blocks.prepare_adapters if adapters else None,
+            settings=settings,
+            load_adapters=self.worker.blocks.prepare_adapters if settings.adapters else None,
             examples=tuple(examples),
         )
         self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
@@ -133,11 +104,11 @@ class Runner:
             self._builders[0].build,
             lambda seqs: self.buckets.smallest(tokens=seqs, seqs=seqs),
             self.buckets.smallest_sample,
-            vocab_size,
+            settings.vocab_size,
             self.buckets.decode[-1].seqs,
             self._draft,
         )
-        if deterministic:
+        if settings.deterministic:
             self.shapes.empty_batch(self.buckets.decode[0])  # refuses layers that cannot be computed so
 
     def dispatch(self, step: ScheduledStep) -> InFlight | None:
@@ -165,9 +136,9 @@ class Runner:
         if first.undrafted:  # replicas have no drafts
             first = self._drafter.fill(first)
             steps = [first]
-        if self._deterministic:
-            bucket = padded_bucket(first.num_tokens, self.max_num_seqs, images=self._sees_images)
-            bucket = replace(bucket, adapters=self._adapters)
+        if self.settings.deterministic:
+            bucket = padded_bucket(first.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
+            bucket = replace(bucket, adapters=self.settings.adapters)
         else:
             sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
             reads = any(step.reads for step in steps)
@@ -205,7 +176,7 @@ class Runner:
         return PromptScores(rows.scores, outputs, self.worker.fetch)
 
     def _pool_prompts(self, step: ScheduledStep, batch: StepBatch) -> PooledStates:
-        most = self.max_num_seqs
+        most = self.settings.max_num_seqs
         owners = owners_of_rows(step, np.asarray(batch.query_starts), most, len(batch.tokens))
         return PooledStates(step.pooled, self.worker.pool_hidden(owners, most), self.worker.fetch)
 
@@ -224,9 +195,9 @@ class Runner:
 
     def _sampling(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
         """Return what the sampler is given for so many rows, and how many of the most likely tokens it gives."""
-        each = [sampling_arrays(step.samples, rows, self._vocab_size) for step in steps]
+        each = [sampling_arrays(step.samples, rows, self.settings.vocab_size) for step in steps]
         # The plain variant may add up in another order.
-        plain = all(map(all_plain, each)) and not self._deterministic
+        plain = all(map(all_plain, each)) and not self.settings.deterministic
         return stack(self.mesh, of_one_shape(each)), 0 if plain else top_size(num_top)
 
     def _ready(self, bucket: Bucket) -> Bucket:

@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket
-from jpaged.execution.encode import calls, image_group, no_rows, numbers_together, sees_images_on
+from jpaged.execution.deterministic import empty_launch
+from jpaged.execution.encode import calls, image_group, no_rows, numbers_together
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import platform
 from jpaged.execution.model_programs import Compile, ModelPrograms
@@ -27,40 +27,11 @@ from jpaged.execution.program import Program
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
+from jpaged.execution.step_settings import StepSettings
 
 T = TypeVar("T")
 SAMPLERS = ((0, "greedy"), (RANKED, "full"))
 """Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
-
-
-def buckets_of(
-    spec: PoolSpec,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    verifies: bool = False,
-    images: bool = False,
-    together: int | None = None,
-    adapters: bool = False,
-    deterministic: bool = False,
-) -> Buckets:
-    """Return the buckets of an engine.
-
-    Args:
-        verifies, images, adapters: see `Buckets`.
-        together: tokens of an image that see each other; None = they do not.
-        deterministic: whether steps run as `jpaged.execution.deterministic` says.
-    """
-    return Buckets(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        verifies=verifies,
-        images=images,
-        decodes_with_images=images and sees_images_on(spec),
-        adapters=adapters,
-        only=replace(BUCKET, images=images) if deterministic else None,
-        together=image_bucket(together) if images and together else None,
-    )
 
 
 @dataclass(frozen=True)
@@ -86,8 +57,7 @@ class Shapes:
         drafter_follows: whether it computes whatever the model does.
         copy: the program that copies blocks.
         host: what swaps blocks; None = nothing does.
-        deterministic: whether steps run as `jpaged.execution.deterministic` says.
-        adapters: whether sequences may run with low-rank adapters.
+        settings: what the steps may be like.
         load_adapters: traces what writes these to the pool; None = there are none.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
     """
@@ -100,12 +70,7 @@ class Shapes:
     buckets: Buckets
     spec: PoolSpec
     mesh: Mesh
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-    deterministic: bool = False
-    adapters: bool = False
+    settings: StepSettings
     load_adapters: Callable[[], Compile] | None = None
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
 
@@ -127,7 +92,7 @@ class Shapes:
     def first(self) -> list[Shape]:
         """Return the shapes with which every step can run that has no images of a size that is not known and asks for
         no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
-        steps = self.buckets.all if self.deterministic else self.buckets.largest
+        steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
         (top, kind) = self._samplers[-1]
         return [
             *self._loads(),
@@ -157,11 +122,11 @@ class Shapes:
     @property
     def copy_sizes(self) -> tuple[int, ...]:
         """Return the padded numbers of block copies that a launch can have."""
-        return tuple(dict.fromkeys([min(16, self.max_num_seqs), self.max_num_seqs]))
+        return tuple(dict.fromkeys([min(16, self.settings.max_num_seqs), self.settings.max_num_seqs]))
 
     @property
     def _samplers(self) -> tuple[tuple[int, str], ...]:
-        return SAMPLERS[1:] if self.deterministic else SAMPLERS
+        return SAMPLERS[1:] if self.settings.deterministic else SAMPLERS
 
     @property
     def _draft_buckets(self) -> tuple[Bucket, ...]:
@@ -171,9 +136,9 @@ class Shapes:
     def numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
         """Return how many images whose features take these rows of the pool the encoder may take at once, most
         first."""
-        if self.deterministic:
+        if self.settings.deterministic:
             return (1,)  # the bits of an image may not depend on others
-        budget = self.max_num_batched_tokens
+        budget = self.settings.max_num_batched_tokens
         return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
 
     # ------------------------------------------------------------------ each of them
@@ -234,20 +199,22 @@ class Shapes:
         Raises:
             ValueError: layers cannot be computed as `deterministic` asks.
         """
-        if self.deterministic:  # one program serves all steps
-            bucket = replace(bucket, adapters=self.adapters)
-        batch = empty_batch(bucket, self.spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
-        return empty_launch(batch, self.spec.caches) if self.deterministic and bucket.decode_only else batch
+        settings = self.settings
+        if settings.deterministic:  # one program serves all steps
+            bucket = replace(bucket, adapters=settings.adapters)
+        sizes = {"max_num_seqs": settings.max_num_seqs, "max_model_len": settings.max_model_len}
+        batch = empty_batch(bucket, self.spec, **sizes)
+        return empty_launch(batch, self.spec.caches) if settings.deterministic and bucket.decode_only else batch
 
     def _rows(self, rows: int) -> SamplingArrays:
         """Return the settings of greedy rows of each replica, with masks as they lie on the device."""
-        args = self._of_all(greedy_rows(rows, self.vocab_size))
+        args = self._of_all(greedy_rows(rows, self.settings.vocab_size))
         mask = self._on_device(np.asarray(args.edits.mask))
         return args._replace(edits=args.edits._replace(mask=mask))
 
     @property
     def _last_tokens(self) -> Any:
-        return self._on_device(self._of_all(np.zeros(self.max_num_seqs, np.int32)))
+        return self._on_device(self._of_all(np.zeros(self.settings.max_num_seqs, np.int32)))
 
     def _on_device(self, array: np.ndarray) -> Any:  # a shape stands for an array where only tracing looks
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=own_sharding(self.mesh))

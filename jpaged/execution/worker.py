@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
@@ -15,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Bool, Int, UInt8
 
-from jpaged.execution.batch import StepBatch, without_adapters
+from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
@@ -26,6 +25,7 @@ from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import is_local, platform, replicate
 from jpaged.execution.model_programs import ModelPrograms
+from jpaged.execution.paired_models import PairedModels
 from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
@@ -57,9 +57,7 @@ class Worker:
         disk: writes blocks to disk and reads them; None = nothing does.
 
     Attributes:
-        model: weights and programs.
-        drafter: weights and programs of what drafts; None = nothing does.
-        drafter_follows: whether it keeps KV of its own, and so computes whatever the model does.
+        models: weights and programs of the model, and of what drafts.
         announce: told the name and arguments of every device call before it is made.
         blocks: copies blocks of the pool to be saved, and back.
         copy: the program of `copy_blocks`.
@@ -88,13 +86,7 @@ class Worker:
         self.programs = programs
         self._deterministic = deterministic
         told = self.compilations.begin, self.compilations.end
-        self.model = ModelPrograms(graphdef, params, spec, mesh, *told, store=programs)
-        self.drafter: ModelPrograms | None = None
-        if draft is not None:
-            weights = params if draft.params is None else draft.params
-            self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *told, prefix=draft.prefix)
-        self._drafter_has_weights = draft is not None and draft.params is not None
-        self.drafter_follows = draft is not None and draft.prefix != ""
+        self.models = PairedModels(graphdef, params, spec, mesh, told, draft=draft, store=programs)
         copy = make_block_copy(spec, mesh)
         self.copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(spec, mesh), lambda _: None)
@@ -144,11 +136,10 @@ class Worker:
         """Return how many shapes were compiled after a warm-up."""
         return self.compilations.num_recompiles
 
-    def update_params(self, new: Any) -> None:
-        """Swap the model's weights, see `ModelPrograms.update_params`; its first layers draft with the new ones too."""
-        self.model.update_params(new)
-        if self.drafter is not None and not self.drafter_follows:
-            self.drafter.share_params(self.model)
+    @property
+    def model(self) -> ModelPrograms:
+        """Return the weights and programs of the model."""
+        return self.models.model
 
     # ------------------------------------------------------------------ device calls
 
@@ -173,23 +164,6 @@ class Worker:
         self.host.forget_all()
         self.pool.delete()
         self._sampled, self._hidden = None, []
-
-    def release_weights(self, *, keep: bool) -> None:
-        """Let go of the weights, see `ModelPrograms.release_params`; the host keeps those of a draft model."""
-        self.model.release_params(keep=keep)
-        if self.drafter is not None and self._drafter_has_weights:
-            self.drafter.release_params(keep=True)
-        elif self.drafter is not None:
-            self.drafter.share_params(self.model)
-
-    def restore_weights(self) -> bool:
-        """Put back the weights that the host keeps; return whether all are on the devices then."""
-        there = self.model.restore_params()
-        if self.drafter is not None and self._drafter_has_weights:
-            self.drafter.restore_params()
-        elif self.drafter is not None:
-            self.drafter.share_params(self.model)
-        return there
 
     @device_call
     def swap(self, dropped: Sequence[HostBlock], out: Sequence[SwapCopy], back: Sequence[SwapCopy]) -> None:
@@ -289,9 +263,10 @@ class Worker:
     @device_call
     def draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> Tokens:
         """Run the drafting program on a batch and draw after it; what the next `compute` is given does not change."""
-        assert self.drafter is not None, "an engine without a drafter was asked for drafts"
-        self.pool, rows, _ = self.drafter.step(self.pool, batch, self._last_tokens, bucket)
-        return self.drafter.sample(rows, self._placed(args), self._last_tokens, top).tokens
+        drafter = self.models.drafter
+        assert drafter is not None, "an engine without a drafter was asked for drafts"
+        self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
+        return drafter.sample(rows, self._placed(args), self._last_tokens, top).tokens
 
     def make_call(self, name: str, args: tuple[Any, ...]) -> None:
         """Make the device call of this name, as another process announced it.
@@ -305,9 +280,8 @@ class Worker:
 
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
         self.pool, sampled, hidden = self.model.step(self.pool, batch, self._last_tokens, bucket)
-        if self.drafter is not None and self.drafter_follows:
-            plain, like = without_adapters(batch), replace(bucket, adapters=False)
-            self.pool, _, _ = self.drafter.step(self.pool, plain, self._last_tokens, like)
+        if self.models.drafter_follows:
+            self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket)
         self._hidden.append(hidden)
         return sampled
 
@@ -339,5 +313,4 @@ class Worker:
         self.blocks.close()
         self.copy.forget()
         self._zero.forget()
-        for programs in filter(None, (self.model, self.drafter)):
-            programs.close()
+        self.models.close()

@@ -14,14 +14,16 @@ from jpaged.memory.admission import Admission
 from jpaged.memory.admission_questions import AdmissionQuestions
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences
+from jpaged.memory.cached_content import CachedContent
 from jpaged.memory.copies import BlockCopy
-from jpaged.memory.disk import DiskTier, attach_with_disk
+from jpaged.memory.disk import DiskTier
 from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
-from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
+from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.prefix_hits import PrefixHits
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.spans import TokenSpan
 from jpaged.memory.swap import SwapSpace
@@ -86,11 +88,12 @@ class MemoryManager(AdmissionQuestions):
         if self.disk is not None:
             self.disk.clear()
         self._cache = PrefixCache(self._groups)
+        self._content = content = CachedContent(self._cache, self.disk)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
             layout.num_pages,
-            self._lost,
-            self._after_taking,
+            content.lost,
+            content.after_taking,
         )
         self._admission = Admission(layout, self._allocator, self._watermark, self.max_step_tokens)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
@@ -103,6 +106,16 @@ class MemoryManager(AdmissionQuestions):
         )
         self.images = ImageBlocks(layout, self._allocator, self._ownership.next_tick, keeps=self.prefix_caching)
         self.adapters = AdapterBlocks(layout, self._allocator, self._ownership.next_tick, keeps=True)
+        content.wholes = {blocks.group: blocks for blocks in (self.images, self.adapters) if blocks.group is not None}
+        content.predicted = self._predicted
+        self._prefix_hits = PrefixHits(
+            self._allocator,
+            self._cache,
+            self._ownership,
+            recent=recent,
+            predicted=self._predicted,
+            disk=self.disk,
+        )
         self._sequences = Sequences()
         self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
         self.swap_space = SwapSpace(
@@ -114,25 +127,6 @@ class MemoryManager(AdmissionQuestions):
             admission=self._admission,
         )
         self._requests: dict[int, RequestBlocks] = {}
-
-    def _lost(self, g: int, block: int) -> None:
-        """Note that a cached block lost its content."""
-        if g == self.images.group:
-            self.images.lost(block)
-        elif g == self.adapters.group:
-            self.adapters.lost(block)
-        else:
-            link = self._cache.link(g, block)
-            if link is not None and self._predicted is not None:
-                self._predicted.lost.evicted(g, link.digest)
-            if link is not None and self.disk is not None:
-                self.disk.lost(g, block, link)
-            self._cache.forget(g, block)
-
-    def _after_taking(self) -> None:
-        """Give up what is left of images and adapters that were evicted in part."""
-        self.images.after_taking()
-        self.adapters.after_taking()
 
     # The life of a sequence.
 
@@ -208,43 +202,7 @@ class MemoryManager(AdmissionQuestions):
         if not self.prefix_caching:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
-        sequence.chains = self._cache.chains(salt, spans)
-        length = self._attach_from_disk(sequence, token_ids, max(limit, 0), spans) if from_disk else 0
-        if length:
-            return length
-        length, found = self._cache.match(sequence, token_ids, max(limit, 0), spans)
-        self._begin(sequence, length)
-        if length:
-            self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
-        return length
-
-    def _attach_from_disk(
-        self, sequence: BlockTables, token_ids: Sequence[int], limit: int, spans: Sequence[TokenSpan]
-    ) -> int:
-        """Attach a prefix of which a part was read from disk; return its tokens, 0 where the pool has as much of it or
-        is short of blocks."""
-        staged = {} if self.disk is None else self.disk.staged(sequence.request.request_id)
-        if self.disk is None or not staged:
-            return 0
-        length, found = self._cache.match(sequence, token_ids, limit, spans, staged)
-        here = [[block is not None for block in blocks] for blocks in found]
-        cached = longest_prefix(sequence.request.groups, here, limit, spans)
-        if length <= cached:
-            return 0
-        self._begin(sequence, length)
-        fills = attach_with_disk(self._allocator, self._cache, self._ownership, sequence, found, length, staged)
-        if fills is None:
-            return 0
-        self.disk.fill(fills, length - cached)
-        return length
-
-    def _begin(self, sequence: BlockTables, length: int) -> None:
-        """Decide what depends on the prefix that a sequence begins with, of `length` tokens."""
-        shared = 0 if self._recent is None else self._recent.arrived(sequence)
-        sequence.request.begin(length, shared)
-        if self._predicted is not None:
-            self._predicted.lost.asked(sequence.request.request_id, length)
-            self._predicted.predict(sequence, shared)
+        return self._prefix_hits.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_disk=from_disk)
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
@@ -342,27 +300,18 @@ class MemoryManager(AdmissionQuestions):
         """Forget all cached content, on disk too; refused (False) while any block is in use."""
         if any(group.num_used for group in self._allocator.groups):
             return False
-        self._forget_cached()
+        self._content.forget(self._allocator)
         return True
 
     def new_generation(self) -> None:
         """Forget cached content, and let nobody find what sequences hold now or make of it: other weights made it than
         those that are used from now on."""
         self._cache.generation += 1
-        self._forget_cached()
+        self._content.forget(self._allocator)
 
     def take_vacated_pages(self) -> list[int]:
         """Return the large pages in use since this last returned them that hold no used or cached block now."""
         return self._allocator.pages.take_vacated()
-
-    # Steps of the above.
-
-    def _forget_cached(self) -> None:
-        self._allocator.drop_evictable()
-        if self.disk is not None:
-            self.disk.clear()
-        if self._predicted is not None:
-            self._predicted.lost.forget()
 
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences or self.swap_space.holds(seq_id):

@@ -18,8 +18,9 @@ from jpaged.execution.model_programs import ModelPrograms
 from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
-from jpaged.execution.shapes import Shapes, buckets_of
+from jpaged.execution.shapes import Shapes
 from jpaged.execution.step import make_block_copy
+from jpaged.execution.step_settings import StepSettings
 from jpaged.loading.parameters.forms import check_device
 from jpaged.model_api import SeesImages
 from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine
@@ -70,29 +71,26 @@ def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
 
 def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shapes:
     config, model, mesh, compilations = engine.config, engine.model, engine.mesh, Compilations()
-    told, adapts = (compilations.begin, compilations.end), engine.adapters is not None
-    images = why_no_images(config, model, several_processes=False) is None
-    copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
-    return Shapes(
-        model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
-        copy=Program(copy, *told, kind="copy", store=store),
-        buckets=buckets_of(
-            spec,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            images=images,
-            together=tokens_together(model),
-            adapters=adapts,
-            deterministic=config.deterministic,
-        ),
-        spec=spec,
-        mesh=mesh,
+    told = compilations.begin, compilations.end
+    settings = StepSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
         vocab_size=model.vocab_size,
         deterministic=config.deterministic,
-        adapters=adapts,
-        load_adapters=PoolBlocks(spec, mesh, *told, store=store).prepare_adapters if adapts else None,
-        examples=tuple(model.examples()) if images and isinstance(model, SeesImages) else (),
+        images=why_no_images(config, model, several_processes=False) is None,
+        together=tokens_together(model),
+        adapters=engine.adapters is not None,
+    )
+    copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
+    blocks = PoolBlocks(spec, mesh, *told, store=store)
+    return Shapes(
+        model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
+        copy=Program(copy, *told, kind="copy", store=store),
+        buckets=settings.buckets(spec),
+        spec=spec,
+        mesh=mesh,
+        settings=settings,
+        load_adapters=blocks.prepare_adapters if settings.adapters else None,
+        examples=tuple(model.examples()) if settings.images and isinstance(model, SeesImages) else (),
     )

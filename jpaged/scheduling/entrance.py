@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -11,6 +10,7 @@ from collections.abc import Sequence as Seq
 from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.disk_reads import DiskReads
+from jpaged.scheduling.next_tokens import NextTokens
 from jpaged.scheduling.order import service_order, urgency
 from jpaged.scheduling.preemption import Preemption
 from jpaged.scheduling.prompt_end import tokens_before_end
@@ -21,7 +21,7 @@ from jpaged.scheduling.step import Chunk
 from jpaged.scheduling.step_builder import StepPlan
 
 
-class Entrance(ABC):
+class Entrance:
     """The queues of requests and the ways between them; `Scheduler` makes the parts and plans the steps.
 
     Attributes:
@@ -38,17 +38,23 @@ class Entrance(ABC):
     preemption: Preemption
     room: Room
     disk_reads: DiskReads
+    _next_tokens: NextTokens
     _shared_prefills: SharedPrefills
     _max_chunk: int
     _prompt_tail: int
 
-    @abstractmethod
     def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
-        """Plan a running request's next tokens."""
+        """Plan the request's next tokens, preempting the last in service order for room.
 
-    @abstractmethod
-    def _plan(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy], plan: StepPlan) -> None:
-        """Put a request's chunks into the step."""
+        Returns False when the request itself had to go, or, where nothing may be preempted, to wait for a step;
+        then no token of it is in the plan.
+        """
+        left, reserved = plan.left, plan.reserved
+
+        def make_room(seq: Sequence, copies: list[BlockCopy]) -> bool:
+            return self._give_way(request, seq, plan, copies, may_preempt, left, reserved)
+
+        return self._next_tokens.plan(request, plan, make_room)
 
     def _next_in_line(self) -> Request | None:
         """Return the swapped or waiting request that comes into the batch before all others."""
@@ -128,7 +134,7 @@ class Entrance(ABC):
         self.disk_reads.let_go(request)
         self.waiting.remove(request)
         insort(self.running, request, key=service_order)
-        self._plan(request, chunks, copies, plan)
+        self._next_tokens.put(request, chunks, copies, plan)
         return True
 
     def _place(

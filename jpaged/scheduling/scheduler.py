@@ -7,7 +7,7 @@ import time
 from bisect import insort
 from collections.abc import Sequence as Seq
 
-from jpaged.memory import BlockCopy, MemoryManager
+from jpaged.memory import MemoryManager
 from jpaged.outputs import FinishReason
 from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.allocation import Allocation
@@ -16,18 +16,17 @@ from jpaged.scheduling.disk_reads import DiskReads
 from jpaged.scheduling.drafting import Drafting, drafts_kept
 from jpaged.scheduling.encoding import Encoding
 from jpaged.scheduling.entrance import Entrance
-from jpaged.scheduling.forks import children_due, tokens_to_fork
+from jpaged.scheduling.next_tokens import NextTokens
 from jpaged.scheduling.order import SchedulingPolicy, service_order
 from jpaged.scheduling.plain_decodes import plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
-from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.room import Room
 from jpaged.scheduling.shared_prefills import SharedPrefills
 from jpaged.scheduling.speculation import Speculation
-from jpaged.scheduling.step import Chunk, ScheduledStep
-from jpaged.scheduling.step_builder import StepPlan, decodes_due, missing_tokens, source_row
+from jpaged.scheduling.step import ScheduledStep
+from jpaged.scheduling.step_builder import StepPlan, decodes_due
 from jpaged.scheduling.stops import find_stop, token_stop
 from jpaged.scheduling.top_tokens import TopTokens
 
@@ -81,6 +80,13 @@ class Scheduler(Entrance):
         self.allocation = Allocation(memory, max_num_seqs, self.encoding, Adapting(memory, max_loras))
         self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
         self._prompt_tail = memory.layout.prompt_tail
+        self._next_tokens = NextTokens(
+            self.allocation,
+            self.encoding,
+            self._drafting,
+            max_chunk=self._max_chunk,
+            prompt_tail=self._prompt_tail,
+        )
         self.preemption = Preemption(self.allocation, preemption_mode)
         self.room = Room(memory, self.allocation, self.running)
         self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, self._max_chunk)
@@ -181,72 +187,6 @@ class Scheduler(Entrance):
                 position += 1
                 if in_bulk:
                     position = plan_decodes(running, position, plan, self.allocation)
-
-    def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
-        """Plan the request's next tokens, preempting the last in service order for room.
-
-        Returns False when the request itself had to go, or, where nothing may be preempted, to wait for a step;
-        then no token of it is in the plan.
-        """
-        left, reserved = plan.left, plan.reserved
-        chunks: list[Chunk] = []
-        copies: list[BlockCopy] = []
-        for seq in request.sequences:
-            missing = missing_tokens(request, seq)
-            length = missing
-            if missing > 1:
-                most = tokens_to_fork(request.sequences, seq)
-                length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
-                length = tokens_before_end(seq, length, self._prompt_tail)
-            if length > 0 and self.encoding.is_due(request, seq):
-                budget = plan.left - plan.reserved + (missing == 1)
-                while (reach := self.encoding.reach(request, seq.num_computed, length, budget)) is None:
-                    if not self._give_way(request, seq, plan, copies, may_preempt, left, reserved):
-                        return False
-                length = reach.length
-                plan.left -= reach.cost
-            if length <= 0:
-                continue
-            tables = None
-            drafts = self._drafting.drafts(request, seq, plan) if missing == 1 else ()
-            end = seq.num_computed + length + len(drafts)
-            if drafts and end > seq.capacity:
-                made = self.allocation.allocate(seq, end)
-                if made is None:  # nobody gives memory back for a guess
-                    drafts, end = (), seq.num_computed + length
-                else:
-                    copies += made
-                    tables = self.allocation.tables(seq)
-            if end > seq.capacity:
-                while (made := self.allocation.allocate(seq, end)) is None:
-                    shorter = self.encoding.shorten(request, seq.num_computed, length, chunks)
-                    if shorter is not None:
-                        length, end = shorter, seq.num_computed + shorter
-                        continue
-                    if not self._give_way(request, seq, plan, copies, may_preempt, left, reserved):
-                        return False
-                copies += made
-                tables = self.allocation.tables(seq)
-            length += len(drafts)
-            plan.num_drafts += len(drafts)
-            plan.free_rows -= len(drafts)
-            chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end - len(drafts)), tables, drafts))
-            plan.left -= length
-            plan.reserved -= missing == 1
-        self._plan(request, chunks, copies, plan)
-        return True
-
-    def _plan(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy], plan: StepPlan) -> None:
-        plan.add(request, chunks, copies)
-        if request.images:
-            for chunk in chunks:
-                plan.reads += self.encoding.reads(request, chunk)
-        if len(request.sequences) > 1:
-            for chunk in chunks:
-                for child in children_due(request.sequences, chunk.seq):
-                    self.allocation.fork(chunk.seq, child)
-                    if child.num_computed == child.num_tokens:
-                        plan.sample(request, child, chunk)
 
     # ------------------------------------------------------------------ what became of it
 

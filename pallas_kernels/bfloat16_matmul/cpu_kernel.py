@@ -18,7 +18,7 @@ from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, product, rounded_row
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled_matmul.cpu_kernel import _clear
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 

@@ -7,7 +7,7 @@ from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.ffi import address, argument, data, dimension
-from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.layout import LANES
 
 _BYTES = 2

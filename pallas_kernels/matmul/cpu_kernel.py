@@ -25,7 +25,7 @@ from pallas_kernels.cpu_tiles import (
     tile,
 )
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.ffi.primitives import pointer
 
 PANEL = VECTORS * LANES
 """Columns of a matrix that are an item of work."""

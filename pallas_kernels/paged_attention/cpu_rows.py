@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_tiles import FLOAT, LANES, LINE_BYTES, VECTOR, VectorCode
-from pallas_kernels.ffi_primitives import emit_prefetch
+from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, float_of_bits
 
 _WORD = ir.IntType(64)

@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
-from pallas_kernels.ffi_primitives import emit_prefetch
+from pallas_kernels.ffi.primitives import emit_prefetch
 
 STATES = 16 if MANY_REGISTERS else 4
 """States of a channel that registers hold beside what a turn needs."""

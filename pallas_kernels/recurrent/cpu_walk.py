@@ -14,7 +14,7 @@ from numba import carray, njit
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, elements, result
-from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.cpu_products import make_rooms
 from pallas_kernels.recurrent.layout import NEW

@@ -15,7 +15,7 @@ from numba import carray, njit
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
-from pallas_kernels.ffi_primitives import pointer
+from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_rounding import rounding
 from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, Form, product

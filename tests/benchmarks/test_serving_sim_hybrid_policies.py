@@ -17,7 +17,8 @@ from jpaged.benchmarks.serving_sim.hybrid_policies import (
 )
 from jpaged.benchmarks.serving_sim.machine import RECENT_ENGINE
 from jpaged.benchmarks.serving_sim.models import Served, shape_named
-from jpaged.benchmarks.serving_sim.policies import PAGED, Job
+from jpaged.benchmarks.serving_sim.policies import PAGED
+from jpaged.benchmarks.serving_sim.policy import Job
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.benchmarks.serving_sim.workload import Ask
 

@@ -6,7 +6,8 @@ import pytest
 
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE
 from jpaged.benchmarks.serving_sim.models import OPT_13B
-from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2, SYSTEMS, Job, build
+from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2, SYSTEMS, build
+from jpaged.benchmarks.serving_sim.policy import Job
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.benchmarks.serving_sim.workload import Ask
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from fake_device import Loop, alone, group, make_request, make_scheduler
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
+from unpaged import alone
 
 from jpaged.scheduling import Status
 

@@ -69,7 +69,7 @@ async def serve(model: str, state: Path, answers: Path, requests: Path, pool_byt
         report = await engine.memory_report()
         used = sum(group.used for group in report.groups)
     llm._engine.memory.check_invariants()
-    print("leaked", used, len(llm._engine.awaited), flush=True)
+    print("leaked", used, len(llm._engine.requests.awaited), flush=True)
 
 
 if __name__ == "__main__":

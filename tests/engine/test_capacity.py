@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import group, make_request, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
 
 from jpaged.engine.capacity import longest_sequence, pool_tokens
 

@@ -67,7 +67,7 @@ def streamed(deltas):
 
 def assert_nothing_is_left(llm):
     engine = llm._engine
-    assert not engine.has_work and not engine._requests and not engine._homes
+    assert not engine.has_work and not engine.requests.unfinished and not engine.requests._homes
     assert engine.memory.num_used_blocks == 0
     engine.memory.check_invariants()
     (replica,) = engine.replicas

@@ -113,7 +113,7 @@ def test_ctrl_c_in_embed_leaves_nothing_behind_and_the_llm_goes_on(llm, monkeypa
         patch.setattr(worker, "fetch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.embed(prompts(), use_tqdm=False)
-    assert len(waits) >= step and not llm._engine.has_work and not llm._engine.awaited
+    assert len(waits) >= step and not llm._engine.has_work and not llm._engine.requests.awaited
     assert llm._engine.memory.num_used_blocks == 0
     np.testing.assert_allclose(vectors(llm.embed(prompts(), use_tqdm=False)), expected, atol=2e-5)
     assert len(llm.generate(prompts(PROMPTS[:1]), SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs) == 1

@@ -44,7 +44,7 @@ def midway(llava, tmp_path_factory):
         llm._engine.add(llm.input_processor.process(prompt, PARAMS))
 
     def cut():
-        for request in llm._engine.awaited.values():
+        for request in llm._engine.requests.awaited.values():
             done = request.sequences[0].num_computed
             if any(image.start < done < image.stop for image in request.images):
                 return True

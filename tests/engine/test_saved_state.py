@@ -71,11 +71,16 @@ def add(llm, prompt, params):
 def finished(llm):
     """All that clients are told of the requests that are awaited; then these are let go of."""
     engine = llm._engine
-    requests = list(engine.awaited.values())
+    requests = list(engine.requests.awaited.values())
     outputs = [answer(llm.output_processor.whole(request)) for request in requests]
     engine.abort(*requests)
     assert_nothing_is_left(llm)
     return outputs
+
+
+def lengths(llm):
+    """How many tokens each sequence of the awaited requests has."""
+    return [len(s.token_ids) for r in llm._engine.requests.awaited.values() for part in r.parts for s in part.sequences]
 
 
 def answer(output):
@@ -92,7 +97,7 @@ def close(logprobs):
 
 def assert_nothing_is_left(llm):
     engine = llm._engine
-    assert not engine.has_work and not engine.awaited and not engine.restored
+    assert not engine.has_work and not engine.requests.awaited and not engine.requests.restored
     assert engine.memory.num_used_blocks == 0 and not len(engine.runner.worker.host)
     engine.memory.check_invariants()
 
@@ -111,11 +116,11 @@ def begin(model, steps, **options):
 def test_a_new_engine_goes_on_with_the_same_answers(model, tmp_path, steps):
     llm = begin(model, steps, kv_cache_memory_bytes=30 * model.page)
     saved = llm.save_state(tmp_path)
-    tokens = [len(s.token_ids) for r in llm._engine.awaited.values() for p in r.parts for s in p.sequences]
+    tokens = lengths(llm)
     used = llm._engine.memory.num_used_blocks
     llm.close()
     other = LLM.restore_state(tmp_path)
-    assert [len(s.token_ids) for r in other._engine.awaited.values() for p in r.parts for s in p.sequences] == tokens
+    assert lengths(other) == tokens
     assert other._engine.memory.num_used_blocks == used and saved.num_requests == 7
     other._engine.memory.check_invariants()
     outputs = other.resume(use_tqdm=False)
@@ -257,7 +262,7 @@ def test_a_signal_in_the_middle_of_a_batch_saves_all_of_it(model, tmp_path, monk
     finally:
         signal.signal(signal.SIGTERM, before)
     other = LLM.restore_state(tmp_path)
-    unfinished = [request.status.value != "finished" for request in other._engine.restored.values()]
+    unfinished = [request.status.value != "finished" for request in other._engine.requests.restored.values()]
     assert len(unfinished) == len(REQUESTS) and any(unfinished) and not all(unfinished)
     assert [answer(output) for output in other.resume(use_tqdm=False)] == [answer(output) for output in expected]
     assert_nothing_is_left(other)

@@ -6,7 +6,8 @@ import logging
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from fake_device import Loop, make_request, make_scheduler
+from fake_device import Loop
+from small_schedulers import make_request, make_scheduler
 
 import jpaged
 from jpaged.engine.metrics import metrics_of

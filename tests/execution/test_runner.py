@@ -33,8 +33,8 @@ PROMPTS = [[3, 1, 4, 1, 5], [9], list(range(20)), [2, 7, 1, 8, 2, 8, 1, 8, 2]]
 
 def generate(runner, *, ahead: bool, temperature: float = 0.0, num_pages: int = 24, order=(0, 1, 2, 3)):
     """Output tokens of each prompt; `ahead` reads a step back only after the next one was dispatched."""
-    memory = MemoryManager(runner.spec.layout, watermark=0.0, max_step_tokens=runner.max_num_batched_tokens)
-    scheduler = Scheduler(memory, max_num_seqs=4, max_num_batched_tokens=runner.max_num_batched_tokens)
+    memory = MemoryManager(runner.spec.layout, watermark=0.0, max_step_tokens=runner.settings.max_num_batched_tokens)
+    scheduler = Scheduler(memory, max_num_seqs=4, max_num_batched_tokens=runner.settings.max_num_batched_tokens)
     requests = [make_request(i, PROMPTS[i], 12, temperature=temperature) for i in range(len(PROMPTS))]
     for i in order:
         scheduler.add(requests[i])

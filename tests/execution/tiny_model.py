@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from transformers import LlamaConfig
 
-from jpaged.execution import PoolSpec, Runner, make_mesh, plan_pool
+from jpaged.execution import PoolSpec, Runner, StepSettings, make_mesh, plan_pool
 from jpaged.execution.disk import BlockThread
 from jpaged.loading.build_context import build_context
 from jpaged_models.llama import Llama
@@ -55,10 +55,12 @@ def tiny_runner(
         params,
         plan(groups, num_pages),
         make_mesh(1),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        max_model_len=max_model_len,
-        vocab_size=VOCAB,
+        StepSettings(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+        ),
         can_swap=can_swap,
         disk=disk,
     )

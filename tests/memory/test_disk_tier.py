@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import FakeDisk, group, layout_of
+from fake_disk import FakeDisk
 from memory_pools import run
+from small_schedulers import group, layout_of
 
 from jpaged.memory import DiskTier, MemoryManager
 from jpaged.memory.disk import BreakEven

@@ -15,6 +15,7 @@ from jax import lax
 from numba import carray
 
 from pallas_kernels import ffi
+from pallas_kernels.ffi import call_frame, handlers, kept_code
 
 HEADER = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
 WORD = 8
@@ -36,15 +37,15 @@ def offsets(struct):
 
 def test_offsets_are_those_of_the_installed_header():
     frame = offsets("XLA_FFI_CallFrame")
-    assert [frame["api"], frame["ctx"]] == [ffi._API, ffi._CONTEXT]
-    assert frame["args"] + offsets("XLA_FFI_Args")["args"] == ffi._ARGUMENTS
-    assert frame["args"] + offsets("XLA_FFI_Args")["size"] == ffi._NUM_ARGUMENTS
-    assert frame["rets"] + offsets("XLA_FFI_Rets")["rets"] == ffi._RESULTS
+    assert [frame["api"], frame["ctx"]] == [call_frame._API, call_frame.CONTEXT]
+    assert frame["args"] + offsets("XLA_FFI_Args")["args"] == call_frame._ARGUMENTS
+    assert frame["args"] + offsets("XLA_FFI_Args")["size"] == call_frame._NUM_ARGUMENTS
+    assert frame["rets"] + offsets("XLA_FFI_Rets")["rets"] == call_frame._RESULTS
     buffer = offsets("XLA_FFI_Buffer")
-    assert [buffer["data"], buffer["dims"]] == [ffi._DATA, ffi._DIMENSIONS]
+    assert [buffer["data"], buffer["dims"]] == [call_frame._DATA, call_frame._DIMENSIONS]
     api = offsets("XLA_FFI_Api")
     functions = ["XLA_FFI_Error_Destroy", "XLA_FFI_ThreadPool_Schedule", "XLA_FFI_ThreadPool_NumThreads"]
-    assert [api[name] for name in functions] == [ffi._ERROR_DESTROY, ffi._SCHEDULE, ffi._NUM_THREADS]
+    assert [api[name] for name in functions] == [call_frame._ERROR_DESTROY, call_frame.SCHEDULE, call_frame.NUM_THREADS]
     assert list(offsets("XLA_FFI_ThreadPool_Schedule_Args"))[2:] == ["ctx", "task", "data"]
 
 
@@ -106,7 +107,7 @@ def test_where_nothing_can_be_kept_the_code_is_compiled_all_the_same(monkeypatch
             raise error
         return plain(signature, **options)
 
-    monkeypatch.setattr(ffi.numba, "cfunc", cfunc)
+    monkeypatch.setattr(kept_code.numba, "cfunc", cfunc)
 
     @ffi.cfunc("int64(int64)")
     def double(x):
@@ -119,7 +120,7 @@ def test_where_nothing_can_be_kept_the_code_is_compiled_all_the_same(monkeypatch
 def test_compiled_code_is_kept_until_a_file_of_the_package_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     for fingerprint, hits in (("before", 0), ("after", 0), ("before", 1)):
-        monkeypatch.setattr(ffi, "_fingerprint", lambda name=fingerprint: name)
+        monkeypatch.setattr(kept_code, "_fingerprint", lambda name=fingerprint: name)
 
         @ffi.cfunc("int64(int64)")
         def double(x):
@@ -137,6 +138,6 @@ def test_functions_made_twice_have_symbols_of_their_own():
     def nothing(frame, begin, end):
         pass
 
-    handlers = [ffi._handler(name, nothing, ((0, 0),), 1, 1, (nothing, -1, 0)) for name in ("once", "twice")]
-    symbols = [re.sub(r"\d", "", handler.native_name) for handler in handlers]
+    made = [handlers._handler(name, nothing, ((0, 0),), 1, 1, (nothing, -1, 0)) for name in ("once", "twice")]
+    symbols = [re.sub(r"\d", "", handler.native_name) for handler in made]
     assert symbols[0] != symbols[1]

@@ -1,202 +1,37 @@
 """A device made of dictionaries, and the engine's loop around it: tokens reach the host one step late.
 
-KV at a position is a name that depends on everything its layers read, through the tables the step was handed,
-from the one pool all groups share. The next token is a pure function of the last name, so a wrong table, a block
-given away too early or a stale copy changes the output.
+KV is the names of `unpaged`, read through the tables the step was handed, from the one pool all groups share. So a
+wrong table, a block given away too early or a stale copy changes the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from functools import reduce
-from itertools import count
+from collections.abc import Hashable
 
 import numpy as np
-
-from jpaged.memory import (
-    Adapters,
-    DiskRead,
-    DiskTier,
-    FullAttention,
-    GroupSpec,
-    HostBlock,
-    ImageFeatures,
-    MemoryManager,
-    Policy,
-    PoolLayout,
-    PromptBudget,
-    SlidingWindow,
-    StateCheckpoints,
+from fake_disk import FakeDisk
+from unpaged import (
+    Model,
+    draw,
+    feature,
+    first_read,
+    hash_model,
+    is_images,
+    is_ring,
+    is_state,
+    keeps_no_tokens,
+    kept_names,
+    most_likely,
+    next_state,
+    num_dropped,
 )
-from jpaged.memory.disk import BreakEven
-from jpaged.memory.policies import VerifiedStates
-from jpaged.sampling_params import BeamSearchParams, SamplingParams
-from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
-from jpaged.scheduling.beam import Hypothesis
-from jpaged.scheduling.speculation import NGramSpeculation, StepCosts
+
+from jpaged.memory import Adapters, HostBlock, PoolLayout
+from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling.step import Encode, ImageRead
-from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
-from jpaged.speculative import NGram
+from jpaged.scheduling.top_tokens import TopTokens
 
-VOCAB = 13
 LOST = "lost"
-
-Model = Callable[[Hashable], int]
-
-
-def hash_model(name: Hashable) -> int:
-    """A next token that any change of an earlier token is likely to change."""
-    return hash(("next", name)) % VOCAB
-
-
-def draw(model: Model, name: Hashable, index: int) -> int:
-    """The next token of a request's output number `index`: each has a random stream of its own."""
-    return model(name if index == 0 else hash((name, index)))
-
-
-def most_likely(name: Hashable, num_top: int) -> TokenRanking:
-    """Made-up log-probabilities of the tokens that may follow, the best first, no two alike."""
-    scores = {token: -((hash((name, token)) % 997) + token / VOCAB) / 997 for token in range(VOCAB)}
-    tokens = sorted(scores, key=lambda token: -scores[token])[:num_top]
-    return TokenRanking(1, tokens, [scores[token] for token in tokens])
-
-
-def group(
-    name: str = "full",
-    *,
-    window: int | None = None,
-    budget: int | None = None,
-    tail: int = 0,
-    interval: int | None = None,
-    slots: int | None = None,
-    block_size: int = 4,
-    layer_bytes: int = 8,
-) -> GroupSpec:
-    policy: Policy = FullAttention() if window is None else SlidingWindow(window)
-    if budget is not None:
-        policy = PromptBudget(budget, tail)
-    if interval is not None:
-        policy = StateCheckpoints(interval)
-    if slots is not None:
-        policy = VerifiedStates(slots)
-    return GroupSpec(name, layer_bytes, 1, block_size, policy)
-
-
-def layout_of(groups: list[GroupSpec], num_pages: int) -> PoolLayout:
-    page = PoolLayout.plan(groups, 1 << 20).page_bytes
-    return PoolLayout.plan(groups, page * num_pages)
-
-
-def make_scheduler(
-    num_blocks: int = 64,
-    *,
-    groups: list[GroupSpec] | None = None,
-    max_num_seqs: int = 8,
-    budget: int = 32,
-    speculative: NGram | None = None,
-    watermark: float = 0.0,
-    prefix_caching: bool = False,
-    swap_blocks: int = 0,
-    disk: FakeDisk | None = None,
-    disk_pages: int = 1000,
-    break_even: BreakEven | None = None,
-    **options,
-) -> Scheduler:
-    """A scheduler over one full-attention group of blocks of 4 tokens, one block a large page, unless told."""
-    layout = layout_of(groups or [group()], num_blocks)
-    tier = None
-    if disk is not None:
-        even = break_even or BreakEven(latency=0.0, read_rate=1e9, min_tokens=1)
-        tier = DiskTier(layout, disk, num_bytes=disk_pages * layout.page_bytes, shards=1, break_even=even)
-    memory = MemoryManager(
-        layout,
-        watermark=watermark,
-        prefix_caching=prefix_caching,
-        max_step_tokens=budget,
-        swap_space_bytes=swap_blocks * layout.page_bytes,
-        disk=tier,
-    )
-    if speculative is not None:
-        options["speculation"] = NGramSpeculation(speculative, StepCosts(token=0.0, verifying=0.0))
-    return Scheduler(memory, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options)
-
-
-_ids = count()
-
-
-def make_request(
-    prompt: Iterable[int] | int,
-    max_tokens: int = 4,
-    *,
-    eos: Iterable[int] = (),
-    width: int = 1,
-    priority: int | None = None,
-    cache_salt: str | None = None,
-    kept_tokens: int = 0,
-    beam: BeamSearchParams | None = None,
-    **params,
-) -> Request:
-    """A request as the engine makes it; an integer prompt stands for that many tokens. A beam's parameters take the
-    place of `max_tokens` and `width`."""
-    if beam is not None:
-        max_tokens, width = beam.max_tokens, beam.beam_width
-    tokens = [1] * prompt if isinstance(prompt, int) else list(prompt)
-    settings = SamplingParams(max_tokens=max_tokens, n=width, **params)
-    eos_ids = frozenset() if settings.ignore_eos else frozenset(eos)
-    return Request(
-        request_id=next(_ids),
-        prompt_token_ids=tokens,
-        params=settings,
-        seed=0,
-        max_total_tokens=len(tokens) + max_tokens,
-        stop_ids=eos_ids | frozenset(settings.stop_token_ids),
-        eos_ids=eos_ids,
-        sequences=[Sequence(next(_ids), i, list(tokens), len(tokens)) for i in range(width)],
-        priority=priority,
-        cache_salt=cache_salt,
-        kept_tokens=kept_tokens,
-        beam=None if beam is None else BeamSearch(beam, max_tokens, eos_ids),
-    )
-
-
-class FakeDisk:
-    """Keeps what blocks hold by place and name. A read is done after so many more steps as `delay` says."""
-
-    def __init__(self, delay: int = 0) -> None:
-        self.delay = delay
-        self.is_open = True
-        self.num_queued_bytes = 0
-        self.kept: dict[int, tuple[bytes, list[Hashable]]] = {}
-        self.reads: list[tuple[int, DiskRead]] = []
-        self.num_read = self.num_written = 0
-
-    def write(self, place: int, name: bytes, content: list[Hashable]) -> None:
-        self.num_written += 1
-        self.kept[place] = name, content
-
-    def read(self, read: DiskRead) -> None:
-        for block, name in zip(read.blocks, read.names, strict=True):
-            there, content = self.kept.get(block.place, (b"", []))
-            if there == name:
-                read.contents[block.group, block.digest] = content
-                self.num_read += 1
-            else:
-                read.damaged.append(block)
-        self.reads.append((self.delay, read))
-        self._finish()
-
-    def step(self) -> None:
-        self.reads = [(delay - 1, read) for delay, read in self.reads]
-        self._finish()
-
-    def _finish(self) -> None:
-        for delay, read in self.reads:
-            if delay <= 0:
-                read.finish()
-        self.reads = [(delay, read) for delay, read in self.reads if delay > 0]
-
-    def forget_all(self) -> None:
-        self.kept.clear()
 
 
 class FakeDevice:
@@ -437,102 +272,6 @@ class Loop:
         return self.scheduler.memory.num_used_blocks
 
 
-def is_images(spec: GroupSpec) -> bool:
-    return isinstance(spec.policy, ImageFeatures)
-
-
-def keeps_no_tokens(spec: GroupSpec) -> bool:
-    """Whether it holds something else than what layers keep of tokens, or states for another group."""
-    return isinstance(spec.policy, ImageFeatures | Adapters) or is_ring(spec)
-
-
 def places(read: ImageRead) -> range:
     """The positions of the tokens that take features, or read them."""
     return range(read.start, read.stop)
-
-
-def feature(digest: bytes, number: int) -> int:
-    """One of an image's features, as a token."""
-    return hash((digest, number))
-
-
-def is_state(spec: GroupSpec) -> bool:
-    return isinstance(spec.policy, StateCheckpoints)
-
-
-def is_ring(spec: GroupSpec) -> bool:
-    """Whether it holds the running states of the group before it, one behind each token that is verified."""
-    return isinstance(spec.policy, VerifiedStates)
-
-
-def next_state(state: Hashable, name: Hashable) -> Hashable:
-    """What a recurrent layer keeps when one more token has been computed."""
-    return hash(("state", state, name))
-
-
-def first_read(spec: GroupSpec, position: int) -> int:
-    """The first position that a query at `position` sees."""
-    return max(0, position - spec.policy.window + 1) if isinstance(spec.policy, SlidingWindow) else 0
-
-
-def num_dropped(spec: GroupSpec, num_prompt: int, position: int) -> int:
-    """Tokens of a prompt that a query at `position` finds no more in this group."""
-    dropped = num_prompt - spec.policy.budget if isinstance(spec.policy, PromptBudget) else 0
-    return max(0, dropped) if position >= num_prompt else 0
-
-
-def kept_names(spec: GroupSpec, names: list[Hashable]) -> list[Hashable]:
-    """What a group with a budget keeps of a prompt: some choice that all its names have a part in."""
-    by_score = sorted(range(len(names)), key=lambda position: hash((names[position], names[-1])))
-    return [names[position] for position in sorted(by_score[: spec.policy.budget])]
-
-
-def seen_names(spec: GroupSpec, names: list[Hashable], num_prompt: int) -> tuple[Hashable, ...]:
-    """Return the tokens that the next one's query sees, or the state of all, on a device without paging."""
-    if is_state(spec):
-        return (reduce(next_state, names, None),) if names else ()
-    if num_dropped(spec, num_prompt, len(names)):
-        return (*kept_names(spec, names[:num_prompt]), *names[num_prompt:])
-    return tuple(names[first_read(spec, len(names)) :])
-
-
-def last_name(tokens: list[int], groups: list[GroupSpec], num_prompt: int) -> Hashable:
-    """KV of the last of `tokens`, on a device without paging."""
-    names: list[Hashable] = []
-    for token in tokens:
-        names.append(hash((token, tuple(seen_names(spec, names, num_prompt) for spec in groups))))
-    return names[-1]
-
-
-def alone_beams(request: Request, groups: list[GroupSpec]) -> list[Hypothesis]:
-    """What a beam request finds when every beam is computed anew from its tokens at every step."""
-    search = BeamSearch(request.beam.params, request.beam.max_tokens, request.eos_ids)
-    outputs: list[list[int]] = [[]]
-    while outputs:
-        prompt = request.prompt_token_ids
-        names = [last_name([*prompt, *output], groups, len(prompt)) for output in outputs]
-        going_on = search.advance(outputs, [most_likely(name, search.num_candidates) for name in names])
-        outputs = [[*outputs[beam.parent], beam.token] for beam in going_on]
-    return search.finished
-
-
-def alone(
-    request: Request,
-    groups: list[GroupSpec],
-    model: Model = hash_model,
-    index: int = 0,
-    show: Callable[[int, int], Hashable] = lambda position, token: token,
-) -> tuple[list[int], str]:
-    """(generated tokens, finish reason) of one output of a request that has a device to itself, without paging or
-    batching; `show` says what the token at a position is to the model."""
-    tokens, names = list(request.prompt_token_ids), []
-    while True:
-        for token in tokens[len(names) :]:
-            read = tuple(seen_names(spec, names, len(request.prompt_token_ids)) for spec in groups)
-            names.append(hash((show(len(names), token), read)))
-        tokens.append(draw(model, names[-1], index))
-        output = tokens[len(request.prompt_token_ids) :]
-        if output[-1] in request.stop_ids and len(output) >= request.params.min_tokens:
-            return output, "stop"
-        if len(tokens) >= request.max_total_tokens:
-            return output, "length"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import FakeDisk, Loop, alone, group, make_request, make_scheduler
+from arrivals import GROUPS, Drawn, in_order, pages_for
+from arrivals import serve as arrivals_served
+from fake_device import Loop
+from fake_disk import FakeDisk
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from test_scheduler_random import GROUPS, pages_for
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
+from unpaged import alone
 
 from jpaged.memory.disk import BreakEven, reading
 from jpaged.scheduling import Request, disk_reads
@@ -200,16 +204,17 @@ def test_a_reset_of_the_prefix_cache_forgets_the_disk():
 
 
 returning = st.lists(
-    st.tuples(
-        st.integers(0, 30),  # step of arrival
-        st.integers(9, 24),  # prompt tokens
-        st.integers(0, 3),  # which prompt
-        st.integers(1, 8),  # max_tokens
-        st.sampled_from([(), (3,)]),  # end-of-sequence ids
-        st.just(0),
-        st.sampled_from([None] * 5 + [0, 1, 3, 8]),  # steps until it is aborted
-        st.sampled_from([1, 1, 1, 2, 3]),  # outputs
-        st.none(),
+    st.builds(
+        Drawn,
+        when=st.integers(0, 30),
+        length=st.integers(9, 24),
+        which=st.integers(0, 3),
+        max_tokens=st.integers(1, 8),
+        eos=st.sampled_from([(), (3,)]),
+        min_tokens=st.just(0),
+        patience=st.sampled_from([None] * 5 + [0, 1, 3, 8]),
+        width=st.sampled_from([1, 1, 1, 2, 3]),
+        early_stopping=st.none(),
     ),
     min_size=8,
     max_size=16,
@@ -243,29 +248,13 @@ def test_whatever_is_read_from_disk_every_request_gets_the_tokens_it_would_get_a
     options["policy"] = "fcfs" if priorities is None else "priority"
     loop = Loop(make_scheduler(num_pages, disk=FakeDisk(delay), **options))
     scheduler = loop.scheduler
-    todo, accepted, aborted = sorted(arrivals, key=lambda a: a[0]), [], set()
-    for now in range(20_000):
-        while todo and todo[0][0] <= now:
-            _, length, which, max_tokens, eos, _, patience, width, _ = todo.pop(0)
-            prompt = [(which * 5 + i * i) % 11 for i in range(length)]
-            request = make_request(prompt, max_tokens, eos=eos, width=width)
-            if priorities is not None:
-                request.priority = priorities[len(todo) % len(priorities)]
-            try:
-                scheduler.add(request)
-            except ValueError:
-                continue
-            accepted.append((request, None if patience is None else now + patience))
-        for request, when in accepted:
-            if when == now:
-                scheduler.abort(request)
-                aborted.add(request.request_id)
-        if not (todo or scheduler.has_work or loop.in_flight):
-            break
-        loop.step()
+    coming = in_order(arrivals)
+    if priorities is not None:
+        for number, arrival in enumerate(coming):
+            arrival.request.priority = priorities[number % len(priorities)]
+    accepted, aborted = arrivals_served(loop, coming)
     event(f"read from disk: {scheduler.memory.disk.stats().hits > 0}")
-    assert not scheduler.has_work, "it does not end"
-    for request, _ in accepted:
+    for request in accepted:
         if request.request_id not in aborted:
             check_tokens(request, GROUPS[groups])
     assert loop.num_used_blocks == 0

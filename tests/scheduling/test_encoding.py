@@ -6,10 +6,13 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from fake_device import Loop, alone, feature, group, make_request, make_scheduler
+from arrivals import Arrival, serve
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
+from unpaged import alone, feature
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures
 from jpaged.scheduling.prompt_image import PromptImage, joined
@@ -206,8 +209,10 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     groups, seqs = ROOMS[room], 4
     options = {"groups": groups, "max_num_seqs": seqs, "budget": seqs + extra_budget, "prefix_caching": prefix_caching}
     stays = groups is READERS
-    made = [(when, with_images(p, most, whole, stays, width=n), patience) for when, p, most, patience, n in arrivals]
-    sizes = sorted((request for _, request, _ in made), key=lambda r: r.max_total_tokens)
+    coming = [
+        Arrival(when, with_images(p, most, whole, stays, width=n), patience) for when, p, most, patience, n in arrivals
+    ]
+    sizes = sorted((request for _, request, _ in coming), key=lambda r: r.max_total_tokens)
     middle = sizes[len(sizes) // 2]
 
     def fits(num_pages):
@@ -218,27 +223,15 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
 
     num_pages = next(n for n in count(1) if fits(n)) + spare_pages
     scheduler = make_scheduler(num_pages, **options, preemption_mode=mode, swap_blocks=min(2, num_pages))
-    loop, accepted, todo = Loop(scheduler), [], sorted(made, key=lambda arrival: arrival[0])
-    for now in range(5_000):
-        while todo and todo[0][0] <= now:
-            _, request, patience = todo.pop(0)
-            try:
-                scheduler.add(request)
-            except ValueError:
-                continue
-            accepted.append((request, None if patience is None else now + patience))
-        for request, when in accepted:
-            if when == now:
-                scheduler.abort(request)
-        if not (todo or scheduler.has_work or loop.in_flight):
-            break
-        step = loop.step()
+    loop = Loop(scheduler)
+
+    def within_budget(step):
         features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.encodes)
         assert step.num_tokens + features <= seqs + extra_budget
-    else:
-        raise AssertionError("it does not end")
+
+    accepted, _ = serve(loop, coming, within_budget)
     texts = [spec for spec in groups if not isinstance(spec.policy, ImageFeatures)]
-    for request, _ in accepted:
+    for request in accepted:
         for seq in request.sequences:
             tokens, reason = expected(request, texts, seq.index, stays)
             if seq.finish_reason == "abort":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import Loop, alone, group, make_request, make_scheduler
+from fake_device import Loop
+from small_schedulers import group, make_request, make_scheduler
+from unpaged import alone
 
 from jpaged.scheduling import Sequence
 from jpaged.scheduling.forks import common_tokens, plan_forks, tokens_to_fork

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import Loop, alone, group, make_request, make_scheduler
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
+from unpaged import alone
 
 from jpaged.scheduling import Request, Scheduler, Status
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fake_device import Loop, group, make_request, make_scheduler
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 
 from jpaged.scheduling import scheduler as scheduler_module

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 
-from fake_device import FakeDevice, Loop, alone, alone_beams, group, hash_model, make_request, make_scheduler
+from fake_device import FakeDevice, Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
+from unpaged import alone, alone_beams, hash_model
 
 from jpaged import memory, scheduling
 from jpaged.sampling_params import BeamSearchParams

@@ -7,15 +7,17 @@ from dataclasses import fields, replace
 import msgpack
 import numpy as np
 import pytest
-from fake_device import Loop, alone, alone_beams, make_request, make_scheduler
+from arrivals import GROUPS, drawn_arrivals, pages_for
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler_random import GROUPS, arrivals, pages_for
+from small_schedulers import make_request, make_scheduler
 from thorough import examples
+from unpaged import alone, alone_beams
 
 from jpaged import NGram
 from jpaged.memory.saving import held_blocks, load_memory, memory_data
-from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from jpaged.sampling_params import RequestOutputKind, SamplingParams
 from jpaged.scheduling import Request, Sequence, Status
 from jpaged.scheduling.saving import load_request, load_scheduler, request_data, scheduler_data
 from jpaged.scheduling.saving.saved_requests import REQUEST_FIELDS, SEQUENCE_FIELDS, TIMES
@@ -54,7 +56,7 @@ def go_on(loop: Loop, requests: dict[int, Request], make) -> Loop:
 
 @settings(max_examples=examples(90), deadline=None)
 @given(
-    arrivals=arrivals,
+    arrivals=drawn_arrivals,
     groups=st.sampled_from(sorted(set(GROUPS) - {"budgets"})),
     spare_pages=st.integers(0, 4),
     max_num_seqs=st.integers(2, 8),
@@ -78,12 +80,8 @@ def test_a_scheduler_that_is_saved_again_and_again_gives_the_same_tokens(
         options["speculative"] = NGram(tokens=2)
     loop = Loop(make_scheduler(num_pages, **options))
     requests: dict[int, Request] = {}
-    for _, length, which, max_tokens, eos, min_tokens, _, n, early_stopping in arrivals:
-        prompt = [(which * 5 + i * i) % 11 for i in range(length)]
-        if early_stopping is None:
-            request = make_request(prompt, max_tokens, eos=eos, min_tokens=min(min_tokens, max_tokens), width=n)
-        else:
-            request = make_request(prompt, eos=eos, beam=BeamSearchParams(n, max_tokens, 0.5, early_stopping))
+    for one in arrivals:
+        request = one.request()
         try:
             loop.scheduler.add(request)
         except ValueError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fake_device import Loop, alone, group, make_request, make_scheduler
+from fake_device import Loop
 from hypothesis import given
 from hypothesis import strategies as st
+from small_schedulers import group, make_request, make_scheduler
+from unpaged import alone
 
 from jpaged.scheduling.shared_prefills import common_prefix
 

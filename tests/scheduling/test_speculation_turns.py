@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import pytest
-from fake_device import Loop, alone, group, hash_model, is_ring, make_request, make_scheduler
+from arrivals import GROUPS, Arrival, drawn_arrivals, pages_for, serve
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler_random import GROUPS, arrivals, pages_for
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
+from unpaged import alone, hash_model, is_ring
 
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.speculative import NGram
@@ -113,7 +115,7 @@ def test_beams_go_without_drafts(beam_width):
 
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    arrivals=arrivals,
+    arrivals=drawn_arrivals,
     groups=st.sampled_from(sorted(DRAFTED)),
     spare_pages=st.integers(0, 6),
     max_num_seqs=st.integers(2, 8),
@@ -148,30 +150,14 @@ def test_outputs_with_drafts_are_those_without(
     num_pages = pages_for(arrivals, options) + spare_pages
     options |= {"preemption_mode": preemption_mode, "swap_blocks": min(swap_blocks, num_pages)}
     scheduler = make_scheduler(num_pages, speculative=NGram(tokens=tokens, longest=longest), **options)
-    loop, todo, accepted = Loop(scheduler, model), sorted(arrivals, key=lambda a: a[0]), []
-    for now in range(20_000):
-        while todo and todo[0][0] <= now:
-            _, length, prompt, most, eos, least, patience, width, _ = todo.pop(0)
-            tokens_in = [(3, 4, 5)[(prompt + i) % 3] for i in range(length)]
-            request = make_request(
-                tokens_in, most, eos=eos, min_tokens=min(least, most), width=min(width, max_num_seqs)
-            )
-            try:
-                scheduler.add(request)
-            except ValueError:
-                continue
-            accepted.append((request, None if patience is None else now + patience))
-        for request, end in accepted:
-            if end == now:
-                scheduler.abort(request)
-        if not todo and not scheduler.has_work and loop.in_flight is None:
-            break
-        loop.step()
-        if not scheduler.has_work:
-            loop.in_flight = None
-    else:
-        raise AssertionError("it does not end")
-    for request, _ in accepted:
+    loop, coming = Loop(scheduler, model), []
+    for one in arrivals:
+        prompt = [(3, 4, 5)[(one.which + i) % 3] for i in range(one.length)]
+        least, width = min(one.min_tokens, one.max_tokens), min(one.width, max_num_seqs)
+        request = make_request(prompt, one.max_tokens, eos=one.eos, min_tokens=least, width=width)
+        coming.append(Arrival(one.when, request, one.patience))
+    accepted, _ = serve(loop, coming)
+    for request in accepted:
         for seq in request.sequences:
             want, reason = alone(request, computed, model, seq.index)
             if seq.finish_reason == "abort":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import make_request
+from small_schedulers import make_request
 
 from jpaged.scheduling.stops import token_stop
 

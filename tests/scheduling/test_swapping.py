@@ -6,11 +6,13 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import count
 
-from fake_device import Loop, alone, group, make_request, make_scheduler
+from arrivals import GROUPS
+from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler_random import GROUPS
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
+from unpaged import alone
 
 from jpaged.memory import Fit
 from jpaged.scheduling import Request, Sequence, Status

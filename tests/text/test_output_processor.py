@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_device import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_tokenizers import byte_level
+from small_schedulers import make_request
 
 from jpaged.outputs import Logprob
 from jpaged.scheduling import Status

@@ -16,7 +16,8 @@ import numpy as np
 
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE
 from jpaged.benchmarks.serving_sim.models import OPT_13B
-from jpaged.benchmarks.serving_sim.policies import BUDGET, MAX_NUM_SEQS, PAGED, Job, Policy
+from jpaged.benchmarks.serving_sim.policies import PAGED
+from jpaged.benchmarks.serving_sim.policy import BUDGET, MAX_NUM_SEQS, Job, Policy
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.benchmarks.serving_sim.workload import Workload
 from jpaged.memory import BlockCopy, MemoryManager, PoolLayout

@@ -10,7 +10,8 @@ from jpaged.benchmarks.eviction.workloads import SharedWorkload
 from jpaged.benchmarks.serving_sim.hybrid_models import CASES
 from jpaged.benchmarks.serving_sim.machine import RECENT_ENGINE
 from jpaged.benchmarks.serving_sim.models import Served
-from jpaged.benchmarks.serving_sim.policies import PAGED, Job, Policy
+from jpaged.benchmarks.serving_sim.policies import PAGED
+from jpaged.benchmarks.serving_sim.policy import Job, Policy
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.memory import MemoryManager, PoolLayout
 from jpaged.memory.manager import PrefixEviction

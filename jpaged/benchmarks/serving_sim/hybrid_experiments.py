@@ -27,7 +27,8 @@ from jpaged.benchmarks.serving_sim.hybrid_policies import (
 from jpaged.benchmarks.serving_sim.machine import RECENT_ENGINE, Machine, mean
 from jpaged.benchmarks.serving_sim.models import Served
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
-from jpaged.benchmarks.serving_sim.policies import PAGED, Policy
+from jpaged.benchmarks.serving_sim.policies import PAGED
+from jpaged.benchmarks.serving_sim.policy import Policy
 from jpaged.benchmarks.serving_sim.simulation import Outcome, simulate
 from jpaged.benchmarks.serving_sim.workload import Ask, Workload
 from jpaged.scheduling import ScheduledStep

@@ -8,7 +8,8 @@ from typing import Any
 
 from jpaged.benchmarks.memory_shapes import Layers, ModelShape
 from jpaged.benchmarks.memory_split import SplitMemory
-from jpaged.benchmarks.serving_sim.policies import BUDGET, PAGED, Policy
+from jpaged.benchmarks.serving_sim.policies import PAGED
+from jpaged.benchmarks.serving_sim.policy import BUDGET, Policy
 from jpaged.memory import BlockCopy, Fit, FullAttention, GroupSpec, MemoryManager, PoolLayout
 from jpaged.memory.pages import Association
 

@@ -12,7 +12,8 @@ import numpy as np
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, Engine, Machine
 from jpaged.benchmarks.serving_sim.models import OPT_13B
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
-from jpaged.benchmarks.serving_sim.policies import PAGED, Job, Policy, build
+from jpaged.benchmarks.serving_sim.policies import PAGED, build
+from jpaged.benchmarks.serving_sim.policy import Job, Policy
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.benchmarks.serving_sim.workload import Ask
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout

@@ -10,7 +10,8 @@ from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
 from jpaged.benchmarks.serving_sim.curves import Setting, curve, run_at
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, mean
 from jpaged.benchmarks.serving_sim.models import LLAMA_13B, OPT_13B, OPT_66B, OPT_175B, Served
-from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, SYSTEMS, Policy, build
+from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, SYSTEMS, build
+from jpaged.benchmarks.serving_sim.policy import Policy
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.benchmarks.serving_sim.workload import Workload
 from jpaged.scheduling import ScheduledStep

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
 from jpaged.benchmarks.serving_sim.coasting import Coast, is_level
 from jpaged.benchmarks.serving_sim.machine import BytesPerToken, Machine, mean
-from jpaged.benchmarks.serving_sim.policies import Job, Policy
+from jpaged.benchmarks.serving_sim.policy import Job, Policy
 from jpaged.benchmarks.serving_sim.workload import Ask
 from jpaged.scheduling import ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens

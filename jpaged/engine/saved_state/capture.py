@@ -85,7 +85,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
     """
     start = time.perf_counter()
     engine.settle()
-    if engine.is_pinning:
+    if engine.requests.is_pinning:
         raise RuntimeError("save_state() is refused while pin_prefix() computes a prefix: save when it has returned")
     worker, now = engine.runner.worker, time.monotonic()
     with signals_held:
@@ -109,7 +109,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
         pictures = Pictures()
         host = {
             "inputs": inputs.data(),
-            "requests": [request_data(request, now, pictures) for request in engine.awaited.values()],
+            "requests": [request_data(request, now, pictures) for request in engine.requests.awaited.values()],
             "pins": {
                 seq_id: request_data(request, now, pictures) for seq_id, request in engine.prefixes.requests.items()
             },

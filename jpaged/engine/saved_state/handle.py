@@ -68,7 +68,7 @@ class StateHandle(ModelHandle):
     def restored_requests(self) -> list[str]:
         """Return the names of the requests that `load_state` brought and nobody has taken up: what the client of an
         AsyncLLM called them, or their numbers."""
-        return [name_of(request) for request in self._engine.restored.values()]
+        return [name_of(request) for request in self._engine.requests.restored.values()]
 
     def resume(self, use_tqdm: bool = True) -> list[RequestOutput]:
         """Run the restored requests to their ends and return their whole outputs, in order of arrival; each

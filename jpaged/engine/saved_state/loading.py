@@ -33,7 +33,7 @@ def check_fresh(engine: Engine) -> None:
         RuntimeError: it has.
     """
     pinned = any(replica.pins.seq_ids for replica in engine.replicas)
-    if engine.has_work or engine.awaited or pinned:
+    if engine.has_work or engine.requests.awaited or pinned:
         raise RuntimeError("a state is loaded before all else: this engine has requests or pinned prefixes already")
 
 
@@ -64,8 +64,8 @@ def load(
     try:
         with engine.change():
             parts = {part.request_id: part for request in requests for part in request.parts}
-            engine.awaited.update({request.request_id: request for request in requests})
-            engine.restored.update(engine.awaited)
+            engine.requests.awaited.update({request.request_id: request for request in requests})
+            engine.requests.restored.update(engine.requests.awaited)
             for part in parts.values():
                 _refuse_too_long(part, engine)
             saved = host["replicas"]
@@ -97,7 +97,7 @@ def _go_on(
         going_on = [part for part in mine if part.status is not Status.FINISHED]
         load_scheduler(replica.scheduler, data["scheduler"], going_on)
         for part in going_on:
-            engine.register(replica, part)
+            engine.requests.register(replica, part)
             replica.load += len(part.sequences)
         places = [_places(replica, data, pages, group) for group in range(len(data["held"]))]
         blocks.append([[new for _, new in pairs] for pairs in places])
@@ -199,7 +199,7 @@ def _compute_again(engine: Engine, parts: Iterable[Request], pins: Mapping[int, 
         except ValueError as error:
             _end(part, str(error))
         else:
-            engine.register(replica, part)
+            engine.requests.register(replica, part)
     for replica in engine.replicas:
         replica.pins.seq_ids, replica.pins.lost = set(pins), set(pins)
 

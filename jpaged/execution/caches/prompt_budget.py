@@ -16,9 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.arrays import HostOrDevice
-from jpaged.execution.caches.attention import AttentionPlan, FullAttentionCache, Place, attend, write_slots
+from jpaged.execution.caches.attend import AttentionPlan, Place, attend
+from jpaged.execution.caches.attention import FullAttentionCache
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool
 from jpaged.execution.caches.prompt_budget_select import Selection, select_kept
+from jpaged.execution.caches.token_slots import write_slots
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import PromptBudget
 from jpaged.pyramid_kv import PromptBudgetGroup

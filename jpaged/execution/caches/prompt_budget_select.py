@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.arrays import HostOrDevice
-from jpaged.execution.caches.attention import Place
+from jpaged.execution.caches.attend import Place
 from jpaged.pyramid_kv import PyramidKV
 from pallas_kernels.kv_select import Keep, kv_select
 from pallas_kernels.platform import Impl

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 import numpy as np
-from fake_device import make_request
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Int
+from small_schedulers import make_request
 
-from jpaged.execution import Runner, make_mesh, plan_pool
+from jpaged.execution import Runner, StepSettings, make_mesh, plan_pool
 from jpaged.memory import MemoryManager
 from jpaged.model_api import AttentionGroup, LayerRef, StateGroup, StatePart
 from jpaged.scheduling import Request, Scheduler
@@ -109,14 +109,22 @@ def expected(prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def make_runner(model: Sums, *, num_pages: int = 120, shards: int = 1, most_drafts: int = 0, **options) -> Runner:
+def make_runner(
+    model: Sums, *, num_pages: int = 120, shards: int = 1, most_drafts: int = 0, deterministic: bool = False
+) -> Runner:
     groups = {"block_size": BLOCK, "dtype": jnp.dtype("float32"), "shards": shards, "state_interval": INTERVAL}
     groups["most_drafts"] = most_drafts
     page = plan_pool(model.layer_groups, pool_bytes=1 << 24, **groups).layout.page_bytes
     spec = plan_pool(model.layer_groups, pool_bytes=num_pages * page, **groups)
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 160, "max_model_len": 320, "vocab_size": VOCAB}
-    settings["verifies"] = most_drafts > 0
-    return Runner(*nnx.split(model), spec, make_mesh(shards), can_swap=True, **settings | options)
+    settings = StepSettings(
+        max_num_seqs=4,
+        max_num_batched_tokens=160,
+        max_model_len=320,
+        vocab_size=VOCAB,
+        verifies=most_drafts > 0,
+        deterministic=deterministic,
+    )
+    return Runner(*nnx.split(model), spec, make_mesh(shards), settings, can_swap=True)
 
 
 def make_scheduler(runner: Runner, num_pages: int | None = None, *, budget: int | None = None, **options) -> Scheduler:
@@ -124,7 +132,7 @@ def make_scheduler(runner: Runner, num_pages: int | None = None, *, budget: int 
     layout = runner.spec.layout
     if num_pages is not None:
         layout = runner.spec.resized(num_pages * layout.page_bytes).layout
-    budget = budget or runner.max_num_batched_tokens
+    budget = budget or runner.settings.max_num_batched_tokens
     memory = MemoryManager(
         layout, watermark=0.0, prefix_caching=True, max_step_tokens=budget, swap_space_bytes=layout.pool_bytes
     )

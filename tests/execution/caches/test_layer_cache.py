@@ -7,20 +7,20 @@ with attention. Numbers are whole, so that sums do not depend on how tokens are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_device import make_request
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
+from small_schedulers import make_request
 
-from jpaged.execution import Bucket, Runner, make_mesh, make_step, plan_pool
+from jpaged.execution import Bucket, Runner, StepSettings, make_mesh, make_step, plan_pool
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.base import BlockFormat, HostStep, LayerCache, LayerCall, Pool, Reads
@@ -162,7 +162,7 @@ def expected(prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "vocab_size": VOCAB}
+SETTINGS = StepSettings(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, vocab_size=VOCAB)
 ROOMY, TIGHT = 100, 13
 """Pages of the pool."""
 
@@ -174,7 +174,7 @@ def runner():
         options = {"block_size": BLOCK, "dtype": jnp.dtype("float32"), "shards": 1}
         page = plan_pool(SumModel.layer_groups, pool_bytes=1 << 20, **options).layout.page_bytes
         spec = plan_pool(SumModel.layer_groups, pool_bytes=ROOMY * page, **options)
-        yield Runner(*nnx.split(SumModel(EMBED, HEAD)), spec, make_mesh(1), can_swap=True, **SETTINGS)
+        yield Runner(*nnx.split(SumModel(EMBED, HEAD)), spec, make_mesh(1), SETTINGS, can_swap=True)
 
 
 def serve(runner: Runner, requests, num_pages: int = ROOMY, **options):
@@ -184,10 +184,12 @@ def serve(runner: Runner, requests, num_pages: int = ROOMY, **options):
         layout,
         watermark=0.0,
         prefix_caching=True,
-        max_step_tokens=runner.max_num_batched_tokens,
+        max_step_tokens=runner.settings.max_num_batched_tokens,
         swap_space_bytes=layout.pool_bytes,
     )
-    scheduler = Scheduler(memory, max_num_seqs=4, max_num_batched_tokens=runner.max_num_batched_tokens, **options)
+    scheduler = Scheduler(
+        memory, max_num_seqs=4, max_num_batched_tokens=runner.settings.max_num_batched_tokens, **options
+    )
     for request in requests:
         scheduler.add(request)
     in_flight = None
@@ -265,4 +267,4 @@ def test_an_unknown_kind_is_refused():
 def test_layers_that_cannot_be_computed_token_by_token_are_refused_before_the_first_step(runner):
     model = nnx.split(SumModel(EMBED, HEAD))
     with pytest.raises(ValueError, match=r"deterministic=True: layer group 'sum' \(running sum\) cannot be"):
-        Runner(*model, runner.spec, runner.mesh, deterministic=True, **SETTINGS)
+        Runner(*model, runner.spec, runner.mesh, replace(SETTINGS, deterministic=True))

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_device import make_request
+from small_schedulers import make_request
 from state_models import (
     BLOCK,
     INTERVAL,

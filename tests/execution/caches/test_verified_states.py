@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_device import make_request
+from small_schedulers import make_request
 from state_models import (
     INTERVAL,
     PROMPTS,

@@ -1,0 +1,109 @@
+"""Keeps the state of an engine whole: what changes it is done at once or mended, from the requests' tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from jpaged.engine.interrupts import signals_held
+from jpaged.engine.replica import Replica
+from jpaged.engine.request_book import RequestBook
+from jpaged.execution import Runner
+from jpaged.scheduling import Request
+
+logger = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Makes the changes of an engine's state, and begins anew where one was torn or the device failed.
+
+    Args:
+        replicas, requests: those of the engine.
+        runner: has the worker, whose pool is made anew.
+
+    Attributes:
+        late_aborts: requests to be aborted at the end of the change that is being made.
+        is_changing: whether one is.
+        device_is_whole: whether the pool holds what the host believes.
+        is_asleep: whether the devices' memory was given back, so that no step can run.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], requests: RequestBook, runner: Runner) -> None:
+        self._replicas = replicas
+        self._requests = requests
+        self._runner = runner
+        self._host_is_whole = True
+        self.late_aborts: list[Request] = []
+        self.is_changing = False
+        self.device_is_whole = True
+        self.is_asleep = False
+
+    @contextmanager
+    def change(self, refusal: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """Do what stands within as a whole: after an exception in it the state is mended.
+
+        Args:
+            refusal: exception that is raised only before anything has changed.
+        """
+        with signals_held:
+            if not self._host_is_whole:
+                self.mend()
+            self.is_changing, self._host_is_whole = True, False
+            try:
+                yield
+                while self.late_aborts:
+                    self._requests.abort(self.late_aborts.pop())
+                self._host_is_whole = True
+            except refusal:
+                self._host_is_whole = True
+                raise
+            except BaseException:
+                self.mend()
+                raise
+            finally:
+                self.is_changing = False
+
+    def mend(self) -> None:
+        """Go on from the requests' tokens: everything that was computed, or may have been, is forgotten."""
+        self._host_is_whole = self.device_is_whole = False
+        self._requests.put_back(self._replicas)
+        self._host_is_whole = True
+        number = len(self._requests.unfinished)
+        logger.warning("a step failed: %d requests are computed again, the prefix cache is empty", number)
+        try:
+            self.restart_device()
+        except Exception:
+            logger.exception("the device cannot begin anew; the next step tries again")
+
+    def begin_again(self, *, scores_too: bool = False) -> None:
+        """Compute all unfinished requests again from their tokens, over an empty pool; within `change`, with no step in
+        flight.
+
+        Args:
+            scores_too: whether what they asked of their prompts, log-probabilities or a vector, is computed again.
+        """
+        for request in self._requests.unfinished.values() if scores_too else ():
+            request.prompt_logprobs.clear()
+            request.pooled.clear()
+        self._requests.put_back(self._replicas)
+        self.restart_device()
+
+    def restart_device(self) -> None:
+        """Make an empty pool, unless the memory for it was given back."""
+        if not self.is_asleep:
+            self._begin_device()
+
+    def fall_asleep(self) -> None:
+        """Know that nothing of the pool is left; within `change`, with no step in flight."""
+        self.is_asleep, self.device_is_whole = True, False
+        self._requests.put_back(self._replicas)
+
+    def wake_up(self) -> None:
+        """Begin anew with an empty pool; within `change`."""
+        self._begin_device()
+        self.is_asleep = False
+
+    def _begin_device(self) -> None:
+        self._runner.worker.restart()
+        self.device_is_whole = True

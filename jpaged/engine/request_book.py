@@ -1,0 +1,77 @@
+"""Knows which requests an engine has: where each unfinished one runs, and which of them somebody holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jpaged.engine.replica import Replica
+from jpaged.scheduling import Request, Status
+
+
+class RequestBook:
+    """Holds an engine's requests by their ids.
+
+    Attributes:
+        unfinished: requests that have not ended.
+        awaited: requests whose callers have not let go of them by `Engine.abort`, finished or not: those that a saved
+            state holds.
+        restored: those of them that came with a saved state and that nobody has taken up yet.
+    """
+
+    def __init__(self) -> None:
+        self.unfinished: dict[int, Request] = {}
+        self.awaited: dict[int, Request] = {}
+        self.restored: dict[int, Request] = {}
+        self._homes: dict[int, Replica] = {}  # of the unfinished ones
+        self._finished: list[Request] = []
+
+    def register(self, replica: Replica, request: Request) -> None:
+        """Note which replica has an unfinished request."""
+        self._homes[request.request_id] = replica
+        self.unfinished[request.request_id] = request
+
+    def finish(self, request: Request) -> None:
+        """Note that a request has ended; `take_finished` returns it."""
+        del self.unfinished[request.request_id]
+        self._homes.pop(request.request_id).let_go(request)
+        self._finished.append(request)
+
+    def take_finished(self) -> list[Request]:
+        """Return the requests that have ended since this was last asked for."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def abort(self, request: Request) -> None:
+        """Drop a request that nobody waits for; one that is finished, or was never registered, is only let go of."""
+        self.unfinished.pop(request.request_id, None)
+        self.awaited.pop(request.request_id, None)
+        self.restored.pop(request.request_id, None)
+        home = self._homes.pop(request.request_id, None)
+        if home is not None:
+            home.scheduler.abort(request)
+            home.let_go(request)
+            if not home.has_work:
+                home.in_flight.clear()
+
+    def end_all(self) -> None:
+        """End all unfinished requests with finish_reason "abort", for those who wait for them to read."""
+        for request in list(self.unfinished.values()):
+            self._homes[request.request_id].scheduler.abort(request)
+            self.finish(request)
+
+    def put_back(self, replicas: Sequence[Replica]) -> None:
+        """Put all unfinished requests back to where they wait in their replicas, over empty memories."""
+        for replica in replicas:
+            replica.restart()
+        for request in list(self.unfinished.values()):
+            if request.status is Status.FINISHED:
+                self.finish(request)
+        for replica in replicas:
+            mine = (request for key, request in self.unfinished.items() if self._homes[key] is replica)
+            replica.load = sum(len(request.sequences) for request in mine)
+
+    @property
+    def is_pinning(self) -> bool:
+        """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
+        awaited = {part.request_id for request in self.awaited.values() for part in request.parts}
+        return not awaited.issuperset(self.unfinished)

@@ -1,0 +1,81 @@
+"""Keeps what Numba compiles on disk, for as long as the package stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 120.0
+"""Seconds for which one process waits for what another one compiles."""
+
+_compiling = threading.RLock()
+
+
+def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    """Compile as `numba.cfunc` does, but keep the code on disk until any file of this package changes.
+
+    Numba by itself looks at the file of the function only, but what is compiled is also what it calls. Processes that
+    want the same function at once wait for the first. Where no folder can be written, or its disk is full, the code is
+    compiled at every start, which is logged.
+    """
+
+    def compiled(function: Callable[..., None]) -> Any:
+        with _compiling:  # the folder is a setting of the whole process
+            before, folder = numba.config.CACHE_DIR, cache_folder()
+            numba.config.CACHE_DIR = str(folder)
+            try:
+                with _alone(folder / f"{function.__module__}.{function.__qualname__}.lock"):
+                    return numba.cfunc(signature, cache=True, **options)(function)
+            except (RuntimeError, OSError) as error:
+                logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
+                return numba.cfunc(signature, **options)(function)
+            finally:
+                numba.config.CACHE_DIR = before
+
+    return compiled
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps the code of this version of the package."""
+    return Path(numba.config.CACHE_DIR or user_cache_path("pallas_kernels")) / _fingerprint()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes out until the end, where their file system can, and for some minutes at most."""
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path, timeout=_PATIENCE))
+        except (OSError, NotImplementedError, Timeout) as error:
+            logger.debug("%s is not locked: %s", path, error)
+        yield
+
+
+def named(function: Callable[..., Any], name: str) -> Any:
+    """Give a function that is made several times a name of its own, and return it.
+
+    Its symbol is made of its name and of a number that begins anew in every process: two functions of one name that
+    different processes kept on disk may have the same symbol, and then one is called in the other's place.
+    """
+    function.__name__ = function.__qualname__ = f"{function.__name__}_{name}"
+    return function
+
+
+@cache
+def _fingerprint() -> str:
+    """Return a hash of the files of `pallas_kernels`."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -1,0 +1,99 @@
+"""Holds what the loops of `cpu_kernel` keep while they compute some queries, span by span, in memory they are given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import carray, njit
+
+from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.ffi.primitives import pointer
+from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, f32
+
+TOGETHER = 24
+"""Queries whose scores of a span are kept at once: they stay in the first cache."""
+
+
+class Scratch(NamedTuple):
+    """Says where lies what queries that are computed together keep, and a span of keys and values; all are addresses,
+    as Numba counts the owners of arrays at every call.
+
+    Attributes:
+        queries, values: float32, a row a query; values are weighted sums.
+        first, stop: int64, the range of keys that each query sees.
+        weights: float32 ``[TOGETHER, SPAN]``.
+        top, total, shrink, all_tops, all_totals: float32, one a query.
+        keys, wide: float32 ``[key_width, SPAN]`` and ``[value_halves, SPAN, HALF]``; `wide_rows`: addresses of its
+            first rows.
+        rows, coming: addresses of this span's rows and of the next one's, then those of their blocks.
+        moved: such addresses of a lane, for each half of a value.
+        scales: float32, one a key.
+        nothing: a row of zeros, in the place of one that is not seen.
+    """
+
+    queries: int
+    values: int
+    first: int
+    stop: int
+    weights: int
+    top: int
+    total: int
+    shrink: int
+    all_tops: int
+    all_totals: int
+    keys: int
+    wide: int
+    wide_rows: int
+    rows: int
+    coming: int
+    moved: int
+    scales: int
+    nothing: int
+
+
+@njit
+def floats(address, number):
+    """Return so many float32 that lie at an address."""
+    return carray(pointer(address), (number,), np.float32)
+
+
+@njit
+def words(address, number):
+    """Return so many int64 that lie at an address."""
+    return carray(pointer(address), (number,), np.int64)
+
+
+@njit
+def scratch_bytes(number, key_width, value_width):
+    """Return how much memory `scratch_at` takes."""
+    in_floats = number * (key_width + value_width + 5) + SPAN * (TOGETHER + key_width + value_width + 1) + HALF
+    return in_floats * FLOAT + (2 * number + (5 + value_width // HALF) * SPAN) * WORD
+
+
+@njit
+def scratch_at(address, number, key_width, value_width):
+    """Return room for so many queries, in memory that begins at an address."""
+    first = address
+    stop = first + number * WORD
+    rows = stop + number * WORD
+    coming = rows + 2 * SPAN * WORD
+    wide_rows = coming + 2 * SPAN * WORD
+    moved = wide_rows + SPAN * WORD
+    weights = moved + value_width // HALF * SPAN * WORD
+    keys = weights + TOGETHER * SPAN * FLOAT
+    wide = keys + key_width * SPAN * FLOAT
+    scales = wide + value_width * SPAN * FLOAT
+    nothing = scales + SPAN * FLOAT
+    queries = nothing + HALF * FLOAT
+    values = queries + number * key_width * FLOAT
+    top = values + number * value_width * FLOAT
+    one = number * FLOAT
+    floats(nothing, HALF)[:] = f32(0.0)
+    addresses = words(wide_rows, SPAN)
+    for n in range(SPAN):
+        addresses[n] = wide + n * HALF * FLOAT
+    sums = (top, top + one, top + 2 * one, top + 3 * one, top + 4 * one)
+    return Scratch(
+        queries, values, first, stop, weights, *sums, keys, wide, wide_rows, rows, coming, moved, scales, nothing
+    )

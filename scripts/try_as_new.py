@@ -69,7 +69,7 @@ def pip_cache() -> str:
 def make_stand_ins(python: Path, folder: Path, variables: Mapping[str, str]) -> None:
     """Write the models that stand for those of a hub into a folder."""
     command = [python, ROOT / "scripts" / "docs_stand_ins.py", folder]
-    subprocess.run(command, check=True, env=_environment(variables), capture_output=True)
+    subprocess.run(command, check=True, env=_environment(variables), stdout=subprocess.DEVNULL)
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

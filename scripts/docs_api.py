@@ -9,6 +9,8 @@ from typing import Any
 
 import jpaged
 import jpaged.model_api
+import jpaged.planning
+import jpaged.training
 import pallas_kernels
 
 ENGINE = ("LLM", "AsyncLLM", "EngineStats", "EngineBusy", "EngineStopped", "ProcessLost", "StateRefused")
@@ -51,8 +53,9 @@ def index() -> str:
         rows.append(f"| [`{name}`]({page}.md#{home}.{name}) | {first} |")
     text = (
         "What `from jpaged import ...` gives; these names are the public API. Beside them families use "
-        "[`jpaged.model_api`](model_api.md), kernels stand on [their own](kernels.md), and "
-        "[`jpaged.planning`](planning.md) tells whether a model fits. Settings are on [a page](config.md)."
+        "[`jpaged.model_api`](model_api.md), kernels stand on [their own](kernels.md), "
+        "[`jpaged.training`](training.md) differentiates what the engine serves, and [`jpaged.planning`](planning.md) "
+        "tells whether a model fits. Settings are on [a page](config.md)."
     )
     table = "\n".join(["| name | |", "|---|---|", *rows])
     return _page("Python API", text, [table])
@@ -103,10 +106,24 @@ def kernels() -> str:
 def planning() -> str:
     """Return the page of what plans."""
     text = "Whether a model fits a device that is not here: what `jpaged plan` calls ([measured](../devices.md))."
-    names = ("planner.plan", "result.Plan", "result.GroupPlan", "devices.find_device")
-    return _page("jpaged.planning", text, [_entry(f"jpaged.planning.{name}") for name in names])
+    return _page("jpaged.planning", text, [_entry(f"jpaged.planning.{name}") for name in _documented(jpaged.planning)])
+
+
+def training() -> str:
+    """Return the page of what trains."""
+    text = "What the engine serves, to be trained; [a guide](../rl.md) uses it. Tunix comes with the extra `tunix`."
+    names = [f"training.{name}" for name in _documented(jpaged.training)]
+    names += [f"integrations.tunix.{name}" for name in ("JpagedRollout", "actor_of", "TunixActor")]
+    return _page("jpaged.training", text, [_entry(f"jpaged.{name}", show_root_full_path=True) for name in names])
+
+
+def _documented(module: Any) -> list[str]:
+    """Return the names that a module gives, but for its constants, functions first."""
+    names = [name for name in module.__all__ if callable(getattr(module, name))]
+    return sorted(names, key=lambda name: (isinstance(getattr(module, name), type), name))
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    f"api/{make.__name__}.md": make for make in (index, engine, requests, memory, config, model_api, kernels, planning)
+    f"api/{make.__name__}.md": make
+    for make in (index, engine, requests, memory, config, model_api, kernels, training, planning)
 }

@@ -1,5 +1,5 @@
-"""Prints what users may rely on: every name of ``jpaged.__all__`` with its signature, attributes and methods, and every
-setting of an engine.
+"""Prints what users may rely on: the names of ``jpaged.__all__``, `jpaged.training` and `jpaged.planning`, each with
+its signature, attributes and methods, and every setting of an engine.
 
     python scripts/public_api.py            prints it
     python scripts/public_api.py --write    writes tests/public_api.txt, which a test compares with it
@@ -19,22 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import jpaged
+import jpaged.planning
+import jpaged.training
 from jpaged.config import EngineConfig
 
+MODULES = {"": jpaged, "training.": jpaged.training, "planning.": jpaged.planning}
+"""What is public, by how its names begin."""
 FILE = Path(__file__).resolve().parents[1] / "tests" / "public_api.txt"
 
 
 def public_api() -> str:
     """Return one line a name, sorted; the same on every Python."""
     lines: list[str] = []
-    for name in sorted(jpaged.__all__):
-        if name != "__version__":
-            lines += _lines(name, getattr(jpaged, name))
+    for prefix, module in MODULES.items():
+        for name in sorted(module.__all__):
+            if name != "__version__":
+                lines += _lines(prefix + name, getattr(module, name))
     lines += (f"setting {one.name}: {one.type}{_default(one)}" for one in fields(EngineConfig))
     return "\n".join(lines) + "\n"
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:
+    if inspect.isfunction(value):
+        yield f"{name}{_signature(value)}"
+        return
     if not inspect.isclass(value):
         yield f"{name}: {type(value).__name__}"
         return

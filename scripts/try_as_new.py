@@ -3,27 +3,35 @@
     python -m build && python scripts/try_as_new.py dist/jpaged-*.whl
     python scripts/try_as_new.py dist/jpaged-*.whl --only getting_started 2_sharing
 
-The Python of the guides runs with `jpaged[cpu,serve,images]`, page after page in the order of the site. The notebooks
-run in an environment that has Jupyter's kernel alone, and their first cell installs the wheel (JPAGED_WHEEL). It needs
-the network, three gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its minutes;
-what failed, with its last words, and the script then fails too.
+The Python of the guides runs with `jpaged[cpu,serve,images]` and PyTorch, by which a guide judges its model, page after
+page in the order of the site, each in an empty folder. The notebooks run in an environment that has Jupyter's kernel
+alone, and their first cell installs the wheel (JPAGED_WHEEL). Nothing that was fetched or compiled before is found, but
+for what pip keeps; models of a hub are tiny ones under their names (scripts/docs_stand_ins.py), and nothing asks a hub.
+It needs the network, five gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its
+minutes and with those of the processors, which depend little on what else the machine does; what failed, with its last
+words, and the script then fails too.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 import docs_llms
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "cpu,serve,images"
+TORCH = "torch==2.13.0"
+"""What makes the stand-ins and judges the family of a guide; the version is that of the extra `test`."""
 NOTEBOOK = """
 import sys, nbformat
 from nbclient import NotebookClient
@@ -52,16 +60,38 @@ def environment(folder: Path, *packages: str) -> Path:
     return python
 
 
+def pip_cache() -> str:
+    """Return the folder that pip keeps packages in, so that it is found when the other caches are not."""
+    asked = subprocess.run([sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True)
+    return asked.stdout.strip() or str(Path.home() / ".cache" / "pip")
+
+
+def make_stand_ins(python: Path, folder: Path, variables: Mapping[str, str]) -> None:
+    """Write the models that stand for those of a hub into a folder."""
+    command = [python, ROOT / "scripts" / "docs_stand_ins.py", folder]
+    subprocess.run(command, check=True, env=_environment(variables), stdout=subprocess.DEVNULL)
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | dict(variables)
+
+
 def tried(name: str, command: list[str | Path], folder: Path, **variables: str) -> bool:
     """Run a command in a folder and tell how long it took; False where it failed."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    start = time.monotonic()
-    done = subprocess.run(command, cwd=folder, env=kept | variables, capture_output=True, text=True)
+    start, used = time.monotonic(), _processor_seconds()
+    done = subprocess.run(command, cwd=folder, env=_environment(variables), capture_output=True, text=True)
     well = done.returncode == 0
-    print(f"{'ok    ' if well else 'FAILED'} {(time.monotonic() - start) / 60:5.1f} min  {name}", flush=True)
+    minutes, of_cores = (time.monotonic() - start) / 60, (_processor_seconds() - used) / 60
+    print(f"{'ok    ' if well else 'FAILED'} {minutes:5.1f} min  {of_cores:5.1f} CPU min  {name}", flush=True)
     if not well:
         print(done.stderr[-2000:], file=sys.stderr, flush=True)
     return well
+
+
+def _processor_seconds() -> float:
+    """Return the CPU seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,16 +106,23 @@ def main(arguments: list[str] | None = None) -> int:
     )
     well = []
     with tempfile.TemporaryDirectory() as name:
-        folder, elsewhere = Path(name), Path(name) / "elsewhere"
-        elsewhere.mkdir()
+        folder = Path(name)
+        new = {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "PIP_CACHE_DIR": pip_cache()}
         if pages:
-            python = environment(folder / "guides", f"jpaged[{EXTRAS}] @ {wheel}")
-            script = ROOT / "scripts" / "docs_run.py"
-            well += [tried(page.name, [python, script, page], elsewhere) for page in pages]
+            python = environment(folder / "guides", f"jpaged[{EXTRAS}] @ {wheel}", TORCH)
+            models = folder / "models"
+            make_stand_ins(python, models, new)
+            for page in pages:
+                elsewhere = folder / "pages" / page.stem
+                shutil.copytree(models, elsewhere)
+                well.append(tried(page.name, [python, ROOT / "scripts" / "docs_run.py", page], elsewhere, **new))
         if books:
             python = environment(folder / "notebooks", "ipykernel", "nbclient", "nbformat")
-            place = {"JPAGED_WHEEL": str(options.wheel.resolve())}
-            well += [tried(book.name, [python, "-c", NOTEBOOK, book], elsewhere, **place) for book in books]
+            new["JPAGED_WHEEL"] = str(options.wheel.resolve())
+            for book in books:
+                elsewhere = folder / "books" / book.stem
+                elsewhere.mkdir(parents=True)
+                well.append(tried(book.name, [python, "-c", NOTEBOOK, book], elsewhere, **new))
     if not well:
         parser.error(f"--only names nothing that there is: {options.only}")
     return 0 if all(well) else 1

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts, from the repository's root: a working environment in .venv.
 # PYTHON chooses the interpreter that .venv is made with (3.11 or later); the default is python3.
 venv=.venv/bin/python

@@ -14,7 +14,7 @@ import pytest
 import jpaged
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = {"jax", "jaxlib", "flax", "transformers", "numba", "numpy", "torch", "fastapi", "PIL", "ray"}
+HEAVY = {"jax", "jaxlib", "flax", "transformers", "numba", "numpy", "torch", "fastapi", "PIL", "ray", "rich"}
 """Packages that take long to import, none of which a look at the help should wait for."""
 
 

@@ -18,7 +18,7 @@ from jpaged.cli.examples import examples
 from jpaged.cli.options import Dtype, MaxModelLen, Model, Temperature, bad_parameters, build_llm, read_speculative
 from jpaged.cli.page_command import page_command
 
-app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"))
+app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"), rich_markup_mode=None)
 app.command(epilog=examples("bench serve"))(serve)
 app.command(epilog=examples("bench serving"))(serving)
 app.command("serving-sim", epilog=examples("bench serving-sim"))(serving_sim)
@@ -40,11 +40,14 @@ def throughput(
     mean_input: Annotated[float, typer.Option(min=1, help="Mean prompt tokens (lognormal).")] = 160,
     mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
     sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and prompts.")] = 0,
     *,
     engine: ThroughputOptions,
 ) -> None:
-    """Measure output tokens/s of a batch and of one sequence, against this machine's own matrix products and memory."""
+    """Measure output tokens/s of a batch and of one sequence.
+
+    Both against this machine's own matrix products and memory.
+    """
     from jpaged.benchmarks.prompts import Lengths
     from jpaged.benchmarks.throughput import run
 
@@ -62,10 +65,13 @@ def sharing(
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of several outputs; twice as many otherwise.")] = 4,
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of several outputs.")] = 48,
-    seed: Annotated[int, typer.Option(min=0, help="Of lengths and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths and draws.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for sharing.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
-    """Measure what sharing saves: samples and beams of a prompt, shared prefixes, swapping against recomputation."""
+    """Measure what sharing of memory saves.
+
+    Samples and beams of a prompt, shared prefixes, swapping against recomputation.
+    """
     from jpaged.benchmarks import sharing_report
     from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.prompts import questions, translations
@@ -106,12 +112,14 @@ def speculative(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which all engines take turns.")] = 3,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     dtype: Dtype = "float32",
     max_model_len: MaxModelLen = None,
     docs: Annotated[Path | None, typer.Option(help="Folder for speculative.md.")] = None,
 ) -> None:
-    """Measure drafts: what is kept of them, tokens a step, and the speed as a multiple of that without, in turns.
+    """Measure what speculation gains.
+
+    What is kept of drafts, tokens a step, and the speed as a multiple of that without, in turns.
 
     It is told, too, how far the first drafts of `layers:N` are from the best coupling: at temperature 1, if the draws
     are greedy.
@@ -193,7 +201,7 @@ def memory(
         Path | None, typer.Option(exists=True, help="The same with hash_ids, for prefix caching.")
     ] = None,
     num_requests: Annotated[int, typer.Option(min=10, help="Requests of a run; four times as many chats.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="Of the lengths that are drawn where no file is given.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths that are drawn where no file is given.")] = 0,
     docs: Annotated[
         Path | None, typer.Option(help="Folder for memory.md, memory.png and memory.svg (needs matplotlib).")
     ] = None,
@@ -201,7 +209,10 @@ def memory(
         bool, typer.Option("--hybrids-only", help="Print what prefixes of recurrent models are found, and no more.")
     ] = False,
 ) -> None:
-    """Simulate where KV memory goes: jpaged's allocator and five others, on published model shapes."""
+    """Simulate where KV memory goes, under six allocators.
+
+    jpaged's and five others, on published model shapes.
+    """
     from jpaged.benchmarks import memory_hybrids, memory_jenga, memory_page, memory_plots, memory_report
     from jpaged.benchmarks.memory_workloads import read_workloads
 
@@ -237,11 +248,14 @@ def memory(
 @app.command(epilog=examples("bench memory-real"))
 def memory_real(
     num_requests: Annotated[int, typer.Option(min=2, help="Requests to each model, all sent at once.")] = 12,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and lengths.")] = 0,
     docs: Annotated[Path | None, typer.Option(help="Folder for memory_real.md.")] = None,
 ) -> None:
-    """Run random models whose layers differ in one pool size: the largest page for all layers against jpaged's layer
-    groups."""
+    """Measure one page size against layer groups.
+
+    Runs random models whose layers differ, in a pool of one size: once with the largest page for all layers, once with
+    jpaged's layer groups.
+    """
     from jpaged.benchmarks import memory_real as real
     from jpaged.benchmarks.machine import this_machine
 

@@ -25,13 +25,16 @@ def eviction(
     ] = None,
     num_requests: Annotated[int, typer.Option(min=40, help="Most requests of a workload.")] = 100,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals where lengths are told.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and draws.")] = 0,
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps results; what it has is not run again.")
     ] = None,
     docs: Annotated[Path | None, typer.Option(help="Folder for eviction.md, .png and .svg (needs matplotlib).")] = None,
 ) -> None:
-    """Simulate who gives way: orders of eviction on workloads that share prefixes, schedulers that know lengths."""
+    """Simulate who gives way where memory is short.
+
+    Orders of eviction on workloads that share prefixes, and schedulers that know lengths.
+    """
     from jpaged.benchmarks.eviction import output_lengths, page, prefix_modes
     from jpaged.benchmarks.eviction.workloads import workloads as shared_workloads
     from jpaged.benchmarks.serving_sim.workload import sharegpt

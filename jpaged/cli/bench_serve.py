@@ -22,7 +22,7 @@ def serve(
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson or bursty.")] = "poisson",
     burstiness: Annotated[
-        float | None, typer.Option(help="Of bursty arrivals, in (0, 1]; 1 is Poisson. [0.25]")
+        float | None, typer.Option(help="How even bursty arrivals are, in (0, 1]; 1 is Poisson. [0.25]")
     ] = None,
     num_requests: Annotated[int, typer.Option(min=1, max=100_000, help="Requests at each rate.")] = 100,
     prompts: Annotated[
@@ -55,11 +55,14 @@ def serve(
         float | None, typer.Option(min=0, help="Goodput: most ms a token, on an answer's average.")
     ] = None,
     limit_latency: Annotated[float | None, typer.Option(min=0, help="Goodput: most ms to the end.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of lengths and words that are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, and of lengths and words that are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for latency against rate, PNG or SVG (matplotlib).")] = None,
 ) -> None:
-    """Measure an OpenAI-compatible server: latencies, throughput and goodput at one rate of requests after another."""
+    """Measure any OpenAI-compatible server.
+
+    Latencies, throughput and goodput, at one rate of requests after another.
+    """
     for name, needs in (("httpx", True), ("matplotlib", plot is not None)):
         if needs and find_spec(name) is None:
             raise typer.BadParameter(f'this needs {name}: pip install "jpaged[bench]"')

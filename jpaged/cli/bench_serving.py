@@ -59,7 +59,10 @@ def serving(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny random model and runs of a second: a test.")] = False,
 ) -> None:
-    """Serve requests that arrive over time on the real engine: jpaged against the papers' baselines in one pool."""
+    """Serve requests that arrive over time, on the real engine.
+
+    jpaged's policies against the papers' baselines, in one pool.
+    """
     from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.serving_real.experiments import Plan
     from jpaged.benchmarks.serving_real.page import figure_name, page

@@ -27,7 +27,7 @@ def serving_sim(
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate.")] = 600,
     most_requests: Annotated[int, typer.Option(min=100, help="Most requests of a run.")] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and beams.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, lengths and beams.")] = 0,
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps results; what it has is not run again.")
     ] = None,
@@ -35,7 +35,10 @@ def serving_sim(
         Path | None, typer.Option(help="Folder for serving-sim.md and its plots (needs matplotlib).")
     ] = None,
 ) -> None:
-    """Simulate serving over time: latency against load under jpaged's policy and those of the papers' baselines."""
+    """Simulate serving over time: latency against load.
+
+    Under jpaged's policy and those of the papers' baselines.
+    """
     from jpaged.benchmarks.serving_sim import plots
     from jpaged.benchmarks.serving_sim.beams import GAP
     from jpaged.benchmarks.serving_sim.page import page

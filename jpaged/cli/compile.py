@@ -27,7 +27,9 @@ def compile_model(
     *,
     engine: AdapterOptions,
 ) -> None:
-    """Compile all programs of an engine, for the devices of this machine or for others, and write them to a folder.
+    """Compile all programs of an engine ahead, into a folder.
+
+    They are for the devices of this machine or, with --device, for others.
 
     --compiled-programs FOLDER of the other commands, with the same settings, reads them: the engine then starts without
     tracing or compiling. A folder is of one model, one set of settings, one version of everything and one kind of

@@ -56,10 +56,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples(command: str) -> str:
-    """Return the end of a command's help; paragraphs, because single line breaks are not kept there.
+    r"""Return the end of a command's help; ``\b`` keeps its lines as they are, so that they can be copied.
 
     Args:
         command: its name behind ``jpaged``, or ``jpaged`` itself.
     """
     lines = _EXAMPLES[command]
-    return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
+    return "\n".join(["\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
@@ -38,12 +37,8 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=examples("jpaged"),
     pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,  # Rich's tables cut the names of long options in a terminal of 80 columns
 )
-app.add_typer(bench, name="bench")
-app.command("compile", epilog=examples("compile"))(compile_model)
-app.command(epilog=examples("plan"))(plan)
-app.command(epilog=examples("serve"))(serve)
-app.command("run-batch", epilog=examples("run-batch"))(run_batch)
 
 
 def _print_version(asked: bool) -> None:
@@ -111,6 +106,8 @@ def generate(
         stop=stop,
         ignore_eos=ignore_eos,
     )
+    from rich.console import Console
+
     llm = engine.build(model)
     console = Console(highlight=False)
     if stream:
@@ -146,7 +143,10 @@ def chat(
     *,
     engine: ModelOptions,
 ) -> None:
-    """Talk to a model, one turn at a time; an empty line or end of input ends the conversation."""
+    """Talk to a model, one turn at a time.
+
+    An empty line or end of input ends the conversation.
+    """
     params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     llm = engine.build(model, max_num_seqs=1 if engine.speculative is None else 16)  # a draft takes a row of the batch
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
@@ -173,12 +173,22 @@ def convert(
     dtype: Dtype = "auto",
     quantization: Quantization = None,
 ) -> None:
-    """Write a model as an Orbax checkpoint, which loads faster than its source."""
+    """Write a model as a checkpoint that loads faster.
+
+    It is a folder of Orbax's, with config and tokenizer, and the weights in the form in which the engine holds them.
+    """
     from jpaged.loading import convert_checkpoint
 
     with bad_parameters():
         convert_checkpoint(source, target, dtype=dtype, quantization=quantization)
     typer.echo(f"wrote {target}")
+
+
+app.command(epilog=examples("serve"))(serve)
+app.command("run-batch", epilog=examples("run-batch"))(run_batch)
+app.command(epilog=examples("plan"))(plan)
+app.command("compile", epilog=examples("compile"))(compile_model)
+app.add_typer(bench, name="bench")
 
 
 def _lines(file: Path) -> list[str]:

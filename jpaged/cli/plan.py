@@ -41,13 +41,16 @@ def plan(
         float, typer.Option(help="Share of the memory that weights, temporaries and pool may take.")
     ] = 0.9,
     memory_bytes: Annotated[
-        int | None, typer.Option(min=1, help="That programs may take of each device; default: the device's.")
+        int | None, typer.Option(min=1, help="Bytes of each device that programs may take; default: the device's.")
     ] = None,
     compiler_env: Annotated[
         Path | None, typer.Option(help="Virtual environment with libtpu or the CUDA plugin (scripts/aot_env.sh).")
     ] = None,
 ) -> None:
-    """Compile a model's step for a device, without weights: memory, sequences that fit, speed it allows.
+    """Tell whether a model fits a device, and how fast it may be.
+
+    Its step is compiled for the device, which need not be here, without weights: memory, sequences that fit, the speed
+    that bandwidth and peak allow.
 
     Exits with 1 where the model does not fit, with 3 where the compiler failed.
     """

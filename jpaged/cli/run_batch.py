@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from jpaged.cli.engine_options import RequestOptions, with_engine_options
 from jpaged.cli.options import Model, bad_parameters, check_serve_extra
@@ -37,6 +34,8 @@ def run_batch(
     and with 75 where some have no answer yet, as the engine failed: start it again.
     """
     check_serve_extra()
+    import asyncio
+
     from jpaged.server import batch
     from jpaged.server.settings import ServerSettings
 
@@ -66,6 +65,9 @@ def run_batch(
 
 
 async def _answer(llm: Any, settings: Any, left: Any, answers_file: Path, concurrency: int) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from jpaged import AsyncLLM
     from jpaged.server.app import create_app
     from jpaged.server.batch import run_batch as run

@@ -51,7 +51,7 @@ from jpaged import LLM, SamplingParams
 from jpaged.training import logprobs
 
 # %% tags=["parameters"]
-STEPS = 20
+STEPS = 15
 PROMPTS = 4
 SAMPLES = 8
 RATE = 2e-5
@@ -165,7 +165,7 @@ for step in range(STEPS):
 # %% [markdown]
 # ## Did it?
 #
-# Twenty steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer,
+# Fifteen steps are enough to see the curve rise. `scripts/rl/grpo_arithmetic.py` in the repository trains for longer,
 # and counts the sums that the model gets right before and after.
 
 # %%

@@ -160,6 +160,7 @@ def train(
     batches: Sequence[Sequence[Any]],
     reward: Callable[[str, Any], float],
     tell: Callable[[int, Report], None] = lambda number, report: None,
+    seed: int = 0,
 ) -> list[Report]:
     """Take a step for each batch of problems and return what the steps were like.
 
@@ -167,10 +168,11 @@ def train(
         batches: problems, each with a `prompt`.
         reward: what a completion of a problem is worth.
         tell: told the number and report of each step.
+        seed: another one draws other completions at every step.
     """
     reports = []
     for number, batch in enumerate(batches):
-        rollout = trainer.roll_out([problem.prompt for problem in batch], seed=number)
+        rollout = trainer.roll_out([problem.prompt for problem in batch], seed=seed * len(batches) + number)
         samples = trainer.settings.samples
         worth = [reward(text, batch[row // samples]) for row, text in enumerate(rollout.texts)]
         reports.append(trainer.step(rollout, worth))

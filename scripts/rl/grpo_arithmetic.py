@@ -2,14 +2,15 @@
 
 Rolls out with an engine, differentiates the same modules by `jpaged.training` and steps with optax; see docs/rl.md.
 With ``--deterministic`` the trainer's log-probabilities are the engine's to the last bit, and the divergence that is
-printed is 0. ``--docs docs`` writes the figures and the plot of that page.
+printed is 0. ``--seed 0 1 2`` is three runs, one after another; ``--docs docs`` writes the figures and the plot of
+that page.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,22 +43,24 @@ class Run:
 def main() -> None:
     args = _arguments()
     engine = {"max_model_len": 64, "max_num_seqs": args.prompts * args.samples, "kv_cache_memory_bytes": 128 << 20}
-    with LLM(args.model, dtype="float32", seed=args.seed, deterministic=args.deterministic, **engine) as llm:
-        run = _run(llm, args)
-    rewards = [report.reward for report in run.reports]
+    runs = {}
+    for seed in dict.fromkeys(args.seed):
+        with LLM(args.model, dtype="float32", seed=seed, deterministic=args.deterministic, **engine) as llm:
+            runs[seed] = _run(llm, args, seed)
+    rewards = {seed: [report.reward for report in run.reports] for seed, run in runs.items()}
     if args.plot is not None:
         _draw(rewards, args.plot)
     if args.docs is not None:
         _draw(rewards, args.docs / PICTURE)
         page = args.docs / "rl.md"
-        page.write_text(with_figures(page.read_text(), figures(run, args)))
+        page.write_text(with_figures(page.read_text(), figures(runs, args)))
 
 
-def _run(llm: LLM, args: argparse.Namespace) -> Run:
-    asked = problems(args.seed, args.steps * args.prompts)
+def _run(llm: LLM, args: argparse.Namespace, seed: int) -> Run:
+    asked = problems(seed, args.steps * args.prompts)
     batches = [asked[start : start + args.prompts] for start in range(0, len(asked), args.prompts)]
     run = Run([], [], correct(llm), 0)
-    print(f"right before: {run.before} of 81 sums", flush=True)
+    print(f"seed {seed}, right before: {run.before} of 81 sums", flush=True)
     start = time.process_time()
 
     def tell(number: int, report: Report) -> None:
@@ -69,9 +72,9 @@ def _run(llm: LLM, args: argparse.Namespace) -> Run:
         )
 
     trainer = Trainer(llm, Settings(samples=args.samples, rate=args.rate))
-    run.reports = train(trainer, batches, _worth, tell)
+    run.reports = train(trainer, batches, _worth, tell, seed)
     run.after = correct(llm)
-    print(f"right after: {run.after} of 81 sums")
+    print(f"right after: {run.after} of 81 sums", flush=True)
     return run
 
 
@@ -87,25 +90,38 @@ def _worth(completion: str, problem: Problem) -> float:
     return reward(completion, problem.answer)
 
 
-def figures(run: Run, args: argparse.Namespace) -> str:
-    """Return a run's figures for the documentation: the mean reward of five steps at a time."""
-    lines = [
-        "| steps | mean reward | divergence | largest \\|ratio - 1\\| | CPU seconds so far |",
-        "|---|---|---|---|---|",
-    ]
-    for first in range(0, len(run.reports), 5):
-        some = run.reports[first : first + 5]
-        lines.append(
-            f"| {first + 1} to {first + len(some)} | {_mean([one.reward for one in some]):.3f} "
-            f"| {max(one.divergence for one in some):.1e} | {max(one.ratio_off for one in some):.1e} "
-            f"| {run.seconds[first + len(some) - 1]:.0f} |"
-        )
+def figures(runs: Mapping[int, Run], args: argparse.Namespace) -> str:
+    """Return the figures of runs by seed for the documentation: the mean reward of five steps at a time.
+
+    Divergences and ratios are the largest of all runs; CPU seconds are the first one's, which compiles.
+    """
+    seeds, first_run = list(runs), next(iter(runs.values()))
+    titles = ["mean reward" + (f", seed {seed}" if len(runs) > 1 else "") for seed in seeds]
+    columns = ["steps", *titles, "divergence", "largest \\|ratio - 1\\|", "CPU seconds so far"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    steps = len(first_run.reports)
+    for first in range(0, steps, 5):
+        some = [run.reports[first : first + 5] for run in runs.values()]
+        cells = [
+            f"{first + 1} to {first + len(some[0])}",
+            *(f"{_mean([one.reward for one in each]):.3f}" for each in some),
+            f"{max(one.divergence for each in some for one in each):.1e}",
+            f"{max(one.ratio_off for each in some for one in each):.1e}",
+            f"{first_run.seconds[first + len(some[0]) - 1]:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    after = _listed([str(run.after) for run in runs.values()])
+    said = f"Of the 81 sums the model gets {first_run.before} right before, and {after} after."
     exact = " --deterministic" if args.deterministic else ""
-    said = f"Of the 81 sums the model gets {run.before} right before, and {run.after} after."
-    command = f"`python scripts/rl/grpo_arithmetic.py{exact} --steps {len(run.reports)} --seed {args.seed} --docs docs`"
+    given = " ".join(str(seed) for seed in seeds)
+    command = f"`python scripts/rl/grpo_arithmetic.py{exact} --steps {steps} --seed {given} --docs docs`"
     return "\n".join(
         [*lines, "", said, "", f"![The mean reward by step]({PICTURE})", "", f"({command}; {args.machine}.)"]
     )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def with_figures(page: str, text: str) -> str:
@@ -128,7 +144,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=4, help="prompts a step")
     parser.add_argument("--samples", type=int, default=8, help="completions a prompt")
     parser.add_argument("--rate", type=float, default=Settings.rate, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of problems and draws; several: a run each")
     parser.add_argument("--deterministic", action="store_true", help="log-probabilities equal to the engine's bits")
     parser.add_argument("--plot", type=Path, help="file to draw the rewards into (extra bench)")
     parser.add_argument("--docs", type=Path, help="folder whose rl.md gets the figures and the plot (extra bench)")
@@ -136,18 +152,20 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _draw(rewards: Sequence[float], path: Path) -> None:
-    """Draw each step's mean reward, and the mean over five."""
+def _draw(rewards: Mapping[int, Sequence[float]], path: Path) -> None:
+    """Draw each step's mean reward, and the mean over five, of each run by its seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(rewards, color="tab:blue", alpha=0.35, label="mean of a step")
-    axes.plot([_mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))], label="mean of five steps")
+    for number, (seed, each) in enumerate(rewards.items()):
+        smooth = [_mean(each[max(0, i - 4) : i + 1]) for i in range(len(each))]
+        axes.plot(each, color=f"C{number}", alpha=0.3)
+        axes.plot(smooth, color=f"C{number}", label=f"seed {seed}, mean of five steps")
     axes.set_xlabel("step")
     axes.set_ylabel("reward")
     axes.set_ylim(0, 1)
-    axes.legend()
+    axes.legend(loc="lower right")
     figure.savefig(path)
 
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import docs_stand_ins
 import pytest
-import torch
 from commands import ROOT
 from docs_run import python_blocks, run_block, run_page
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from jpaged.loading import demo_model
-from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 PYTHON = {page: python_blocks((ROOT / page).read_text()) for page in PAGES}
 RUN = [page for page in PAGES if any(block.not_run is None for block in PYTHON[page])]
-MODELS = ("smollm2-135m", "Qwen/Qwen3-Embedding-0.6B")
+MODELS = (docs_stand_ins.DEMO, *docs_stand_ins.HUB)
 """Names that blocks give to `LLM`."""
 
 
@@ -31,24 +28,7 @@ MODELS = ("smollm2-135m", "Qwen/Qwen3-Embedding-0.6B")
 def models(tmp_path_factory) -> Path:
     """A folder in which the names of models are folders of a tiny one."""
     folder = tmp_path_factory.mktemp("models")
-    tokenizer = tokenizer_from_gguf(GGUFFile(demo_model.fetch_demo_model()))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config)
-    for name in MODELS:
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    docs_stand_ins.write(folder, *MODELS)
     return folder
 
 
@@ -83,6 +63,12 @@ def test_every_block_of_python_runs_or_says_why_not():
     for page, reason in reasons:
         for test in re.findall(r"tests/[\w/]+\.py", reason):
             assert (ROOT / test).is_file(), f"{page}: {reason}"
+
+
+def test_blocks_name_no_model_that_has_no_stand_in():
+    text = "".join(block.before + block.code for blocks in PYTHON.values() for block in blocks if block.not_run is None)
+    named = set(re.findall(r'LLM\("([^"]+)"', text))
+    assert set(MODELS) <= named <= {*MODELS, "tiny-gpt2"}
 
 
 def test_a_block_that_fails_is_told_with_its_page_and_line():

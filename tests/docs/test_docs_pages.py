@@ -45,6 +45,8 @@ def test_every_public_name_is_in_the_reference():
     assert {name for name in jpaged.__all__ if name != "__version__"} == set(docs_api.homes())
     assert "pallas_kernels.paged_attention.paged_attention" in entries
     assert sum(entry.startswith("jpaged.model_api.") for entry in entries) > 15
+    assert {"jpaged.training.logprobs", "jpaged.integrations.tunix.JpagedRollout"} <= entries
+    assert {"jpaged.planning.plan", "jpaged.planning.compile_programs_for"} <= entries
 
 
 def test_every_setting_of_vllm_is_in_the_page_that_compares():
@@ -71,6 +73,14 @@ def test_the_command_line_page_has_every_command_with_its_options_and_examples()
             assert option.param_type_name == "argument" or f"`{option.opts[0]}`" in page or option.name == "help"
         assert docs_cli.examples(command)
         assert all(line in page for line in docs_cli.examples(command))
+
+
+def test_every_paper_that_the_code_names_by_number_is_on_the_page_of_papers():
+    page = (ROOT / "docs" / "papers.md").read_text()
+    folders = ("jpaged", "models", "pallas_kernels", "scripts")
+    text = "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    named = set(re.findall(r"ar[xX]iv(?:\.org/abs/|:|[ \n]+)(\d{4}\.\d{5})", text))
+    assert len(named) > 8 and sorted(number for number in named if number not in page) == []
 
 
 def test_tables_are_not_broken_by_what_stands_in_them(site):

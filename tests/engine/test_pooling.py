@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import CHECKPOINTS, make_checkpoint
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3ForSequenceClassification
+from transformers import LlamaForSequenceClassification, Qwen3ForSequenceClassification
 
 from jpaged import LLM, AsyncLLM, PoolingParams, SamplingParams
 
@@ -60,6 +60,18 @@ def test_the_last_token_or_the_mean_of_all_is_what_transformers_gives(llm, hidde
     again = llm.embed(prompts(), use_tqdm=False)
     assert sum(output.num_cached_tokens for output in again) > 100
     np.testing.assert_allclose(vectors(again), last, atol=1e-6)
+
+
+def test_a_llamas_vectors_are_those_of_transformers_too(tmp_path):
+    model = make_checkpoint("llama", tmp_path)
+    with torch.no_grad():
+        states = [model.model(torch.tensor([ids])).last_hidden_state[0].numpy() for ids in PROMPTS]
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        np.testing.assert_allclose(
+            vectors(llm.embed(prompts(), use_tqdm=False)), unit([one[-1] for one in states]), atol=2e-5
+        )
+        means = llm.embed(prompts(), False, PoolingParams(pooling="mean"))
+        np.testing.assert_allclose(vectors(means), unit([one.mean(0) for one in states]), atol=2e-5)
 
 
 def test_leading_numbers_are_normalised_after_the_cut(llm, hidden):
@@ -146,13 +158,21 @@ def test_a_base_model_has_vectors_and_is_refused_to_generate(folder, hidden, tmp
 
 
 @pytest.mark.parametrize(
-    ("labels", "problem"), [(3, None), (1, None), (3, "multi_label_classification")], ids=["one of", "one", "several"]
+    ("family", "labels", "problem"),
+    [
+        (Qwen3ForSequenceClassification, 3, None),
+        (Qwen3ForSequenceClassification, 1, None),
+        (Qwen3ForSequenceClassification, 3, "multi_label_classification"),
+        (LlamaForSequenceClassification, 3, None),
+    ],
+    ids=["one of", "one", "several", "of a Llama"],
 )
-def test_classes_have_the_probabilities_of_transformers(labels, problem, tmp_path):
+def test_classes_have_the_probabilities_of_transformers(family, labels, problem, tmp_path):
     torch.manual_seed(1)
-    config = CHECKPOINTS["qwen3"].__class__(**CHECKPOINTS["qwen3"].to_dict() | {"num_labels": labels})
+    config = CHECKPOINTS[family.config_class.model_type]
+    config = config.__class__(**config.to_dict() | {"num_labels": labels})
     config.problem_type, config.pad_token_id = problem, 0
-    model = Qwen3ForSequenceClassification(config).eval()
+    model = family(config).eval()
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         want = np.stack([model(torch.tensor([ids])).logits[0].numpy() for ids in PROMPTS])

@@ -46,6 +46,25 @@ def test_five_steps_on_policy_raise_the_reward(scripts, tmp_path):
     assert all(np.isfinite(report.loss) for report in reports)
 
 
+def test_another_seed_draws_other_completions(scripts):
+    grpo, task, _ = scripts
+    asked = []
+
+    class Drawer:
+        settings = grpo.Settings(samples=1)
+
+        def roll_out(self, prompts, seed):
+            asked.append(seed)
+            return grpo.Rollout(["7"], None, None, 0, None)
+
+        def step(self, rollout, worth):
+            return grpo.Report(worth[0], 0.0, 0.0, 0.0)
+
+    for seed in (0, 1):
+        grpo.train(Drawer(), [[task.Problem("3 + 4 =", 7)]] * 3, lambda text, problem: 1.0, seed=seed)
+    assert asked == list(range(6))
+
+
 def test_the_task_is_the_same_for_a_seed_and_near_misses_are_worth_less(scripts):
     _, task, _ = scripts
     assert task.problems(3, 5) == task.problems(3, 5) != task.problems(4, 5)
@@ -59,10 +78,15 @@ def test_a_run_writes_its_figures_into_the_place_that_the_page_has_for_them(scri
     grpo, _, script = scripts
     monkeypatch.setattr(sys, "argv", ["grpo_arithmetic.py", "--deterministic", "--seed", "3"])
     reports = [grpo.Report(0.125 * number, 0.0, 0.0, 0.1) for number in range(7)]
-    text = script.figures(script.Run(reports, [float(10 * number) for number in range(7)], 5, 60), script._arguments())
+    run = script.Run(reports, [float(10 * number) for number in range(7)], 5, 60)
+    text = script.figures({3: run}, script._arguments())
     assert "| 1 to 5 | 0.250 | 0.0e+00 | 0.0e+00 | 40 |\n| 6 to 7 | 0.688 | 0.0e+00 | 0.0e+00 | 60 |\n" in text
     assert "5 right before, and 60 after" in text
     assert "grpo_arithmetic.py --deterministic --steps 7 --seed 3 --docs docs" in text
+    other = script.Run([report._replace(reward=0.5, divergence=1e-6) for report in reports], [1.0] * 7, 5, 62)
+    text = script.figures({3: run, 4: other}, script._arguments())
+    assert "| mean reward, seed 3 | mean reward, seed 4 |" in text and "--seed 3 4" in text
+    assert "| 1 to 5 | 0.250 | 0.500 | 1.0e-06 | 0.0e+00 | 40 |" in text and "5 right before, and 60 and 62" in text
     page = (FOLDER.parents[1] / "docs" / "rl.md").read_text()
     once = script.with_figures(page, "FIGURES")
     assert "\nFIGURES\n" in once and script.with_figures(once, "OTHERS") == script.with_figures(page, "OTHERS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_a_page_that_fails_is_told_and_the_others_are_tried(scripts, tmp_path, m
         (tmp_path / f"{name}.md").write_text(f"# {name}\n\n```python\n{code}\n```\n")
     monkeypatch.setattr(script, "guides", lambda: [tmp_path / f"{name}.md" for name in pages])
     monkeypatch.setattr(script, "environment", lambda folder, *packages: Path(sys.executable))
+    monkeypatch.setattr(script, "make_stand_ins", lambda python, folder, variables: folder.mkdir())
     wheel = str(tmp_path / "jpaged-0-py3-none-any.whl")
     assert script.main([wheel, "--only", "bad", "good"]) == 1
     told = capsys.readouterr()
@@ -45,6 +47,26 @@ def test_a_page_that_fails_is_told_and_the_others_are_tried(scripts, tmp_path, m
     assert script.main([wheel, "--only", "good"]) == 0
     with pytest.raises(SystemExit):
         script.main([wheel, "--only", "nonesuch"])
+
+
+def test_pages_are_tried_in_empty_folders_and_find_nothing_that_was_there_before(scripts, tmp_path, monkeypatch):
+    script, _ = scripts
+    look = (
+        "import os\nassert os.listdir() == []\nassert not os.path.exists(os.environ['XDG_CACHE_HOME'])\n"
+        "open('left', 'w').close()"
+    )
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.md").write_text(f"# {name}\n\n```python\n{look}\n```\n")
+    monkeypatch.setattr(script, "guides", lambda: [tmp_path / "first.md", tmp_path / "second.md"])
+    monkeypatch.setattr(script, "environment", lambda folder, *packages: Path(sys.executable))
+    monkeypatch.setattr(script, "make_stand_ins", lambda python, folder, variables: folder.mkdir())
+    assert script.main([str(tmp_path / "jpaged-0-py3-none-any.whl"), "--only", "first", "second"]) == 0
+
+
+def test_pytorch_is_of_the_version_that_judges_models_in_the_tests(scripts):
+    script, _ = scripts
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert script.TORCH in project["optional-dependencies"]["test"]
 
 
 def test_a_start_above_the_limit_fails_and_says_which(scripts, monkeypatch, capsys):

@@ -30,6 +30,7 @@ class ModelHandle(EngineHandle):
         config: the engine's settings, with the sizes that its device chose.
         model_config: what the checkpoint says of the model.
         tokenizer: a transformers tokenizer; None where the model has none.
+        held_weights: how the engine holds its weights.
     """
 
     def __init__(self, built: Built) -> None:
@@ -45,8 +46,8 @@ class ModelHandle(EngineHandle):
         self._trainable: TrainableModel | None = None
         runner = built.engine.runner
         self._devices = runner.spec, runner.mesh
-        self._programs = runner.worker.model
         self._max_model_len = built.engine.max_model_len
+        self.held_weights = HeldWeights(runner.worker.model, built.model, built.dtype, built.config.quantization)
         super().__init__(built.engine)
 
     def get_tokenizer(self) -> Any:
@@ -122,11 +123,6 @@ class ModelHandle(EngineHandle):
                 raise RuntimeError("params are not on the devices: release_memory() took them away")
             widen_weights(self._engine, "params")
             return self._engine.runner.worker.model.params
-
-    @property
-    def held_weights(self) -> HeldWeights:
-        """Return how the engine holds its weights now."""
-        return HeldWeights(self._programs.described, self._model, self._dtype, self.config.quantization)
 
     def trainable(self) -> TrainableModel:
         """Return the model as `jpaged.training` differentiates it, in the tree of `params`."""

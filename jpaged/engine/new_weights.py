@@ -10,6 +10,7 @@ from jpaged.validation import boolean, one_of
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
+    from jpaged.execution.model_programs import ModelPrograms
 
 Running = Literal["recompute", "finish", "abort"]
 """What becomes of unfinished requests, see `ModelHandle.update_params`."""
@@ -22,16 +23,21 @@ class HeldWeights:
     """Says how an engine holds its weights, whoever has the engine and wherever the weights are.
 
     Attributes:
-        described: their shapes, dtypes and shardings as they are held now.
+        programs: what has them; their form may change.
         model: the model with shapes for arrays.
         dtype: dtype of those that are not quantised.
         quantization: what matrices are held in, see `EngineConfig`.
     """
 
-    described: Any
+    programs: ModelPrograms
     model: Any
     dtype: Any
     quantization: str | None
+
+    @property
+    def described(self) -> Any:
+        """Return shapes, dtypes and shardings of the weights as they are held now."""
+        return self.programs.described
 
 
 def replacement(

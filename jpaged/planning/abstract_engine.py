@@ -112,7 +112,11 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         model=model,
         graphdef=nnx.split(model)[0],
         params=abstract_params(
-            model, mesh, quantization=config.quantization, reader=reader, dtype_of=_dtype_of(request)
+            model,
+            mesh,
+            quantization=config.quantization,
+            reader=reader,
+            dtype_of=_dtype_of(request, model_config) if build.bfloat16_tiles else None,
         ),
         dtype=dtype,
         kernels=kernels,
@@ -121,11 +125,13 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     )
 
 
-def _dtype_of(request: dict[str, Any]) -> DtypeOf:
-    """Return what tells a tensor's stored dtype: the checkpoint's headers, or, where there is a config alone, that."""
+def _dtype_of(request: dict[str, Any], config: Any) -> DtypeOf:
+    """Return what tells a tensor's stored dtype: the checkpoint's headers, or what a config says that stands alone."""
     if request["checkpoint"] is not None:
-        return open_model(request["checkpoint"]).reader.dtype
-    return StoredAs(np.dtype(jnp.dtype(request["stored_dtype"])), request["quantised"]).dtype
+        only_text = request["engine"]["language_model_only"]
+        return open_model(request["checkpoint"], language_model_only=only_text).reader.dtype
+    said = str(getattr(config.get_text_config(), "dtype", None)).removeprefix("torch.")
+    return StoredAs(np.dtype(jnp.bfloat16 if said == "bfloat16" else np.float32), quantised=False).dtype
 
 
 def _tensor_shapes(name: str, checkpoint: str | None, model: CausalLM) -> dict[str, tuple[int, ...]]:

@@ -100,8 +100,6 @@ class Question:
             "compiled": python is not None,
             "gguf": gguf and str(gguf.absolute()),
             "checkpoint": checkpoint and str(checkpoint.absolute()),
-            "stored_dtype": str(self.described.stored.stored_dtype),
-            "quantised": self.described.stored.quantised,
             **more,
         }
         with tempfile.TemporaryDirectory() as folder:

@@ -27,6 +27,9 @@ class Tensors:
     def shape(self, name):
         return self.tensors[name].shape
 
+    def dtype(self, name):
+        return self.tensors[name].dtype
+
     def read(self, name):
         self.reads.append(name)
         return self.tensors[name]

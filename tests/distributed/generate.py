@@ -61,9 +61,8 @@ def budgeted(make: Callable[..., LLM]) -> Any:
 
 
 def endless(make: Callable[..., LLM]) -> Any:
-    """Says "running" at the first token, then generates until somebody dies. Its programs are those of `everything`,
-    which are compiled once."""
-    llm, running = make(**SMALL_POOL), False
+    """Says "running" at the first token, then generates until somebody dies."""
+    llm, running = make(), False
     while True:
         for _ in llm.stream(asked(), GREEDY):
             if not running:

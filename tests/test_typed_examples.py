@@ -23,7 +23,11 @@ EXAMPLES = [
 
 def complaints(tmp_path: Path, *included: str) -> list[str]:
     """Return what the checker says of files, each with its place."""
-    settings = {"typeCheckingMode": "basic", "include": list(included), "extraPaths": [str(ROOT)]}
+    settings = {
+        "typeCheckingMode": "basic",
+        "include": list(included),
+        "extraPaths": [str(ROOT), str(ROOT / "scripts" / "rl")],
+    }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [
         sys.executable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -15,7 +16,7 @@ MAX_LEN = 1024
 
 def gemma3_config(
     *, hidden: int = 512, mlp: int = 1536, layers: int = 12, vocab: int = 4096, window: int = WINDOW
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return the fields of a ``Gemma3TextConfig``: five local layers to a global one, heads of 64."""
     return {
         "vocab_size": vocab,

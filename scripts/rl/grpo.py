@@ -116,7 +116,8 @@ class Trainer:
                 row, ids = len(texts), list(answer.token_ids)
                 tokens[row, start - len(given) : start + len(ids)] = [*given, *ids]
                 mask[row, start - len(given) : start + len(ids)] = True
-                drawn[row, : len(ids)] = [each[token].logprob for token, each in zip(ids, answer.logprobs, strict=True)]
+                told = answer.logprobs or ()
+                drawn[row, : len(ids)] = [each[token].logprob for token, each in zip(ids, told, strict=True)]
                 texts.append(answer.text)
         return Rollout(texts, tokens, mask, start, drawn)
 

@@ -138,7 +138,7 @@ def with_figures(page: str, text: str) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m", help="what LLM takes")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--prompts", type=int, default=4, help="prompts a step")

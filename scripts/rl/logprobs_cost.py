@@ -19,12 +19,12 @@ from jpaged.training import logprobs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m", help="what LLM takes")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
-    tokens = np.random.default_rng(0).integers(3, 200, (args.sequences, args.tokens))
+    tokens = jax.numpy.asarray(np.random.default_rng(0).integers(3, 200, (args.sequences, args.tokens)))
     with LLM(
         args.model,
         dtype="float32",

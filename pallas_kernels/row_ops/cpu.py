@@ -73,7 +73,8 @@ def rotated_apart(
     one = jax.ShapeDtypeStruct((tokens, kv_heads, width), fused.dtype)
     queries = jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), fused.dtype)
     call = jax.ffi.ffi_call(rotation_target(), (queries, one, one))
-    return call(fused, cos.astype(jnp.float32), sin.astype(jnp.float32))
+    q, k, v = call(fused, cos.astype(jnp.float32), sin.astype(jnp.float32))
+    return q, k, v
 
 
 def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
@@ -81,7 +82,9 @@ def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Ar
     from pallas_kernels.row_ops.cpu_totals import target
 
     rows = (len(x),)
-    return jax.ffi.ffi_call(target(), (jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)))(x)
+    like = jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)
+    places, totals = jax.ffi.ffi_call(target(), like)(x)
+    return places, totals
 
 
 def _settings(eps: float, offset: float) -> Float[Array, " 2"]:

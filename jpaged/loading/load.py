@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
-from jpaged.execution.mesh import alone_on_cpu
 from jpaged.loading.build_context import ExactTiles, build_context
 from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config
@@ -130,7 +129,7 @@ def _load(
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     else:
         model, graphdef, params = load_params(family, config, reader, build, mesh=mesh, quantization=quantization)
-    if computes and alone_on_cpu(mesh):
+    if computes and build.product_impl == "cpu":
         use_large_pages(jax.tree.leaves(params))
     return LoadedModel(
         graphdef=graphdef,

@@ -47,7 +47,7 @@ def _product(widen: Callable[..., Any] | None, number_bytes: int) -> Any:
     return add
 
 
-_ADD = {Float32: _product(None, 4), BFloat16: _product(bfloat16, 2)}
+_ADD: dict[Any, Any] = {Float32: _product(None, 4), BFloat16: _product(bfloat16, 2)}
 
 
 def takes_few(numbers):

@@ -127,7 +127,7 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, fur
     fetched for what follows, some at a time: more than a core waits for at once would hold it up.
     """
     pairs = numbers.instance_class is BFloat16
-    size, number, widen = (FLOAT, _INT, None) if pairs else _FORMS[numbers.instance_class]
+    size, number, widen = (FLOAT, _INT, lambda code, words: words) if pairs else _FORMS[numbers.instance_class]
 
     def generate(context, builder, signature, args):
         _, rows, offset, scales, out, out_stride, coming, further = args
@@ -147,7 +147,7 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, fur
             vectors = []
             for first in range(_FOUR):
                 parts = [code.load(code.at(row, word * size), four, 2 if pairs else size) for row in ours[first::_FOUR]]
-                vectors.append(code.joined(parts) if pairs else widen(code, code.joined(parts)))
+                vectors.append(widen(code, code.joined(parts)))
             for n, column in enumerate(code.turned_quarters(vectors)):
                 if pairs:
                     for half, bits in enumerate(_halves(code, column)):

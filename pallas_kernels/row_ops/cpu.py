@@ -62,7 +62,9 @@ def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Ar
     from pallas_kernels.row_ops.cpu_totals import target
 
     rows = (len(x),)
-    return jax.ffi.ffi_call(target(), (jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)))(x)
+    like = jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)
+    places, totals = jax.ffi.ffi_call(target(), like)(x)
+    return places, totals
 
 
 def _settings(eps: float, offset: float) -> Float[Array, " 2"]:

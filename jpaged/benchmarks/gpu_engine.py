@@ -145,7 +145,9 @@ def planned(load: Load, kind: str) -> dict[str, float]:
         ValueError: the table of devices has no such GPU.
     """
     names = [
-        device.name for device in DEVICES if device.count == 1 and device.chip.cuda and device.chip.cuda.name == kind
+        name
+        for name, device in DEVICES.items()
+        if device.count == 1 and device.chip.cuda and device.chip.cuda.name == kind
     ]
     if not names:
         raise ValueError(f"{kind!r} is not in the table of devices")

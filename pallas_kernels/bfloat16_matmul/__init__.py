@@ -70,8 +70,9 @@ def bfloat16_matmul_grouped(
     if table.exact:
         from pallas_kernels.bfloat16_matmul.cpu_exact import exact_grouped_target
 
-        call = jax.ffi.ffi_call(exact_grouped_target(), result)
-        return call(x.astype(jnp.float32), table.bits, counts.astype(jnp.int32))
+        return jax.ffi.ffi_call(exact_grouped_target(), result)(
+            x.astype(jnp.float32), table.bits, counts.astype(jnp.int32)
+        )
     from pallas_kernels.bfloat16_matmul.cpu_kernel import grouped_target, rounded_numbers
     from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
 

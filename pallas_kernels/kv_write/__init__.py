@@ -50,9 +50,6 @@ def kv_write(
         from pallas_kernels.kv_write import gpu  # imports triton, which only a GPU's environment has
 
         return gpu.kv_write(view, layer, k, v, slots)
-    if chosen == "cpu" and cpu.takes_kv(view):
-        _check_plan(plan, chosen)
-        return cpu.kv_write(view, layer, k, v, slots)
     return write_rows(view, layer, pack_kv(k, v), slots, plan=plan, impl=chosen)
 
 

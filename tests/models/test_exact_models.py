@@ -28,7 +28,8 @@ def bfloat16_checkpoint(name, folder):
     """Saves a checkpoint in bfloat16; returns the model of the same numbers, computing in float32."""
     model = make_checkpoint(name, folder)
     model.to(torch.bfloat16).save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # `float()` leaves rotations rounded
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain)  # `float()` leaves rotations rounded
 
 
 def tiles_of(params):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -34,9 +36,13 @@ def test_a_process_is_started_for_loops_that_are_not_on_disk(started):
     cpu_ahead.compile_ahead("float32")
     ((python, option, code, dtype),) = started
     assert (python, option, dtype) == (sys.executable, "-c", "float32")
-    compile(code, "<child>", "exec")
-    module, name = code.removeprefix("from ").split(";")[0].split(" import ")
-    assert callable(getattr(sys.modules.get(module) or __import__(module, fromlist=[name]), name))
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = [(node.module, alias.name) for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert ("pallas_kernels.paged_attention.cpu_call", "target") in named
+    assert all(callable(getattr(import_module(module), name)) for module, name in named)
+    for node in imports:
+        if isinstance(node, ast.Import):
+            assert all(import_module(alias.name) for alias in node.names)
 
 
 def test_none_is_started_when_they_are_there_and_other_dtypes_have_loops_of_their_own(started):

@@ -29,7 +29,9 @@ def bfloat16_checkpoint(name, folder):
     model = make_checkpoint(name, folder)
     model.to(torch.bfloat16).save_pretrained(folder)
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain)  # `float()` leaves rotations rounded
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, **plain
+    )  # `float()` leaves rotations rounded
 
 
 def tiles_of(params):

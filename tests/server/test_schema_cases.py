@@ -6,6 +6,7 @@ again: what the last rounds leave behind beside those before is what the server 
 
 import asyncio
 import gc
+import logging
 import importlib
 import tracemalloc
 from pathlib import Path
@@ -107,8 +108,11 @@ def left_behind(server, sent):
 
 @pytest.fixture
 def traced():
+    """Lets a test trace memory; nothing is logged meanwhile, as pytest keeps every line until the test ends."""
+    logging.disable(logging.CRITICAL)
     yield
     tracemalloc.stop()
+    logging.disable(logging.NOTSET)
 
 
 def test_no_case_of_the_document_fails_hangs_or_leaves_anything_behind(serve, traced):

@@ -6,8 +6,8 @@ again: what the last rounds leave behind beside those before is what the server 
 
 import asyncio
 import gc
-import logging
 import importlib
+import logging
 import tracemalloc
 from pathlib import Path
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.paged_attention import Tuning
 from pallas_kernels.paged_attention.reach import Reach
@@ -14,7 +15,7 @@ from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_
 BLOCK, PAGES = 16, 8
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8),
     spare=st.integers(0, 9),

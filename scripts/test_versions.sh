@@ -5,8 +5,10 @@
 #   PYTHON=python3.13 JAX=0.10.0 bash scripts/test_versions.sh           all tests but those that compile for TPUs and GPUs
 #   PYTHON=python3.12 bash scripts/test_versions.sh tests/memory -n 0    the newest JAX; arguments are pytest's
 #
-# EXTRAS chooses what is installed beside jpaged, by default the extra `test`; without PyTorch, which it brings, only the
-# host rooms (tests/memory, tests/scheduling, tests/text) can be tested: EXTRAS=cpu, and TOOLS="pytest hypothesis".
+# EXTRAS chooses what is installed beside jpaged, by default the extra `test`. Without PyTorch, which it brings, what makes no
+# checkpoint can be tested, such as tests/memory/test_manager.py, tests/scheduling/test_scheduler.py, tests/text/test_grammar.py
+# and tests/execution/caches/test_layer_cache.py: EXTRAS=cpu, and TOOLS="pytest pytest-xdist hypothesis". What answers a prompt
+# is then tried by the Python of a page: the environment's python scripts/docs_run.py docs/index.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

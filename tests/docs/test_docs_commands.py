@@ -12,18 +12,33 @@ from docs_markdown import command_lines
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md"))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines((ROOT / page).read_text())]
+INLINE = [
+    (page, " ".join(span.split()))
+    for page in PAGES
+    for span in re.findall(r"(?<!`)`(jpaged [^`]+)`(?!`)", (ROOT / page).read_text())
+    if "..." not in span and not span.endswith("--help") and span != "jpaged bench"
+]
 JPAGED = [(page, line) for page, line in COMMANDS if re.match(r"(\S+=\S+ )*(\S*/)?jpaged ", line)]
 SCRIPTS = [(page, line) for page, line in COMMANDS if script_of(line) is not None]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_commands_are_found():
-    assert len(JPAGED) > 20 and len(SCRIPTS) > 10
+    assert len(JPAGED) > 20 and len(SCRIPTS) > 10 and len(INLINE) > 20
 
 
 @pytest.mark.parametrize(("page", "line"), JPAGED, ids=lambda value: value[:60])
 def test_jpaged_takes_the_line(page, line):
     parse_jpaged(line[re.search(r"(^| |/)jpaged ", line).end() - len("jpaged ") :])
+
+
+@pytest.mark.parametrize(("page", "line"), INLINE, ids=lambda value: value[:60])
+def test_jpaged_takes_what_is_named_within_a_sentence(page, line):
+    """It may leave arguments out (`jpaged serve`, `jpaged compile --device`), but name none that is not taken."""
+    try:
+        parse_jpaged(line)
+    except Exception as error:
+        assert "Missing parameter" in str(error) or "requires an argument" in str(error), f"{page}: {error}"
 
 
 @pytest.mark.parametrize(("page", "line"), SCRIPTS, ids=lambda value: value[:60])

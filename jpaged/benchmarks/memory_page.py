@@ -78,7 +78,7 @@ Jenga:
   ({IMAGES} of them, {IMAGE_MODEL}, {IMAGE_GIB:.0f} GiB); each question takes any of them. What counts is what an
   earlier question of the run was about too: the first one about an article is neither hit nor miss. "The pool holds"
   is the pool over what one such article takes: of articles that are drawn evenly no more than that share can be found,
-  and less, as requests that run take room too. Under "lru" and "aligned" they take nearly all of it.
+  and less, as requests that run take room too.
 - character.ai-like: 36 layers, 30 of them local (1024 tokens) in pairs that share one KV, six global that share two.
   PyramidKV: four groups of eight layers that keep 3584 to 512 tokens. The other allocators cannot express either, so
   they keep all. The paper tells ratios of both, not their sizes.

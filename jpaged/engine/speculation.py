@@ -14,9 +14,9 @@ from jpaged.model_api import Cuttable, LayerGroup
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
 from jpaged.speculative import DraftModel, Layers, NGram, Speculative
 
-_COSTS = {"cpu": StepCosts(token=0.02, verifying=0.18, tile=0.2)}
+_COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 """What drafts cost, the step of one token being 1. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
-AVX-512: verifying a draft 1.24, three 1.31, five or seven 1.40, ten 1.66, fifteen 1.69."""
+AVX-512: verifying a draft 1.14, three 1.2, five or seven 1.4, ten 1.66, fifteen 1.69."""
 _OTHER_COSTS = StepCosts(token=0.01, verifying=0.15)
 
 

@@ -106,7 +106,7 @@ _three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 def whole_tile(rows, tile_rows):
     """Return how many rows to multiply where `rows` are wanted: of a few, one tile takes as long as one row does, while
     tiles of fewer rows, one behind the other, read the panel as often, and nothing is fetched meanwhile."""
-    if 2 < rows < 2 * tile_rows:
+    if 1 < rows < 2 * tile_rows:
         return -(-rows // tile_rows) * tile_rows
     return rows
 

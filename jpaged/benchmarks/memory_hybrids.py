@@ -132,15 +132,15 @@ def _hits(shape: ModelShape, demands: Sequence[Demand], eviction: str) -> Outcom
 
 
 def rows(found: Sequence[HybridHits]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table: what was found of what an earlier request began with too, and the mean
-    batch."""
+    """Return the head and the rows of the table: what was found of what an earlier request began with too, the mean
+    batch, and the steps until no request waits."""
     head = ["model", "tokens of a block", "prefix_eviction", *found[0].outcomes]
     cells = [
         [
             hits.model,
             f"{hits.block_tokens:,}",
             hits.eviction,
-            *(f"{outcome.reuse:.0%}; {outcome.batch:.1f}" for outcome in hits.outcomes.values()),
+            *(f"{cell.reuse:.0%}; {cell.batch:.1f}; {cell.steps:,}" for cell in hits.outcomes.values()),
         ]
         for hits in found
     ]

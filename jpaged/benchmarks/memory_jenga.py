@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from jpaged.benchmarks.memory_shapes import SHAPES
-from jpaged.benchmarks.memory_simulation import Outcome, requests_of, simulate
+from jpaged.benchmarks.memory_shapes import SHAPES, ModelShape
+from jpaged.benchmarks.memory_simulation import Outcome, held_by_one, requests_of, simulate
 from jpaged.benchmarks.memory_traces import Demand, draw_articles, draw_image_questions
 from jpaged.scheduling import Scheduler
 
 ARTICLES = (8, 12, 24)
 """Numbers of articles that questions are asked about."""
+ARTICLE_TOKENS = (8_000, 12_000)
+"""Their mean lengths."""
 ARTICLE_MODEL, ARTICLE_GIB = "Gemma-3-27B", 24.0
 IMAGE_MODEL, IMAGES, IMAGE_GIB = "Llama-3.2-11B-Vision", 48, 4.0
 WAYS = (
@@ -73,19 +75,23 @@ class VisionCache:
 
 @dataclass(frozen=True)
 class JengaResults:
-    """Holds all simulations: by number of articles, of images asked about again, and of the vision cache."""
+    """Holds all simulations: by articles' mean length and number, of images asked about again, and of the vision
+    cache."""
 
-    articles: dict[int, list[tuple[str, str, Outcome]]]
+    articles: dict[int, dict[int, list[tuple[str, str, Outcome]]]]
     images: list[tuple[str, str, Outcome]]
     vision: list[VisionCache]
 
 
 def run(num_requests: int, seed: int, say: Callable[[str], None]) -> JengaResults:
-    """Simulate `num_requests` questions about images, and half as many about articles."""
-    articles = {}
-    for number in ARTICLES:
-        say(f"{ARTICLE_MODEL}, {number} articles")
-        articles[number] = _shared(ARTICLE_MODEL, ARTICLE_GIB, draw_articles(number, num_requests // 2, seed))
+    """Simulate `num_requests` questions about images, and as many about articles of each length."""
+    articles: dict[int, dict[int, list[tuple[str, str, Outcome]]]] = {}
+    for tokens in ARTICLE_TOKENS:
+        articles[tokens] = {}
+        for number in ARTICLES:
+            say(f"{ARTICLE_MODEL}, {number} articles of {tokens} tokens")
+            asked = draw_articles(number, num_requests, seed, mean=tokens)
+            articles[tokens][number] = _shared(ARTICLE_MODEL, ARTICLE_GIB, asked)
     say(f"{IMAGE_MODEL}, {IMAGES} images")
     images = _shared(IMAGE_MODEL, IMAGE_GIB, draw_image_questions(IMAGES, num_requests, seed))
     vision = []
@@ -95,8 +101,19 @@ def run(num_requests: int, seed: int, say: Callable[[str], None]) -> JengaResult
     return JengaResults(articles, images, vision)
 
 
+def articles_held(system: str, tokens: int) -> float:
+    """Return how many articles of so many tokens the pool holds of which each is computed by one sequence alone: more
+    are never found in it."""
+    shape = _shape(ARTICLE_MODEL, ARTICLE_GIB)
+    return ARTICLE_GIB * 2**30 / held_by_one(system, shape, tokens)
+
+
+def _shape(model: str, pool_gib: float) -> ModelShape:
+    return replace(next(shape for shape in SHAPES if shape.name == model), pool_gib=pool_gib)
+
+
 def _shared(model: str, pool_gib: float, demands: Sequence[Demand]) -> list[tuple[str, str, Outcome]]:
-    shape = replace(next(shape for shape in SHAPES if shape.name == model), pool_gib=pool_gib)
+    shape = _shape(model, pool_gib)
     return [
         (system, eviction, simulate(system, shape, demands, prefix_caching=True, prefix_eviction=eviction))
         for system, eviction in WAYS

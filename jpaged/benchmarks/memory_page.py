@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, INTERVAL, POOL_GIB, HybridHits
-from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, IMAGE_GIB, IMAGE_MODEL, IMAGES
+from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, ARTICLE_TOKENS, IMAGE_GIB, IMAGE_MODEL, IMAGES
 from jpaged.benchmarks.memory_report import Results, batch_of, tables, wasted
 from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, SHAPES
 from jpaged.benchmarks.memory_simulation import held_by_one
@@ -74,9 +74,11 @@ Jenga:
   there is no such cache, each chunk of a prompt that holds an image's tokens runs the encoder on the request's images
   again. Work is counted in products of published sizes (SigLIP-400M, 7.6 and 27 billion parameters); the
   paper's figure is time, of one of several sizes of a step.
-- Articles are 12,000 tokens long on average ({ARTICLE_MODEL}, {ARTICLE_GIB:.0f} GiB), images 6,193 tokens ({IMAGES}
-  of them, {IMAGE_MODEL}, {IMAGE_GIB:.0f} GiB); each question takes any of them. What counts is what an earlier
-  question of the run was about too: the first one about an article is neither hit nor miss.
+- Articles are {_lengths()} tokens long on average ({ARTICLE_MODEL}, {ARTICLE_GIB:.0f} GiB), images 6,193 tokens
+  ({IMAGES} of them, {IMAGE_MODEL}, {IMAGE_GIB:.0f} GiB); each question takes any of them. What counts is what an
+  earlier question of the run was about too: the first one about an article is neither hit nor miss. "The pool holds"
+  is the pool over what one such article takes: of articles that are drawn evenly no more than that share can be found,
+  and less, as requests that run take room too.
 - character.ai-like: 36 layers, 30 of them local (1024 tokens) in pairs that share one KV, six global that share two.
   PyramidKV: four groups of eight layers that keep 3584 to 512 tokens. The other allocators cannot express either, so
   they keep all. The paper tells ratios of both, not their sizes.
@@ -100,10 +102,10 @@ With blocks of 16 tokens checkpoints lie every {INTERVAL} tokens from the last o
 {MOST_INTERVALS} times as far apart inside it where states are large, and where a prompt ends that requests share. The
 other rows are the same memory manager with one size of page, as engines have that know one kind: attention's block
 has as many tokens as make it as large as a state, a checkpoint lies at the end of each, and a hit is a multiple of
-it. Articles are as above. Behind each of {INSTRUCTIONS} instructions of {INSTRUCTION_TOKENS:,} tokens stand
-questions of less than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow by 512 to
-2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens. What counts is again what an
-earlier request of the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
+it. Articles are 12,000 tokens long on average. Behind each of {INSTRUCTIONS} instructions of {INSTRUCTION_TOKENS:,}
+tokens stand questions of less than 200. Conversations begin with one of eight system prompts of 2,048 tokens and grow
+by 512 to 2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens. What counts is again
+what an earlier request of the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
 """
 
 
@@ -111,7 +113,7 @@ def _small_blocks(found: Sequence[HybridHits]) -> str:
     """Say where blocks of 16 tokens find less than inflated ones with the same order of eviction, and where fewer
     requests run at once."""
     by_key = {(hits.model, hits.block_tokens == BLOCK_SIZE, hits.eviction): hits.outcomes for hits in found}
-    less, fewer, cells = [], [], 0
+    less, sooner, fewer, cells = [], [], [], 0
     for model in dict.fromkeys(hits.model for hits in found):
         small, large = (by_key.get((model, is_small, "predicted"), {}) for is_small in (True, False))
         for name in (name for name in small if name in large):
@@ -119,17 +121,26 @@ def _small_blocks(found: Sequence[HybridHits]) -> str:
             a, b = small[name], large[name]
             if round(a.reuse, 2) < round(b.reuse, 2):
                 less.append(f"{model} on {name} ({a.reuse:.0%} against {b.reuse:.0%})")
-            if a.batch < 0.99 * b.batch:
+            if a.batch < 0.99 * b.batch and a.steps <= b.steps:
+                sooner.append(f"{model} on {name} ({a.steps:,} steps against {b.steps:,})")
+            elif a.batch < 0.99 * b.batch:
                 fewer.append(f"{model} on {name} ({a.batch:.1f} against {b.batch:.1f})")
     text = "Small blocks find what is shorter than an inflated one, and hits are not cut to its multiples. Under "
     text += f'"predicted" they find as much or more in {cells - len(less)} of {cells} cells'
     text += f"; less in {', '.join(less)}." if less else "."
+    if sooner:
+        text += " The mean batch counts steps in which somebody waits. It is smaller where what is found lets all of"
+        text += f" them in sooner, or as soon, and no step with a full batch is left to count: {', '.join(sooner)}."
     if fewer:
         text += (
             f" Fewer requests run at once in {', '.join(fewer)}: what is protected takes room from new requests, as far"
         )
         text += " as that saves more than a larger batch would."
     return f"{text} `state_checkpoint_interval` says how far apart checkpoints lie, everywhere then."
+
+
+def _lengths() -> str:
+    return " or ".join(f"{tokens:,}" for tokens in ARTICLE_TOKENS)
 
 
 def _waste() -> str:

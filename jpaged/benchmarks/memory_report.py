@@ -11,6 +11,7 @@ from jpaged.benchmarks.memory_jenga import (
     PAPER_SPECULATION,
     PAPER_VISION,
     JengaResults,
+    articles_held,
 )
 from jpaged.benchmarks.memory_shapes import SHAPES, ModelShape
 from jpaged.benchmarks.memory_simulation import SYSTEMS, Outcome, held_by_one, simulate
@@ -141,7 +142,7 @@ def tables(results: Results) -> str:
 
 def hybrid_table(found: Sequence[HybridHits]) -> str:
     """Return the Markdown table of recurrent models' prefixes, under its title."""
-    title = "### Prefixes of recurrent models (share found in the cache; mean batch)"
+    title = "### Prefixes of recurrent models (share found in the cache; mean batch; steps until none waits)"
     return f"{title}\n\n{_table(*memory_hybrids.rows(found))}"
 
 
@@ -182,14 +183,21 @@ def wasted() -> list[Waste]:
 
 
 def _jenga_tables(results: Results) -> list[str]:
-    jenga, parts = results.jenga, ["### Articles and images asked about again (share found in the cache; mean batch)"]
-    columns = [f"{number} articles" for number in jenga.articles]
+    jenga, parts = results.jenga, ["### Articles asked about again (share found in the cache; mean batch)"]
+    numbers = [f"{number} articles" for number in next(iter(jenga.articles.values()))]
     rows = []
-    for place, (system, eviction, image) in enumerate(jenga.images):
-        found = [outcomes[place][2] for outcomes in jenga.articles.values()]
-        cells = [f"{o.reuse:.0%}; {o.batch:.1f}" for o in found]
-        rows.append([system, eviction, *cells, f"{image.image_reuse:.0%}; {image.batch:.1f}"])
-    parts.append(_table(["allocator", "prefix_eviction", *columns, "images"], rows))
+    for tokens, by_number in jenga.articles.items():
+        for ways in zip(*by_number.values(), strict=True):
+            system, eviction, _ = ways[0]
+            cells = [f"{outcome.reuse:.0%}; {outcome.batch:.1f}" for *_, outcome in ways]
+            rows.append([f"{tokens:,}", system, eviction, f"{articles_held(system, tokens):.1f}", *cells])
+    parts.append(_table(["tokens of one", "allocator", "prefix_eviction", "the pool holds", *numbers], rows))
+    parts.append("### Images asked about again")
+    rows = [
+        [system, eviction, f"{outcome.image_reuse:.0%}", f"{outcome.batch:.1f}"]
+        for system, eviction, outcome in jenga.images
+    ]
+    parts.append(_table(["allocator", "prefix_eviction", "found in the cache", "batch"], rows))
     parts.append("### The vision cache")
     rows = [[v.model, f"{v.step_tokens:,}", f"{v.runs:.1f}", f"{v.factor:.2f}"] for v in jenga.vision]
     head = ["model", "tokens a step", "encoder runs a request without it", f"work saved (paper: {PAPER_VISION})"]

@@ -50,6 +50,7 @@ class Outcome:
         reuse: the same of the prompt tokens that an earlier request began with too, as far as the trace tells.
         image_reuse: the same of the tokens of images that an earlier request asked about too.
         refused: requests too large for the pool.
+        steps: steps until no request waited any more.
     """
 
     system: str
@@ -60,6 +61,7 @@ class Outcome:
     preemptions: int
     refused: int
     image_reuse: float = 0.0
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
         except ValueError:
             refused += 1
     pool = shape.pool_gib * 2**30
-    steps, batch, samples, full = 0, 0, [], False
+    waited, steps, batch, samples, full = 0, 0, 0, [], False
     while scheduler.waiting:
+        waited += 1
         step = scheduler.schedule()
         if not step.chunks:
             raise RuntimeError(f"{name}: {len(scheduler.waiting)} requests wait although nothing runs")
@@ -162,7 +165,8 @@ def simulate(name: str, shape: ModelShape, demands: Sequence[Demand], **options:
     shares = Shares(tokens, mean[2], max(0.0, mean[1] - tokens - mean[2]), 1 - mean[1])
     hits = cached / max(1, asked), cached / shared if shared else 0.0
     preemptions = scheduler.num_preemptions
-    return Outcome(name, batch / max(1, steps), shares, *hits, preemptions, refused, _images_found(requests, system))
+    found = _images_found(requests, system)
+    return Outcome(name, batch / max(1, steps), shares, *hits, preemptions, refused, found, waited)
 
 
 def _images_found(requests: Sequence[Request], system: System) -> float:

@@ -58,7 +58,7 @@ class BackgroundCompiler:
 
     def _run(self) -> None:
         self._compilations.background = threading.get_ident()
-        start, failed = time.monotonic(), 0
+        start, failed, before = time.monotonic(), 0, self._compilations.num_in_background
         try:
             for shape in self._shapes:
                 if self._is_ending:
@@ -70,7 +70,7 @@ class BackgroundCompiler:
                 self._compilations.num_to_come -= 1
         finally:
             self._compilations.background = None
-        left, number = self._compilations.num_to_come, self._compilations.num_in_background
+        left, number = self._compilations.num_to_come, self._compilations.num_in_background - before
         self._compilations.num_to_come = 0
         self._compilations.warm |= not (left or failed)
         seconds = time.monotonic() - start

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from jpaged.engine.background import BackgroundCompiler
 from jpaged.engine.engine import Engine
 from jpaged.execution.compiling import compiled_in_threads
+from jpaged.execution.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,22 @@ def compile_while_serving(engine: Engine) -> None:
         len(later),
     )
     runner.takes_larger = True
+    _compile_in_background(engine, later)
+
+
+def compile_anew(engine: Engine) -> None:
+    """Compile all shapes in a thread, those with which every step can run first, after `Engine.stop_compiling`; nothing
+    where the engine has no such thread. For weights that are held otherwise than before, which other programs take: a
+    step that finds none that holds it compiles its own."""
+    if engine.background is None:
+        return
+    shapes = engine.runner.shapes
+    engine.runner.worker.compilations.warm = False
+    _compile_in_background(engine, [*shapes.first(), *shapes.later()])
+
+
+def _compile_in_background(engine: Engine, shapes: Sequence[Shape]) -> None:
     engine.background = BackgroundCompiler(
-        later, runner.worker.compilations, lambda: any(replica.has_work for replica in engine.replicas)
+        shapes, engine.runner.worker.compilations, lambda: any(replica.has_work for replica in engine.replicas)
     )
     engine.background.start()

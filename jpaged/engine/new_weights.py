@@ -68,9 +68,13 @@ def replacement(
     placed = worker.model.placed(new, copy=copy)
 
     def put() -> None:
-        if num_exact(placed) != worker.model.num_exact:
-            engine.stop_compiling()  # what is held otherwise takes other programs
-        replace_weights(engine, lambda: worker.models.update_params(placed), running)
+        def replace() -> None:
+            replace_weights(engine, lambda: worker.models.update_params(placed), running)
+
+        if num_exact(placed) == worker.model.num_exact:
+            replace()
+        else:
+            _with_other_programs(engine, replace)
 
     return put
 
@@ -87,9 +91,24 @@ def widen_weights(engine: Engine, caller: str) -> None:
         return
     if not engine.is_asleep:
         engine.settle(caller)
+
+    def widen() -> None:
+        with engine.change():
+            worker.models.widen_params()
+
+    _with_other_programs(engine, widen)
+
+
+def _with_other_programs(engine: Engine, change: Callable[[], None]) -> None:
+    """Change how weights are held, which takes other programs; an engine that compiles in the background begins again
+    with that, whether they were changed or refused."""
+    from jpaged.engine.first_shapes import compile_anew  # imports jax
+
     engine.stop_compiling()
-    with engine.change():
-        worker.models.widen_params()
+    try:
+        change()
+    finally:
+        compile_anew(engine)
 
 
 def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -> None:

@@ -8,7 +8,7 @@ from jpaged.memory import invariants
 from jpaged.memory.adapters import AdapterBlocks
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_counts import BlockCounts
-from jpaged.memory.block_tables import NO_BLOCK, Sequences
+from jpaged.memory.block_tables import Sequences
 from jpaged.memory.disk import DiskTier
 from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
@@ -81,22 +81,10 @@ class MemoryState:
             capacities.append(policy.capacity(len(table), size, slots))
         return min(capacities)
 
-    def tail_shared(self, seq_id: int) -> bool:
-        """Tell whether another sequence shares the last block of any group, so that a write may have to copy it."""
-        tables = self._sequences[seq_id].tables
-        return any(
-            table and table[-1] != NO_BLOCK and self._allocator.groups[g].ref_count[table[-1]] > 1
-            for g, table in enumerate(tables)
-        )
-
     def block_table(self, seq_id: int, group: int) -> list[int]:
         """Return logical to physical block, `NO_BLOCK` where released. It is the manager's own list: do not write to
         it."""
         return self._sequences[seq_id].tables[group]
-
-    def table_version(self, seq_id: int) -> int:
-        """Return a number that changes whenever an entry of the sequence's tables changes, and is never used again."""
-        return self._sequences[seq_id].version
 
     def report(self, lengths: Mapping[int, int] | None = None) -> MemoryReport:
         """Return the state of the pool. O(blocks in use).

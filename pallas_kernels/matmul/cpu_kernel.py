@@ -122,6 +122,15 @@ _three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 
 
 @njit
+def whole_tile(rows, tile_rows):
+    """Return how many rows to multiply where `rows` are wanted: of a few, one tile takes as long as one row does, while
+    tiles of fewer rows, one behind the other, read the panel as often, and nothing is fetched meanwhile."""
+    if 1 < rows < 2 * tile_rows:
+        return -(-rows // tile_rows) * tile_rows
+    return rows
+
+
+@njit
 def _clear(out, rows, columns, stride):
     """Zero rows that lie `stride` bytes apart."""
     for row in range(rows):
@@ -135,7 +144,8 @@ def _multiply(frame, begin, end):
     index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
     first, matrix = argument(frame, 0), argument(frame, 2 + index)
     all_rows, inputs, outputs = dimension(first, 0), dimension(matrix, 0), dimension(matrix, 1)
-    rows = min(wanted, all_rows)
+    wanted = min(wanted, all_rows)
+    rows = min(whole_tile(wanted, ROWS), all_rows)
     x, x_stride, stride = address(first), inputs * FLOAT, outputs * FLOAT
     packed = stack_memory(PACKED)
     if rows == 1 and stride > FAR:
@@ -150,7 +160,6 @@ def _multiply(frame, begin, end):
         column = item * PANEL
         panel, out = address(matrix) + column * FLOAT, address(result(frame, 0)) + column * FLOAT
         vectors = min(VECTORS, (outputs - column) // LANES)
-        _clear(out + rows * stride, all_rows - rows, vectors * LANES, stride)
         for at in range(0, inputs, DEPTH):
             depth = min(DEPTH, inputs - at)
             mine, theirs = x + at * FLOAT, panel + at * stride
@@ -164,6 +173,7 @@ def _multiply(frame, begin, end):
                 _two(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
             else:
                 _one(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
+        _clear(out + wanted * stride, all_rows - wanted, vectors * LANES, stride)
 
 
 def _dot_products(table_rows: int) -> Any:

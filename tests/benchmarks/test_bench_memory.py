@@ -216,9 +216,9 @@ def test_traces_are_read_with_and_without_hash_ids(tmp_path):
 
 
 def results_of_one() -> memory_report.Results:
-    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0.75, 0, 0, 0.25)
+    outcome = Outcome("jpaged", 12.5, Shares(0.9, 0.0, 0.06, 0.04), 0.5, 0.75, 0, 0, 0.25, 30)
     alone = [("jpaged", "lru", outcome)]
-    jenga = JengaResults({8: alone, 12: alone}, alone, [VisionCache("V", 512, 8.0, 1.5)])
+    jenga = JengaResults({12_000: {8: alone, 12: alone}}, alone, [VisionCache("V", 512, 8.0, 1.5)])
     return memory_report.Results(
         {"chats": [outcome], "ShareGPT": [outcome]},
         {
@@ -241,10 +241,11 @@ def test_the_page_has_every_table_and_says_what_stands_out():
     assert "| M | jpaged | lru | 50.0% | 12.5 |" in text
     assert "| Ministral-8B | 131,072 | 56.25% |" in text
     assert "| Llama-3.1-8B + 1B draft | 8,192 | 37.50% |" in text
-    assert "| allocator | prefix_eviction | 8 articles | 12 articles | images |" in text
-    assert "| jpaged | lru | 75%; 12.5 | 75%; 12.5 | 25%; 12.5 |" in text
+    assert "| tokens of one | allocator | prefix_eviction | the pool holds | 8 articles | 12 articles |" in text
+    assert "| 12,000 | jpaged | lru | 17.6 | 75%; 12.5 | 75%; 12.5 |" in text
+    assert "| jpaged | lru | 25% | 12.5 |" in text
     assert "| model | tokens of a block | prefix_eviction | 8 articles | instructions |" in text
-    assert "| H | 16 | predicted | 75%; 12.5 | 75%; 12.5 |" in text
+    assert "| H | 16 | predicted | 75%; 12.5; 30 | 75%; 12.5; 30 |" in text
     assert "| V | 512 | 8.0 | 1.50 |" in text
     assert "| Llama-3.1-8B + 1B draft | 2.00 | 1.58 in requests/s |" in text
     assert "jpaged runs no more than another allocator with M (all alike)." in text
@@ -254,10 +255,12 @@ def test_the_page_has_every_table_and_says_what_stands_out():
 def test_the_page_says_where_small_blocks_find_less_than_inflated_ones_and_run_fewer_requests():
     results = results_of_one()
     (small,) = results.hybrids
-    more = replace(small.outcomes["instructions"], reuse=0.8, batch=20.0)
-    large = replace(small, block_tokens=144, outcomes={**small.outcomes, "instructions": more})
+    more = replace(small.outcomes["instructions"], reuse=0.8, batch=20.0, steps=20)
+    later = replace(more, reuse=0.7, steps=40)
+    large = replace(small, block_tokens=144, outcomes={"8 articles": later, "instructions": more})
     text = memory_page.page(replace(results, hybrids=[small, large]), "jpaged bench memory", ["chats"])
     assert "as much or more in 1 of 2 cells; less in H on instructions (75% against 80%)." in text
+    assert "no step with a full batch is left to count: H on 8 articles (30 steps against 40)." in text
     assert "Fewer requests run at once in H on instructions (12.5 against 20.0): what is protected" in text
 
 

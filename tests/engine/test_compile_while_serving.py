@@ -6,8 +6,10 @@ import asyncio
 import threading
 
 import pytest
+import torch
 from greedy_reference import random_prompts
 from tiny_chat_model import make_chat_model
+from transformers import AutoModelForCausalLM
 
 from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.engine.background import BackgroundCompiler
@@ -95,6 +97,27 @@ def test_requests_and_the_background_compile_each_shape_once(model, expected):
         assert tokens(llm) == expected  # while it compiles
         finish(llm)
         assert llm.stats().num_compiled == llm._engine.runner.num_warmup
+
+
+@pytest.mark.parametrize("ask", ["params", "update_params"])
+def test_programs_for_weights_that_are_held_otherwise_are_compiled_in_the_background_too(ask, model, tmp_path):
+    narrow = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    narrow.save_pretrained(tmp_path)
+    other = {name: tensor.float() * (1 + 2**-12) for name, tensor in narrow.state_dict().items()}
+    with LLM(str(tmp_path), tokenizer=model, background_compilation=True, **SETTINGS) as llm:
+        runner, before = llm._engine.runner, tokens(llm)
+        finish(llm)
+        number, background = llm.stats().num_compiled_in_background, llm._engine.background
+        if ask == "params":
+            assert llm.params is not None
+            assert tokens(llm) == before  # while it compiles
+        else:
+            llm.update_params(other)
+        finish(llm)
+        assert llm._engine.background is not background
+        assert llm.stats().num_compiled_in_background > number and llm.stats().num_shapes_to_come == 0
+        assert all(runner._ready(bucket) == bucket for bucket in runner.buckets.all)
+        assert tokens(llm) and llm.num_recompiles == 0
 
 
 def test_a_warm_up_takes_over_from_the_background(model):

@@ -38,7 +38,7 @@ def test_append_to_a_shared_partial_tail_copies_exactly_one_block():
     serve(manager, 0, TOKENS[:10])
     manager.fork(0, 1)
     tail = manager.block_table(0, 0)[2]
-    assert manager.tail_shared(0) and manager.tail_shared(1)
+    assert manager.block_table(1, 0)[2] == tail
     copies = manager.allocate(1, 11, first_write=10)
     assert copies == [BlockCopy(0, tail, manager.block_table(1, 0)[2])]
     assert manager.block_table(1, 0)[:2] == manager.block_table(0, 0)[:2]
@@ -51,7 +51,7 @@ def test_the_last_owner_of_a_tail_writes_in_place():
     manager.fork(0, 1)
     manager.allocate(1, 11, first_write=10)
     table = list(manager.block_table(0, 0))
-    assert not manager.tail_shared(0)
+    assert manager.block_table(1, 0)[2] != table[2]
     assert manager.allocate(0, 11, first_write=10) == []
     assert manager.block_table(0, 0) == table
 
@@ -97,9 +97,9 @@ def test_failure_to_allocate_changes_no_count(caching):
     manager = full_manager(4, 4, prefix_caching=caching)
     serve(manager, 0, TOKENS[:10])
     manager.fork(0, 1)
-    before = counts(manager), list(manager.block_table(1, 0)), manager.table_version(1)
+    before = counts(manager), list(manager.block_table(1, 0))
     assert manager.allocate(1, 14, first_write=10) is None  # a copy and a new block, one is left
-    assert before == (counts(manager), list(manager.block_table(1, 0)), manager.table_version(1))
+    assert before == (counts(manager), list(manager.block_table(1, 0)))
     manager.check_invariants()
 
 
@@ -144,34 +144,51 @@ def test_parent_and_child_of_a_fork_leave_their_windows_each_on_its_own():
         assert sum(block != NO_BLOCK for block in manager.block_table(seq_id, 1)) == 2
 
 
-def test_the_table_version_changes_with_the_table_only():
-    manager = window_manager()
+def test_a_commit_tells_whether_it_released_a_block():
+    manager = window_manager(window=4)
     manager.add(0, 0)
-    seen = {manager.table_version(0)}
-
-    def changed():
-        version = manager.table_version(0)
-        new = version not in seen
-        seen.add(version)
-        return new
-
-    manager.allocate(0, 3, first_write=0)
-    assert changed()
-    manager.allocate(0, 4, first_write=3)
-    manager.commit(0, TOKENS, 4)
-    assert not changed()
-    manager.allocate(0, 5, first_write=4)
-    assert changed()
-    manager.commit(0, TOKENS, 5)  # the window releases a block
-    assert changed()
+    manager.allocate(0, 5, first_write=0)
+    assert not manager.commit(0, TOKENS, 4)
+    assert manager.commit(0, TOKENS, 5)  # the window leaves block 0
     manager.fork(0, 1)
-    assert not changed()
-    assert manager.table_version(1) not in seen
-    manager.allocate(0, 6, first_write=5)  # copy-on-write
-    assert changed()
+    assert manager.allocate(0, 6, first_write=5) != []
+    assert not manager.commit(0, TOKENS, 6), "a copy on write is no release"
+
+
+def test_maps_follow_whatever_changes_a_table():
+    manager = window_manager()
+    owners = []
+
+    def seen() -> list[tuple[int, int]]:
+        """The blocks that sequences have, by the newest map, which is made of the one before."""
+        found = manager.map()
+        used = [
+            (g, block)
+            for g, group in enumerate(found.groups)
+            for block in range(group.num_blocks)
+            if found.block(g, block).owners
+        ]
+        tables = {(g, block) for s in owners for g in range(2) for block in manager.block_table(s, g)}
+        assert set(used) == {(g, block) for g, block in tables if block != NO_BLOCK}
+        return used
+
+    manager.add(0, 0)
+    owners.append(0)
+    assert seen() == []
+    manager.allocate(0, 3, first_write=0)
+    assert len(seen()) == 4
+    manager.allocate(0, 5, first_write=4)
+    assert len(seen()) == 6
+    manager.commit(0, TOKENS, 5)  # the window releases a block
+    assert len(seen()) == 5
+    manager.fork(0, 1)
+    owners.append(1)
+    assert len(seen()) == 5
+    manager.allocate(0, 6, first_write=5)  # copy-on-write of a block of each group
+    assert len(seen()) == 7
     manager.free(0)
     manager.add(0, 0)
-    assert changed(), "a reused id must not look unchanged"
+    assert len(seen()) == 5, "a reused id must not look unchanged"
 
 
 def test_sequences_of_a_request_are_placed_in_its_own_pages():

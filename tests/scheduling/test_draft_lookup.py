@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -53,14 +54,17 @@ def test_rates_begin_as_expected_and_follow_what_happens():
     assert acceptance.rate(0) < 0.1, "what is long ago fades"
 
 
-@given(st.lists(st.floats(0, 1), max_size=12), st.integers(1, 64), st.booleans())
-def test_the_number_of_drafts_makes_a_token_cheapest(rates, batch, verifies):
+@given(st.lists(st.floats(0, 1), max_size=12), st.integers(1, 64), st.booleans(), st.sampled_from([0.0, 0.3]))
+def test_the_number_of_drafts_makes_a_token_cheapest(rates, batch, verifies, tile):
+    costs = replace(COSTS, tile=tile)
+
     def cost_of_a_token(length: int) -> float:
         tokens = batch + sum(prod(rates[:i]) for i in range(1, length + 1))
-        extra = COSTS.token * length + (COSTS.verifying if length and not verifies else 0)
-        return (1 + COSTS.token * (batch - 1) + extra) / tokens
+        extra = costs.verifying if length and not verifies else 0
+        rows = batch + length
+        return (1 + costs.token * (rows - 1) + tile * (-(-rows // 8) - 1) + extra) / tokens
 
-    best = best_length(rates, COSTS, batch=batch, verifies=verifies)
+    best = best_length(rates, costs, batch=batch, verifies=verifies)
     assert 0 <= best <= len(rates)
     assert cost_of_a_token(best) <= min(map(cost_of_a_token, range(len(rates) + 1))) + 1e-3
 
@@ -71,6 +75,14 @@ def test_drafts_end_where_they_do_not_pay():
     dear = StepCosts(token=0.5, verifying=0.2)
     alone, together = (best_length([0.7] * 8, dear, batch=batch, verifies=False) for batch in (1, 32))
     assert together <= alone
+
+
+def test_drafts_end_where_a_tile_of_rows_is_full_unless_those_behind_it_pay_for_another():
+    costs = replace(COSTS, tile=0.5)
+    assert best_length([0.9] * 12, COSTS, batch=1, verifies=False) > 7
+    assert best_length([0.9] * 12, costs, batch=1, verifies=False) == 7
+    assert best_length([1.0] * 12, costs, batch=1, verifies=False) == 12
+    assert best_length([0.6] * 12, costs, batch=8, verifies=True) == 0
 
 
 def test_drafts_go_on_behind_an_unlikely_one_whose_followers_are_likely():

@@ -14,11 +14,18 @@ class StepCosts:
         token: cost of one token more.
         verifying: cost of verifying drafts at all: another program, and the wait for the host between two steps.
         draft: cost of making one draft on the device; 0 where the host looks it up.
+        tile: cost of going beyond each `tile_tokens` tokens, where products take so many rows in about the same time.
     """
 
     token: float
     verifying: float
     draft: float = 0.0
+    tile: float = 0.0
+    tile_tokens: int = 8
+
+    def step(self, tokens: int) -> float:
+        """Return the cost of a step of so many tokens, none of which is a draft."""
+        return 1 + self.token * (tokens - 1) + self.tile * ((tokens - 1) // self.tile_tokens)
 
 
 def best_length(rates: Sequence[float], costs: StepCosts, *, batch: int, verifies: bool) -> int:
@@ -31,14 +38,13 @@ def best_length(rates: Sequence[float], costs: StepCosts, *, batch: int, verifie
         batch: number of sequences in the step, one token each.
         verifies: whether the step verifies drafts of another sequence already.
     """
-    plain = 1 + costs.token * (batch - 1)
-    best, least = 0, plain / batch
-    cost = plain + (0.0 if verifies else costs.verifying)
+    best, least = 0, costs.step(batch) / batch
+    beside = 0.0 if verifies else costs.verifying
     tokens, reached = float(batch), 1.0
     for length, rate in enumerate(rates, 1):
         reached *= rate
         tokens += reached
-        cost += costs.token + costs.draft
+        cost = costs.step(batch + length) + beside + costs.draft * length
         if cost / tokens < least:
             best, least = length, cost / tokens
         elif reached < 1e-3:

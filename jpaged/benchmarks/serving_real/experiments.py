@@ -42,14 +42,15 @@ class Plan:
 
     Attributes:
         seconds: seconds of arrivals of a run; what arrived is answered to its end.
-        shares: rates of the runs, as shares of what the policy serves of a batch that is there from the start.
+        shares: rates of the runs, as shares of what the policy serves of a batch that is there from the start. They are
+            tried upwards; the first whose latency, as a mean over the seeds, is above the limit is a policy's last.
         seeds: seeds of arrivals and of which requests come; at least one.
         batch: requests of that batch.
         slower: the limit on latency, as a multiple of a request's normalised latency when it is alone.
     """
 
-    seconds: float = 5.0
-    shares: tuple[float, ...] = (0.6, 1.0, 1.5)
+    seconds: float = 10.0
+    shares: tuple[float, ...] = (1.0, 1.4, 2.0, 2.8, 4.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     batch: int = 24
     slower: float = 5.0
@@ -62,6 +63,8 @@ class Plan:
         for share in self.shares:
             if not 0 < share < math.inf:
                 raise ValueError(f"share={share} must be above 0 and finite")
+        if list(self.shares) != sorted(set(self.shares)):
+            raise ValueError(f"shares={self.shares} must ascend")
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,13 @@ def load(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
     for name in names:
         most = bench.saturation(POLICIES[name], KINDS)
         bench.say(f"{bench.host.name}: {name} answers {most:.2f}/s of a batch")
-        runs = [
-            bench.at(POLICIES[name], share * most, seed, KINDS) | {"share": share}
-            for share in plan.shares
-            for seed in plan.seeds
-        ]
-        systems[name] = {"saturation": most, "runs": runs} | curve(name, runs, bench.limit)
+        runs: list[Row] = []
+        for share in plan.shares:
+            runs += [bench.at(POLICIES[name], share * most, seed, KINDS) | {"share": share} for seed in plan.seeds]
+            found = curve(name, runs, bench.limit)
+            if not found["is_least"]:
+                break
+        systems[name] = {"saturation": most, "runs": runs} | found
     return {"model": bench.host.name, "says": bench.host.says, "alone": alone, "limit": bench.limit, "systems": systems}
 
 

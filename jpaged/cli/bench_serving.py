@@ -13,7 +13,7 @@ from jpaged.cli.options import bad_parameters
 from jpaged.cli.page_command import page_command
 
 DEMO = "smollm2-135m"
-SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 10.0, 3, 2048, 1024, 5.0
+SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 2048, 1024, 5.0
 BATCH = 24
 
 

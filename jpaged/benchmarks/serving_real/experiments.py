@@ -49,7 +49,7 @@ class Plan:
         slower: the limit on latency, as a multiple of a request's normalised latency when it is alone.
     """
 
-    seconds: float = 10.0
+    seconds: float = 8.0
     shares: tuple[float, ...] = (1.0, 1.4, 2.0, 2.8, 4.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     batch: int = 24

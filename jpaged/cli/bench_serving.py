@@ -13,7 +13,7 @@ from jpaged.cli.options import bad_parameters
 from jpaged.cli.page_command import page_command
 
 DEMO = "smollm2-135m"
-SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 2048, 1024, 5.0
+SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 1024, 1024, 4.0
 BATCH = 24
 
 
@@ -33,7 +33,7 @@ def serving(
         list[float] | None,
         typer.Option(
             help="A rate, as a share of what a policy answers of a batch; may be repeated, ascending. The first above "
-            "the limit on latency is the last. [1, 1.4, 2, 2.8, 4]"
+            "the limit on latency is the last. [1.4, 2.8, 4]"
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of arrivals, from 0 on.")] = SEEDS,

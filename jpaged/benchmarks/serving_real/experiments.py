@@ -50,10 +50,10 @@ class Plan:
     """
 
     seconds: float = 8.0
-    shares: tuple[float, ...] = (1.0, 1.4, 2.0, 2.8, 4.0)
+    shares: tuple[float, ...] = (1.4, 2.8, 4.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     batch: int = 24
-    slower: float = 5.0
+    slower: float = 4.0
 
     def __post_init__(self) -> None:
         if not (self.shares and self.seeds):

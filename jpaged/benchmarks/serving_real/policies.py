@@ -20,7 +20,7 @@ from jpaged.scheduling.step_builder import StepPlan
 
 SMALL_STEPS = 4
 """How many steps a step of the engine's size becomes where prompts are computed in small chunks."""
-SMALL_POOL = 0.25
+SMALL_POOL = 0.5
 """Share of the pool in which the ways back of preempted requests are compared, as chats alone never fill the whole."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jpaged.benchmarks.serving_sim import tables
 from jpaged.benchmarks.serving_sim.curves import FAR, LIMIT
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
+from jpaged.benchmarks.serving_sim.paged_experiments import PREEMPTING
 
 HEAD = f"""# The papers' experiments in simulated time
 
@@ -118,13 +119,14 @@ larger blocks. What large blocks waste is here too; what small ones cost in kern
 bytes and not how they are gathered.
 """
 
-RETURNING = """## Recomputation against swapping (PagedAttention, figure 19), OPT-13B on ShareGPT
+RETURNING = f"""## Recomputation against swapping (PagedAttention, figure 19), OPT-13B on ShareGPT
 
-{table}
+{{table}}
 
-The paper finds that swapping small blocks is slow, since many small copies do not fill the bus, that the two are alike
-from 16 to 64 tokens, and that recomputation is never more than 20 % slower. jpaged moves a block of all layers by one
-copy, so that small blocks cost it less; a copy is counted as 10 microseconds and 25 GB/s.
+At {PREEMPTING:g} requests/s, which fill the pool; the last two columns count preemptions. The paper finds that swapping
+small blocks is slow, since many small copies do not fill the bus, that the two are alike from 16 to 64 tokens, and that
+recomputation is never more than 20 % slower. jpaged moves a block of all layers by one copy, so that small blocks cost
+it less; a copy is counted as 10 microseconds and 25 GB/s.
 """
 
 HYBRID = """## Layers that differ (Jenga, figure 14): requests/s, all sent at once, H100

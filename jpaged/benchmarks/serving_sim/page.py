@@ -155,8 +155,8 @@ Where they differ:
   an H100 some 5 GiB, PyramidKV and character.ai come nearer to the paper's ratios; computing prompts bounds them, again
   as "at most" says.
 - Jamba's states are most of what a short request takes, and every policy keeps them. A large page is as large as the
-  states, which is 980 tokens of attention (1,344 in the paper's Jamba). Placed by request, as by Jenga, a request of some
-  hundred tokens leaves half of one empty, and so it does with the largest page. Where a page holds so many blocks,
+  states, which is 980 tokens of attention (1,344 in the paper's Jamba). Placed by request, as by Jenga, a request of
+  some hundred tokens leaves half of one empty, and so it does with the largest page. Where a page holds so many blocks,
   jpaged lets requests share it, as naive placement does, and small pages gain little over that. The paper's prompts
   (MMLU-pro) are longer.
 - Encoders of images cost nothing here, so Llama 3.2 Vision is faster throughout.

@@ -114,14 +114,13 @@ def _prefix_note(prefixes: Sequence[PrefixFactor]) -> str:
     said = []
     for factor in prefixes:
         tokens = factor.on.cached_tokens
+        shots = f"{factor.shots} shot{'s' * (factor.shots > 1)}"
         if factor.measured < NOISE:
-            said.append(f"With {factor.shots} shot the {tokens:,} tokens that are found save less than runs differ by.")
+            said.append(f"With {shots} the {tokens:,} tokens that are found save less than runs differ by.")
         elif factor.measured > NOISE * factor.predicted:
-            said.append(f"With {factor.shots} shots more is saved than expected, as long prompts cost attention too.")
+            said.append(f"With {shots} more is saved than expected, as long prompts cost attention too.")
         elif factor.measured * NOISE < factor.predicted:
-            said.append(
-                f"With {factor.shots} shots less is saved than expected: what remains fills its steps less well."
-            )
+            said.append(f"With {shots} less is saved than expected: what remains fills its steps less well.")
     return "\n".join(said) or "What is saved is what was expected."
 
 

@@ -32,6 +32,8 @@ SEVERAL_KINDS = (PAGED, LARGEST, ORACLE, MAX)
 """Policies of a model whose layers differ."""
 ALONE = 4
 """Requests that run one after another, to learn what a request takes alone."""
+PRESSED = 2.0
+"""Times what is answered of a batch, the rate at which the ways back of preempted requests are compared."""
 PATIENCE = 6
 """Times the seconds of its arrivals after which a run is cut off."""
 
@@ -162,16 +164,18 @@ def curve(name: str, runs: Sequence[Row], limit: float) -> dict[str, Any]:
 
 
 def mechanisms(bench: Bench, limit: float) -> dict[str, list[Row]]:
-    """Return runs at jpaged's saturation of each mechanism's ways: chunks, preemption, order of eviction."""
+    """Return runs of each mechanism's ways at jpaged's saturation, beyond it where requests are to be preempted: of
+    chunks, preemption and the order of eviction."""
     bench = replace(bench, limit=limit)
     found: dict[str, list[Row]] = {}
-    for name, policies, shares in (
-        ("chunking", chunking(bench.host.llm.config.max_num_batched_tokens), KINDS),
-        ("preemption", returning(), {"chat": 1.0}),
-        ("eviction", evicting(), SHARING),
+    for name, policies, shares, share in (
+        ("chunking", chunking(bench.host.llm.config.max_num_batched_tokens), KINDS, 1.0),
+        ("preemption", returning(), {"chat": 1.0}, PRESSED),
+        ("eviction", evicting(), SHARING, 1.0),
     ):
-        rate = bench.saturation(policies[0], shares)
-        bench.say(f"{name}: {rate:.2f}/s of a batch, {policies[0].name}")
+        most = bench.saturation(policies[0], shares)
+        rate = share * most
+        bench.say(f"{name}: {most:.2f}/s of a batch, {policies[0].name}")
         found[name] = [bench.at(policy, rate, seed, shares) for seed in bench.plan.seeds for policy in policies]
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jpaged.benchmarks.serving_real import tables
-from jpaged.benchmarks.serving_real.experiments import ALONE
+from jpaged.benchmarks.serving_real.experiments import ALONE, PRESSED
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.measures import over_seeds
 from jpaged.benchmarks.serving_real.peers import CACHE_GIB, SHARE
@@ -95,9 +95,9 @@ PREEMPTION = """### The way back of a preempted request
 
 {table}
 
-Chats only, whose answers are long beside their prompts, in {part:.0%} of the pool, as they never fill the whole, and
-without prefix caching, as a hit would save much of what recomputation computes. Blocks that are swapped move within the
-same memory on a CPU, which is cheap.
+Chats only, whose answers are long beside their prompts, at {times:g} times that rate and in {part:.0%} of the pool, so
+that memory is short, without prefix caching, as a hit would save much of what recomputation computes. Blocks that are
+swapped move within the same memory on a CPU, which is cheap.
 """
 
 EVICTION = """### The order in which cached prefixes are lost
@@ -132,7 +132,7 @@ def page(results: Mapping[str, Any], command: str, machine: str) -> str:
         parts.append(MECHANISMS.format(title=_title(mechanisms["model"])))
         few = results["settings"]["step_tokens"] // SMALL_STEPS
         parts.append(CHUNKING.format(table=tables.ways(mechanisms["chunking"]), chunk=few))
-        parts.append(PREEMPTION.format(table=tables.ways(mechanisms["preemption"]), part=SMALL_POOL))
+        parts.append(PREEMPTION.format(table=tables.ways(mechanisms["preemption"]), part=SMALL_POOL, times=PRESSED))
         parts.append(EVICTION.format(table=tables.ways(mechanisms["eviction"])))
     if peers := results.get("peers"):
         parts.append(PEERS.format(table=tables.peers(peers), share=SHARE, gib=CACHE_GIB) + "\n" + _ahead(peers))

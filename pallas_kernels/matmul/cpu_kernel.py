@@ -33,6 +33,10 @@ GRAINS = 2
 """Portions of a thread: few, as a panel is fetched while the panel before it is multiplied."""
 DEPTH = 768
 """Rows of a panel at once: 144 KiB with AVX-512, for the second cache and for the stack of any thread."""
+AHEAD = 8
+"""Rows of a matrix that are fetched ahead where x has one row."""
+FAR = 4096
+"""Bytes between rows of a matrix beyond which a processor fetches nothing ahead by itself: a page of memory."""
 PACKED = DEPTH * PANEL * FLOAT
 """Bytes of a panel."""
 PORTION = 8 * TABLE_ROWS
@@ -99,6 +103,21 @@ def _panel_product(vectors: int) -> Any:
     return product
 
 
+_row_by_4, _row_by_1 = (tile(1, n * VECTORS, fetch=n * PANEL * FLOAT // LINE_BYTES) for n in (4, 1))
+
+
+@njit
+def _multiply_row(x, panel, stride, depth, out, more, panels):
+    """Multiply one row with neighbouring panels. It reads a matrix once, at the speed of memory, which gives most where
+    what is read lies in long pieces and was asked for some rows before."""
+    while panels >= 4:
+        _row_by_4(x, 0, panel, stride, depth, out, 0, more, panel + AHEAD * stride, stride)
+        panel, out, panels = panel + 4 * PANEL * FLOAT, out + 4 * PANEL * FLOAT, panels - 4
+    while panels > 0:
+        _row_by_1(x, 0, panel, stride, depth, out, 0, more, panel + AHEAD * stride, stride)
+        panel, out, panels = panel + PANEL * FLOAT, out + PANEL * FLOAT, panels - 1
+
+
 _three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 
 
@@ -119,6 +138,14 @@ def _multiply(frame, begin, end):
     rows = min(wanted, all_rows)
     x, x_stride, stride = address(first), inputs * FLOAT, outputs * FLOAT
     packed = stack_memory(PACKED)
+    if rows == 1 and stride > FAR:
+        panels, offset = max(0, min(end, outputs // PANEL) - begin), begin * PANEL * FLOAT
+        for at in range(0, inputs, DEPTH):
+            mine, theirs = x + at * FLOAT, address(matrix) + at * stride + offset
+            depth, out = min(DEPTH, inputs - at), address(result(frame, 0)) + offset
+            _multiply_row(mine, theirs, stride, depth, out, at, panels)
+        _clear(address(result(frame, 0)) + stride + offset, all_rows - 1, panels * PANEL, stride)
+        begin += panels
     for item in range(begin, end):
         column = item * PANEL
         panel, out = address(matrix) + column * FLOAT, address(result(frame, 0)) + column * FLOAT

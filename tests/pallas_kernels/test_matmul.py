@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.cpu_tiles import LANES
 from pallas_kernels.matmul import matmul, matmul_table
-from pallas_kernels.matmul.cpu_kernel import DEPTH, PANEL, PORTION
+from pallas_kernels.matmul.cpu_kernel import DEPTH, FAR, PANEL, PORTION
 
 multiply = jax.jit(matmul, static_argnames=("impl", "out_dtype"))
 multiply_by_table = jax.jit(matmul_table, static_argnames="impl")
@@ -56,6 +56,18 @@ def test_a_row_has_the_same_bits_in_every_batch(rows):
     every = np.asarray(multiply(x, [matrix], impl="cpu"))
     assert np.array_equal(multiply(x[:rows], [matrix], impl="cpu"), every[:rows])
     assert np.array_equal(multiply(x[-rows:], [matrix], impl="cpu"), every[-rows:])
+
+
+@pytest.mark.parametrize("panels", [0, 1, 5])
+@pytest.mark.parametrize("vectors", [0, 1, 2])
+def test_one_row_has_the_bits_it_has_beside_another_however_wide_the_matrix_is(panels, vectors):
+    columns = FAR // 4 + panels * PANEL + vectors * LANES + LANES
+    x, matrix = numbers(2, DEPTH + 100), numbers(DEPTH + 100, columns)
+    both = np.asarray(multiply(x, [matrix], impl="cpu"))
+    assert np.array_equal(multiply(x[:1], [matrix], impl="cpu"), both[:1])
+    alone = np.asarray(multiply(x, [matrix], rows=jnp.int32(1), impl="cpu"))
+    assert np.array_equal(alone[:1], both[:1])
+    assert not alone[1:].any()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 24, 63, 64, 99])

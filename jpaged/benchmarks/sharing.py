@@ -58,6 +58,11 @@ class Run:
         return self.output_tokens / self.seconds
 
     @property
+    def cost(self) -> float:
+        """Return the seconds of the processor, or of the clock where those were not measured."""
+        return self.cpu_seconds or self.seconds
+
+    @property
     def tokens_per_cpu_second(self) -> float:
         return self.output_tokens / self.cpu_seconds if self.cpu_seconds else 0.0
 
@@ -77,7 +82,8 @@ class PrefixFactor:
 
     @property
     def measured(self) -> float:
-        return self.off.seconds / self.on.seconds
+        """Return how many times less time the cache makes of it."""
+        return self.off.cost / self.on.cost
 
 
 def outputs_of_a_prompt(model: str, *, num_prompts: int, output_tokens: int, seed: int) -> Iterator[tuple[str, Run]]:
@@ -120,8 +126,8 @@ def shared_prefixes(model: str, examples: Sequence[tuple[str, str]], *, num_prom
         cached = _engine(model, enable_prefix_caching=True)
         _generate(cached, "first", prompts[:1], only_prompt)  # as a provider's prefix is known before the requests
         on = _generate(cached, f"{shots}-shot", prompts, params)
-        saved = on.cached_tokens * read.seconds / prompt_tokens
-        yield PrefixFactor(shots, off, on, off.seconds / (off.seconds - saved))
+        saved = on.cached_tokens * read.cost / prompt_tokens
+        yield PrefixFactor(shots, off, on, off.cost / (off.cost - saved))
 
 
 def returning(model: str, *, num_prompts: int, rounds: int = ROUNDS) -> Iterator[tuple[int, str, Run]]:

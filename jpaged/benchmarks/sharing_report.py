@@ -81,8 +81,9 @@ is saved; `scripts/sharing_savings.py` runs on Alpaca's lengths.
 ## A prefix that all prompts share
 
 The task is {workload}. **The cache is warm**: one request has computed the shared examples before the clock starts, as
-a provider's prefix is known before its users come. The cache finds whole blocks only. "Expected" is the factor if each
-prompt token from the cache saved what a prompt token costs without it.
+a provider's prefix is known before its users come. The cache finds whole blocks only. The factor is that of the
+processor's time; "expected" is what it would be if each prompt token from the cache saved what a prompt token costs
+without it.
 
 {_prefix_table(prefixes)}
 
@@ -113,14 +114,13 @@ def _prefix_note(prefixes: Sequence[PrefixFactor]) -> str:
     said = []
     for factor in prefixes:
         tokens = factor.on.cached_tokens
+        shots = f"{factor.shots} shot{'s' * (factor.shots > 1)}"
         if factor.measured < NOISE:
-            said.append(f"With {factor.shots} shot the {tokens:,} tokens that are found save less than runs differ by.")
+            said.append(f"With {shots} the {tokens:,} tokens that are found save less than runs differ by.")
         elif factor.measured > NOISE * factor.predicted:
-            said.append(f"With {factor.shots} shots more is saved than expected, as long prompts cost attention too.")
+            said.append(f"With {shots} more is saved than expected, as long prompts cost attention too.")
         elif factor.measured * NOISE < factor.predicted:
-            said.append(
-                f"With {factor.shots} shots less is saved than expected: what remains fills its steps less well."
-            )
+            said.append(f"With {shots} less is saved than expected: what remains fills its steps less well.")
     return "\n".join(said) or "What is saved is what was expected."
 
 
@@ -152,12 +152,11 @@ blocks of 16. What is copied is about the same: {small.moved} blocks of 16 are {
 {large.moved} blocks of 64 are {64 * large.moved}.
 
 On 2026-11-21 a single run of each, by the clock, had swapping fall from 88 tokens/s with blocks of 16 to 55 with
-blocks of 64, the opposite of the PagedAttention paper's figure 19. These counts rule out the scheduler: neither
-steps nor bytes
-differ by as much. What is left is the noise of a single run, which is why both ways take turns now.
-In the paper swapping is slow with small blocks, since each layer of
-each block is a copy of its own and small copies do not fill the bus. jpaged copies all layers of a block together and
-up to 64 blocks by one launch, so that neither end is slow."""
+blocks of 64, the opposite of the PagedAttention paper's figure 19. These counts rule out the scheduler: neither steps
+nor bytes differ by as much. What is left is the noise of a single run, which is why both ways take turns now. In the
+paper swapping is slow with small blocks, since each layer of each block is a copy of its own and small copies do not
+fill the bus. jpaged copies all layers of a block together and up to 64 blocks by one launch, so that neither end is
+slow."""
 
 
 def _speed(run: Run) -> float:
@@ -182,14 +181,16 @@ def _outputs_table(outputs: Outputs) -> str:
                 measured.name,
                 f"{measured.tokens_per_second:.1f}",
                 f"{other.tokens_per_second:.1f}" if other else "-",
+                f"{measured.tokens_per_cpu_second:.1f}",
+                f"{other.tokens_per_cpu_second:.1f}" if other else "-",
                 str(measured.peak_blocks),
                 str(other.peak_blocks) if other else "-",
                 f"{measured.saving:.1%}",
                 f"{PAPER_SAVING[measured.name]:.2f} %" if measured.name in PAPER_SAVING else "-",
             ]
         )
-    head = ["", "tokens/s, shared", "apart", "peak blocks, shared", "apart", "blocks saved", "paper (Alpaca)"]
-    return _table(head, rows)
+    head = ["", "tokens/s, shared", "apart", "tokens/processor s, shared", "apart", "peak blocks, shared", "apart"]
+    return _table([*head, "blocks saved", "paper (Alpaca)"], rows)
 
 
 def _prefix_table(prefixes: Sequence[PrefixFactor]) -> str:
@@ -198,14 +199,16 @@ def _prefix_table(prefixes: Sequence[PrefixFactor]) -> str:
             f"{f.shots}-shot",
             f"{f.off.tokens_per_second:.1f}",
             f"{f.on.tokens_per_second:.1f}",
+            f"{f.off.tokens_per_cpu_second:.1f}",
+            f"{f.on.tokens_per_cpu_second:.1f}",
             str(f.on.cached_tokens),
             f"{f.measured:.2f}",
             f"{f.predicted:.2f}",
         ]
         for f in prefixes
     ]
-    head = ["prefix", "tokens/s, no cache", "cache", "tokens from the cache", "factor", "expected"]
-    return _table(head, rows)
+    head = ["prefix", "tokens/s, no cache", "cache", "tokens/processor s, no cache", "cache"]
+    return _table([*head, "tokens from the cache", "factor", "expected"], rows)
 
 
 def _returning_table(returned: Returning) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,7 @@ from jpaged.cli.options import bad_parameters
 from jpaged.cli.page_command import page_command
 
 DEMO = "smollm2-135m"
-SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 5.0, 3, 2048, 1024, 5.0
+SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 1024, 1024, 4.0
 BATCH = 24
 
 
@@ -32,7 +31,10 @@ def serving(
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of arrivals of each run.")] = SECONDS,
     share: Annotated[
         list[float] | None,
-        typer.Option(help="A rate, as a share of what a policy answers of a batch; may be repeated. [0.6, 1, 1.5]"),
+        typer.Option(
+            help="A rate, as a share of what a policy answers of a batch; may be repeated, ascending. The first above "
+            "the limit on latency is the last. [1.4, 2.8, 4]"
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of arrivals, from 0 on.")] = SEEDS,
     batch: Annotated[
@@ -53,7 +55,9 @@ def serving(
     peer_model: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Hugging Face folder of the model, for vllm.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(dir_okay=False, help="JSON file for all figures.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="JSON file that keeps figures; parts it has are not run again.")
+    ] = None,
     docs: Annotated[
         Path | None, typer.Option(help="Folder for serving-real.md and its plots (needs matplotlib).")
     ] = None,
@@ -84,7 +88,7 @@ def serving(
         chosen = tuple(part) if part else tuple(name for name in PARTS if name != "peers" or wanted)
         if "peers" in chosen and not wanted:
             raise ValueError("--part peers needs --env NAME=DIR")
-        results = run(ask, chosen, wanted, typer.echo)
+        found = run(ask, chosen, wanted, typer.echo, results)
     given: list[tuple[str, Any, Any]] = [("model", model, DEMO), ("workloads", workloads, None)]
     given += [("seconds", seconds, SECONDS), *(("share", one, None) for one in share or ()), ("seeds", seeds, SEEDS)]
     given += [("batch", batch, BATCH)]
@@ -92,13 +96,11 @@ def serving(
     given += [("slower", slower, SLOWER), *(("part", one, None) for one in part or ())]
     given += [*(("env", f"{name}={folder.name}", None) for name, folder in environments.items())]
     given += [("peer-model", peer_model, None), ("quick", quick, False)]
-    text = page(results, page_command("serving", given), this_machine())
+    text = page(found, page_command("serving", given), this_machine())
     typer.echo(text)
-    if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        for load in results["models"]:
+        for load in found["models"]:
             panel = {"name": load["model"], "systems": load["systems"]}
             plots.load([panel], docs, figure_name(load["model"]), load["limit"])
         (docs / "serving-real.md").write_text(text, encoding="utf-8")

@@ -47,7 +47,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged bench serve --prompts questions.jsonl --endpoint chat --limit-ttft 500 --limit-token 50",
     ),
     "bench serving": (
-        "jpaged bench serving --seconds 4 --part load --out figures.json",
+        "jpaged bench serving --seconds 4 --part load --results figures.json",
         "jpaged bench serving --env openvino=DIR --part peers",
     ),
     "bench serving-sim": ("jpaged bench serving-sim",),

@@ -72,13 +72,15 @@ class BlockAllocator(BlockStates):
         Each block is found by the five steps. Groups that must get a large page take theirs before any group
         takes one by preference only, hence what `pages_needed` promises is always delivered.
         """
-        if self.pages_needed(needs) > self.pages.num_available:
+        pages = self.pages_needed(needs)
+        if pages > self.pages.num_available:
             return None
         taken: list[list[int]] = [[] for _ in needs]
         missing = [g for g, need in enumerate(needs) if need]
-        for g in missing:
-            while needs[g] - len(taken[g]) > self.groups[g].spare:
-                taken[g].append(self._take_one(g, request))
+        if pages:
+            for g in missing:
+                while needs[g] - len(taken[g]) > self.groups[g].spare:
+                    taken[g].append(self._take_one(g, request))
         for g in missing:
             while len(taken[g]) < needs[g]:
                 taken[g].append(self._take_one(g, request))
@@ -134,8 +136,11 @@ class BlockAllocator(BlockStates):
             pages.num_evictable[page] += 1
             pages.newest[page] = time
             self._list_stale(g, page)
-        else:
+        elif pages.num_used[page] or pages.num_evictable[page]:
             self._make_empty(g, block)
+        else:  # the page is free at once, and is not listed before
+            pages.empty[page].append(block)
+            group.num_empty += 1
         if pages.num_used[page] == 0:
             self._settle_unused(g, page)
 

@@ -47,7 +47,8 @@ class BlockStates:
         if pages.is_idle[page]:
             self._leave_idle(g, page)
             self._list_stale(g, page)
-        self._list_open(g, page)
+        if self.groups[g].blocks_per_page > 1:  # a page of one block is never open while that is used
+            self._list_open(g, page)
 
     def _list_open(self, g: int, page: int) -> None:
         """List a mixed page as open if it has empty blocks, else unlist it."""

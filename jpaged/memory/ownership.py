@@ -78,7 +78,12 @@ class Ownership:
         needs, replaced = [], []
         for g, (policy, size) in enumerate(sequence.request.groups):
             table = sequence.tables[g]
-            number, total = len(table), policy.num_blocks(num_tokens, size)
+            number = len(table)
+            if policy.appends and first_write == number * size:  # nothing that there is gets written
+                needs.append(max(0, -(-num_tokens // size) - number))
+                replaced.append([])
+                continue
+            total = policy.num_blocks(num_tokens, size)
             if first_write and first_write > (capacity := policy.capacity(number, size, sequence.num_slots)):
                 raise ValueError(f"first_write={first_write} leaves a hole after {capacity} tokens")
             shared: list[int] = []
@@ -113,6 +118,9 @@ class Ownership:
                     copies.append(BlockCopy(g, old, table[i]))
                 # The time is never used: the block has other owners left.
                 self._allocator.release(g, old, Time(self.clock, 0), keep=False)
+            if policy.appends:
+                table += new_blocks
+                continue
             added = range(len(table), policy.num_blocks(num_tokens, size))
             places = policy.placed(added, size)
             if len(places) < len(added):
@@ -195,12 +203,13 @@ class Ownership:
         """Give up the blocks `logical` of a table, the longest prefix first."""
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
+        runs, release = sequence.predicted[g], self._allocator.release
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
                 time = Time(tick, -policy.prefix_end(i, size) if self._aligned else 0)
-                protect = any(i in run for run in sequence.predicted[g])
-                self._allocator.release(g, block, time, self._is_cached(sequence, g, i), protect)
+                protect = bool(runs) and any(i in run for run in runs)
+                release(g, block, time, self._is_cached(sequence, g, i), protect)
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
         """Tell whether a block's content can be found: its twin may have been lost, or be in use no longer."""

@@ -16,6 +16,7 @@ from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
+from jpaged.memory.policies import UNBOUNDED
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.report import MemoryReport, build_report
 from jpaged.memory.swap import SwapSpace
@@ -76,10 +77,12 @@ class MemoryState:
     def capacity(self, seq_id: int) -> int:
         """Return how many tokens the sequence's tables can hold without a new block, the least over groups."""
         sequence = self._sequences[seq_id]
-        slots, capacities = sequence.num_slots, []
+        slots, least = sequence.num_slots, UNBOUNDED
         for (policy, size), table in zip(sequence.request.groups, sequence.tables, strict=True):
-            capacities.append(policy.capacity(len(table), size, slots))
-        return min(capacities)
+            capacity = len(table) * size if policy.appends else policy.capacity(len(table), size, slots)
+            if capacity < least:
+                least = capacity
+        return least
 
     def block_table(self, seq_id: int, group: int) -> list[int]:
         """Return logical to physical block, `NO_BLOCK` where released. It is the manager's own list: do not write to

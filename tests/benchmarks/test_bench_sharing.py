@@ -21,19 +21,25 @@ def run_of(name="n=2", seconds=2.0, tokens=100, blocks=30, saving=0.25, **more) 
 
 
 def test_sharing_stands_beside_the_same_outputs_apart_and_the_papers_figure():
-    table = _outputs_table([("on", run_of()), ("off", run_of(seconds=4.0, blocks=40, saving=0.0))])
-    assert table.splitlines()[-1] == "| n=2 | 50.0 | 25.0 | 30 | 40 | 25.0% | 6.09 % |"
+    runs = [
+        ("on", run_of(cpu_seconds=5.0)),
+        ("off", run_of(seconds=4.0, blocks=40, saving=0.0, cpu_seconds=10.0)),
+    ]
+    table = _outputs_table(runs)
+    assert table.splitlines()[-1] == "| n=2 | 50.0 | 25.0 | 20.0 | 10.0 | 30 | 40 | 25.0% | 6.09 % |"
 
 
 def test_beams_have_no_counterpart_without_sharing():
     table = _outputs_table([("on", run_of("beam 4"))])
-    assert table.splitlines()[-1] == "| beam 4 | 50.0 | - | 30 | - | 25.0% | 53.13 % |"
+    assert table.splitlines()[-1] == "| beam 4 | 50.0 | - | 0.0 | - | 30 | - | 25.0% | 53.13 % |"
 
 
 def test_the_prefix_table_tells_the_measured_and_the_predicted_factor():
     factor = PrefixFactor(5, run_of(seconds=6.0), run_of(seconds=2.0, cached=900), predicted=3.2)
     assert factor.measured == pytest.approx(3.0)
-    assert _prefix_table([factor]).splitlines()[-1] == "| 5-shot | 16.7 | 50.0 | 900 | 3.00 | 3.20 |"
+    assert _prefix_table([factor]).splitlines()[-1] == "| 5-shot | 16.7 | 50.0 | 0.0 | 0.0 | 900 | 3.00 | 3.20 |"
+    factor = PrefixFactor(5, run_of(seconds=6.0, cpu_seconds=8.0), run_of(cpu_seconds=4.0), predicted=3.2)
+    assert factor.measured == pytest.approx(2.0), "other programs hardly change the processor's time"
 
 
 def test_preemptions_are_told_with_the_speed():

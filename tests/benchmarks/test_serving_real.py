@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +16,7 @@ from typer.testing import CliRunner
 from jpaged.benchmarks.serving_answer import Answer
 from jpaged.benchmarks.serving_load import arrival_times
 from jpaged.benchmarks.serving_real import tables
-from jpaged.benchmarks.serving_real.experiments import Plan, curve, finite
+from jpaged.benchmarks.serving_real.experiments import Bench, Plan, curve, finite, load
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.measures import figure, latency, measured, over_seeds
 from jpaged.benchmarks.serving_real.page import page
@@ -166,6 +169,36 @@ def test_the_sustained_rate_is_found_between_those_that_were_measured():
     assert curve("x", runs, 0.05)["sustained"] == 0.0
 
 
+@dataclass(frozen=True)
+class ScriptedBench(Bench):
+    """Answers at once: a request takes 0.04 s a token up to the rate in `breaks`, and ten times as long beyond."""
+
+    breaks: Mapping[str, float] = field(default_factory=dict)
+
+    def run(self, policy, tasks, times, rate):
+        return made(rate, 0, 0.04)
+
+    def tasks(self, number, seed, shares):
+        return [None] * number
+
+    def saturation(self, policy, shares):
+        return 2.0
+
+    def at(self, policy, rate, seed, shares):
+        return made(rate, seed, 0.04 if rate <= self.breaks[policy.name] else 0.4)
+
+
+def test_rates_rise_until_the_limit_is_passed():
+    plan = Plan(shares=(1.0, 2.0, 4.0), seeds=(0, 1))
+    breaks = {PAGED: 9.0, MAX: 3.0, ORACLE: 1.0}
+    bench = ScriptedBench(SimpleNamespace(name="demo", says=""), shipped(), plan, str, breaks=breaks)
+    systems = load(bench, [PAGED, ORACLE, MAX])["systems"]
+    assert [rate for rate, _ in systems[PAGED]["points"]] == [2.0, 4.0, 8.0] and systems[PAGED]["is_least"]
+    assert [rate for rate, _ in systems[MAX]["points"]] == [2.0, 4.0] and 2.0 < systems[MAX]["sustained"] < 4.0
+    assert [rate for rate, _ in systems[ORACLE]["points"]] == [2.0] and systems[ORACLE]["sustained"] == 0.0
+    assert all(len(system["runs"]) == 2 * len(system["points"]) for system in systems.values())
+
+
 def results():
     def system(rates, values):
         runs = [
@@ -261,7 +294,12 @@ def test_what_json_lacks_becomes_null():
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
-    [({"shares": ()}, "shares"), ({"seconds": math.inf}, "seconds=inf"), ({"shares": (0.0,)}, "share=0.0")],
+    [
+        ({"shares": ()}, "shares"),
+        ({"seconds": math.inf}, "seconds=inf"),
+        ({"shares": (0.0,)}, "share=0.0"),
+        ({"shares": (2.0, 1.0)}, r"shares=\(2.0, 1.0\) must ascend"),
+    ],
 )
 def test_a_plan_names_what_is_wrong(wrong, told):
     with pytest.raises(ValueError, match=told):

@@ -100,17 +100,36 @@ def test_environments_are_looked_at_before_anything_runs(tmp_path):
 def test_the_command_measures_a_tiny_model_and_writes_everything(tmp_path):
     pytest.importorskip("matplotlib")
     out, docs = tmp_path / "figures.json", tmp_path / "docs"
-    options = ["--quick", "--seeds", "1", "--share", "0.7", "--share", "1.4", "--out", str(out), "--docs", str(docs)]
+    options = [
+        "--quick",
+        "--seeds",
+        "1",
+        "--share",
+        "0.7",
+        "--share",
+        "1.4",
+        "--results",
+        str(out),
+        "--docs",
+        str(docs),
+    ]
     done = CliRunner().invoke(app, ["bench", "serving", *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text(encoding="utf-8"))
-    (load,) = found["models"]
+    load = found["parts"]["load"]
     assert set(load["systems"]) == {"jpaged", "largest page", "Orca (Oracle)", "Orca (Max)"}
     for system in load["systems"].values():
         assert system["saturation"] > 0
         assert [run["completed"] for run in system["runs"]] == [run["planned"] for run in system["runs"]]
-    assert len(found["mechanisms"]["eviction"]) == 4 and len(found["mechanisms"]["chunking"]) == 3
+    mechanisms = found["parts"]["mechanisms"]
+    assert len(mechanisms["eviction"]) == 4 and len(mechanisms["chunking"]) == 3
     text = (docs / "serving-real.md").read_text(encoding="utf-8")
     assert "`jpaged bench serving --share 0.7 --share 1.4 --seeds 1 --quick --docs docs`" in text
     for kind in ("png", "svg"):
         assert (docs / f"serving-real-hybrid.{kind}").stat().st_size > 1000
+    (docs / "serving-real.md").unlink()
+    CliRunner().invoke(app, ["bench", "serving", *options], catch_exceptions=False)
+    assert (docs / "serving-real.md").read_text(encoding="utf-8") == text, "what was kept is not measured again"
+    options[options.index("1.4")] = "1.5"
+    done = CliRunner().invoke(app, ["bench", "serving", *options], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert done.exit_code == 2 and "was measured with rates [0.7, 1.4], not [0.7, 1.5]" in " ".join(done.output.split())

@@ -10,9 +10,11 @@ from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory
 from jpaged.benchmarks.serving_real.host import MARGIN, RANDOM, Sizes, hosted
 from jpaged.benchmarks.serving_real.policies import (
     POLICIES,
+    RealPolicy,
     WholePrompts,
     chunking,
     evicting,
+    part_of,
     returning,
     scheduler_for,
 )
@@ -186,6 +188,14 @@ def test_every_policy_generates_the_same_on_one_engine(host):
     assert all(found == answers[PAGED] for found in answers.values())
     assert LARGEST in preempted and not {ORACLE, POW2, MAX} & preempted
     assert host.llm.stats().num_recompiles == compiled, "all policies run the same programs"
+
+
+def test_a_policys_part_of_the_pool_is_its_first_large_pages(host):
+    spec = host.llm._engine.runner.spec
+    half = scheduler_for(RealPolicy("half", part=0.5), host.llm.config, spec, 128).memory.layout
+    assert half.num_pages == spec.layout.num_pages // 2 and half.page_bytes == spec.layout.page_bytes
+    assert [group.num_blocks * 2 for group in half.groups] == [group.num_blocks for group in spec.layout.groups]
+    assert part_of(spec.layout, 1.0) == spec.layout and part_of(spec.layout, 1e-9).num_pages == 1
 
 
 def test_a_pool_holds_the_tokens_that_were_asked_for(host):

@@ -32,6 +32,8 @@ SEVERAL_KINDS = (PAGED, LARGEST, ORACLE, MAX)
 """Policies of a model whose layers differ."""
 ALONE = 4
 """Requests that run one after another, to learn what a request takes alone."""
+PRESSED = 2.0
+"""Times what is answered of a batch, the rate at which the ways back of preempted requests are compared."""
 PATIENCE = 6
 """Times the seconds of its arrivals after which a run is cut off."""
 
@@ -42,17 +44,18 @@ class Plan:
 
     Attributes:
         seconds: seconds of arrivals of a run; what arrived is answered to its end.
-        shares: rates of the runs, as shares of what the policy serves of a batch that is there from the start.
+        shares: rates of the runs, as shares of what the policy serves of a batch that is there from the start. They are
+            tried upwards; the first whose latency, as a mean over the seeds, is above the limit is a policy's last.
         seeds: seeds of arrivals and of which requests come; at least one.
         batch: requests of that batch.
         slower: the limit on latency, as a multiple of a request's normalised latency when it is alone.
     """
 
-    seconds: float = 5.0
-    shares: tuple[float, ...] = (0.6, 1.0, 1.5)
+    seconds: float = 8.0
+    shares: tuple[float, ...] = (1.4, 2.8, 4.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     batch: int = 24
-    slower: float = 5.0
+    slower: float = 4.0
 
     def __post_init__(self) -> None:
         if not (self.shares and self.seeds):
@@ -62,6 +65,8 @@ class Plan:
         for share in self.shares:
             if not 0 < share < math.inf:
                 raise ValueError(f"share={share} must be above 0 and finite")
+        if list(self.shares) != sorted(set(self.shares)):
+            raise ValueError(f"shares={self.shares} must ascend")
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,13 @@ def load(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
     for name in names:
         most = bench.saturation(POLICIES[name], KINDS)
         bench.say(f"{bench.host.name}: {name} answers {most:.2f}/s of a batch")
-        runs = [
-            bench.at(POLICIES[name], share * most, seed, KINDS) | {"share": share}
-            for share in plan.shares
-            for seed in plan.seeds
-        ]
-        systems[name] = {"saturation": most, "runs": runs} | curve(name, runs, bench.limit)
+        runs: list[Row] = []
+        for share in plan.shares:
+            runs += [bench.at(POLICIES[name], share * most, seed, KINDS) | {"share": share} for seed in plan.seeds]
+            found = curve(name, runs, bench.limit)
+            if not found["is_least"]:
+                break
+        systems[name] = {"saturation": most, "runs": runs} | found
     return {"model": bench.host.name, "says": bench.host.says, "alone": alone, "limit": bench.limit, "systems": systems}
 
 
@@ -158,16 +164,18 @@ def curve(name: str, runs: Sequence[Row], limit: float) -> dict[str, Any]:
 
 
 def mechanisms(bench: Bench, limit: float) -> dict[str, list[Row]]:
-    """Return runs at jpaged's saturation of each mechanism's ways: chunks, preemption, order of eviction."""
+    """Return runs of each mechanism's ways at jpaged's saturation, beyond it where requests are to be preempted: of
+    chunks, preemption and the order of eviction."""
     bench = replace(bench, limit=limit)
     found: dict[str, list[Row]] = {}
-    for name, policies, shares in (
-        ("chunking", chunking(bench.host.llm.config.max_num_batched_tokens), KINDS),
-        ("preemption", returning(), {"chat": 1.0}),
-        ("eviction", evicting(), SHARING),
+    for name, policies, shares, share in (
+        ("chunking", chunking(bench.host.llm.config.max_num_batched_tokens), KINDS, 1.0),
+        ("preemption", returning(), {"chat": 1.0}, PRESSED),
+        ("eviction", evicting(), SHARING, 1.0),
     ):
-        rate = bench.saturation(policies[0], shares)
-        bench.say(f"{name}: {rate:.2f}/s of a batch, {policies[0].name}")
+        most = bench.saturation(policies[0], shares)
+        rate = share * most
+        bench.say(f"{name}: {most:.2f}/s of a batch, {policies[0].name}")
         found[name] = [bench.at(policy, rate, seed, shares) for seed in bench.plan.seeds for policy in policies]
     return found
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jpaged.benchmarks.serving_real import tables
-from jpaged.benchmarks.serving_real.experiments import ALONE
+from jpaged.benchmarks.serving_real.experiments import ALONE, PRESSED
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.measures import over_seeds
 from jpaged.benchmarks.serving_real.peers import CACHE_GIB, SHARE
-from jpaged.benchmarks.serving_real.policies import SMALL_STEPS, UNCACHED
+from jpaged.benchmarks.serving_real.policies import SMALL_POOL, SMALL_STEPS, UNCACHED
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
 from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2
 
@@ -40,8 +40,9 @@ on {machine}.
   at once. Steps have {step} tokens and {seqs} sequences at most. Each run begins with an empty pool and an empty prefix
   cache.
 - **Rates**: each policy first serves a batch of {batch} requests that are there from the start ("batch, requests/s");
-  its rates are {rates} of that. Arrivals last {seconds:g} s, and all that arrived is answered to the end. All policies
-  get the same requests in the same order, and the same times between them but for the rate's scale.
+  its rates are {rates} of that, upwards until the latency is above the limit. Arrivals last {seconds:g} s, and all that
+  arrived is answered to the end. All policies get the same requests in the same order, and the same times between them
+  but for the rate's scale.
 - **Normalised latency**: seconds from a request's arrival to its end over the tokens of its answer, mean over requests.
   The rate that a policy sustains is where that is {slower:g} times what {alone} requests take that run one after
   another; between two measured rates by a straight line through the logarithms. A good request stays below that limit
@@ -94,8 +95,9 @@ PREEMPTION = """### The way back of a preempted request
 
 {table}
 
-Chats only, whose answers are long beside their prompts, without prefix caching, as a hit would save much of what
-recomputation computes. Blocks that are swapped move within the same memory on a CPU, which is cheap.
+Chats only, whose answers are long beside their prompts, at {times:g} times that rate and in {part:.0%} of the pool, so
+that memory is short, without prefix caching, as a hit would save much of what recomputation computes. Blocks that are
+swapped move within the same memory on a CPU, which is cheap.
 """
 
 EVICTION = """### The order in which cached prefixes are lost
@@ -130,7 +132,7 @@ def page(results: Mapping[str, Any], command: str, machine: str) -> str:
         parts.append(MECHANISMS.format(title=_title(mechanisms["model"])))
         few = results["settings"]["step_tokens"] // SMALL_STEPS
         parts.append(CHUNKING.format(table=tables.ways(mechanisms["chunking"]), chunk=few))
-        parts.append(PREEMPTION.format(table=tables.ways(mechanisms["preemption"])))
+        parts.append(PREEMPTION.format(table=tables.ways(mechanisms["preemption"]), part=SMALL_POOL, times=PRESSED))
         parts.append(EVICTION.format(table=tables.ways(mechanisms["eviction"])))
     if peers := results.get("peers"):
         parts.append(PEERS.format(table=tables.peers(peers), share=SHARE, gib=CACHE_GIB) + "\n" + _ahead(peers))

@@ -13,12 +13,15 @@ from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, res
 from jpaged.config import SizedConfig
 from jpaged.engine.builder import make_scheduler
 from jpaged.execution import PoolSpec
+from jpaged.memory import PoolLayout
 from jpaged.memory.manager import PrefixEviction
 from jpaged.scheduling import Request, Scheduler
 from jpaged.scheduling.step_builder import StepPlan
 
 SMALL_STEPS = 4
 """How many steps a step of the engine's size becomes where prompts are computed in small chunks."""
+SMALL_POOL = 0.5
+"""Share of the pool in which the ways back of preempted requests are compared, as chats alone never fill the whole."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class RealPolicy:
         reserves: name of an Orca, whose reservations hold; None = blocks are taken as they are needed.
         keeps_all: whether every layer keeps every token, as in pages of one size.
         whole_prompts: whether a prompt is computed in one step, so that none is cut into chunks.
+        part: share of the pool's large pages that it has, above 0 and at most 1.
     """
 
     name: str
@@ -38,6 +42,7 @@ class RealPolicy:
     reserves: str | None = None
     keeps_all: bool = False
     whole_prompts: bool = False
+    part: float = 1.0
 
 
 RECOMPUTE: dict[str, Any] = {"preemption_mode": "recompute", "swap_space": None}
@@ -64,9 +69,12 @@ def chunking(step_tokens: int) -> list[RealPolicy]:
 
 
 def returning() -> list[RealPolicy]:
-    """Return the ways back of a preempted request; prefixes are not cached, as a hit saves much of recomputation."""
-    modes = ("recompute", "swap")
-    return [RealPolicy(mode, {"preemption_mode": mode, "enable_prefix_caching": False}) for mode in modes]
+    """Return the ways back of a preempted request, in a part of the pool so small that there are some; prefixes are not
+    cached, as a hit saves much of recomputation."""
+    return [
+        RealPolicy(mode, {"preemption_mode": mode, "enable_prefix_caching": False}, part=SMALL_POOL)
+        for mode in ("recompute", "swap")
+    ]
 
 
 def evicting() -> list[RealPolicy]:
@@ -90,6 +98,13 @@ class WholePrompts(Scheduler):
 def token_bytes(spec: PoolSpec) -> float:
     """Return the bytes of the pool that a token of all layers takes."""
     return sum(group.block_bytes / group.spec.block_size for group in spec.layout.groups)
+
+
+def part_of(layout: PoolLayout, part: float) -> PoolLayout:
+    """Return the first large pages of a pool: `part` of them, and one at least."""
+    pages = max(1, int(part * layout.num_pages))
+    groups = tuple(replace(group, num_blocks=group.blocks_per_page * pages) for group in layout.groups)
+    return replace(layout, groups=groups, num_pages=pages)
 
 
 def scheduler_for(policy: RealPolicy, config: SizedConfig, spec: PoolSpec, max_model_len: int) -> Scheduler:
@@ -118,6 +133,7 @@ def scheduler_for(policy: RealPolicy, config: SizedConfig, spec: PoolSpec, max_m
     its = keeping_all(spec) if policy.keeps_all else spec
     if [group.num_blocks for group in its.layout.groups] != [group.num_blocks for group in spec.layout.groups]:
         raise ValueError(f"{policy.name} cuts the pool otherwise than the engine does")
+    its = replace(its, layout=part_of(its.layout, policy.part))
     made = make_scheduler(settings, its, max_model_len)
     if not policy.whole_prompts:
         return made

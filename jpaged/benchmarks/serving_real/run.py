@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,42 +57,80 @@ class Ask:
         return replace(self.plan, seconds=min(self.plan.seconds, 0.3), batch=6) if self.quick else self.plan
 
 
-def run(ask: Ask, parts: Sequence[str], peers: Mapping[str, Sequence[str]], say: Say) -> dict[str, Any]:
+def run(
+    ask: Ask, parts: Sequence[str], peers: Mapping[str, Sequence[str]], say: Say, kept: Path | None = None
+) -> dict[str, Any]:
     """Measure `parts`, and return all figures.
 
     Args:
         peers: what starts each of the other engines.
+        kept: JSON file of parts that were measured earlier, which are not measured again, and to which the others are
+            added as they end; None = no file.
 
     Raises:
-        ValueError: a file of the workloads has not what it should, a model does not fit, or an engine did not start.
+        ValueError: a file of the workloads has not what it should, a model does not fit, an engine did not start, or
+            what is kept was measured by other settings.
     """
     texts = read_texts(ask.workloads, _encode(ask), ask.caps)
-    results: dict[str, Any] = {"models": [], "settings": _settings(ask, texts)}
+    found = _Found(finite(_settings(ask, texts)), kept)
+    left = [part for part in parts if part not in found.parts]
     first = RANDOM if ask.quick else ask.model
-    if {"load", "mechanisms"} & set(parts):
+    if {"load", "mechanisms"} & set(left):
         with hosted(first, ask.sizes) as host:
             bench = Bench(host, texts, ask.timing, say)
-            if "load" in parts:
-                results["models"].append(load(bench, policies_of(first)))
-            if "mechanisms" in parts:
-                limit = results["models"][0]["limit"] if results["models"] else ask.plan.slower * bench.alone()
-                results["mechanisms"] = {"model": host.name, **mechanisms(bench, limit)}
-    if "hybrid" in parts and not ask.quick:
+            if "load" in left:
+                found.add("load", load(bench, policies_of(first)))
+            if "mechanisms" in left:
+                loaded = found.parts.get("load")
+                limit = loaded["limit"] if loaded is not None else ask.timing.slower * bench.alone()
+                found.add("mechanisms", {"model": host.name, **mechanisms(bench, limit)})
+    if "hybrid" in left and not ask.quick:
         with hosted(RANDOM, ask.sizes) as host:
-            results["models"].append(load(Bench(host, texts, ask.timing, say), policies_of(RANDOM)))
-    if "peers" in parts:
+            found.add("hybrid", load(Bench(host, texts, ask.timing, say), policies_of(RANDOM)))
+    if "peers" in left:
         tokens = (CACHE_GIB << 30) // kv_bytes(ask.model)
         sizes = Sizes(tokens, ask.max_model_len, peer_engine.SEQUENCES, peer_engine.STEP_TOKENS)
         with hosted(ask.model, sizes) as host:
-            results["peers"] = against(Bench(host, texts, ask.timing, say), peers)
-    made: dict[str, Any] = finite(results)
-    return made
+            found.add("peers", against(Bench(host, texts, ask.timing, say), peers))
+    asked = {part: found.parts[part] for part in parts if part in found.parts}
+    models = [asked.pop(part) for part in ("load", "hybrid") if part in asked]
+    return {"models": models, "settings": found.settings, **asked}
+
+
+class _Found:
+    """Holds the figures of each part, and writes them to a file as they come.
+
+    Args:
+        settings: what all of them were, or will be, measured by.
+    """
+
+    def __init__(self, settings: dict[str, Any], kept: Path | None) -> None:
+        self.settings = settings
+        self.parts: dict[str, Any] = {}
+        self._kept = kept
+        if kept is not None and kept.exists():
+            earlier = json.loads(kept.read_text(encoding="utf-8"))
+            for name, value in settings.items():
+                if earlier["settings"].get(name) != value:
+                    raise ValueError(
+                        f"--results {kept} was measured with {name} {earlier['settings'].get(name)}, not {value}: name "
+                        "another file"
+                    )
+            self.parts = earlier["parts"]
+
+    def add(self, part: str, figures: dict[str, Any]) -> None:
+        """Keep a part's figures."""
+        self.parts[part] = finite(figures)
+        if self._kept is not None:
+            told = {"settings": self.settings, "parts": self.parts}
+            self._kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def _settings(ask: Ask, texts: Texts) -> dict[str, Any]:
     sizes, plan, caps = ask.sizes, ask.timing, ask.caps
     return {
         "quick": ask.quick,
+        "model": ask.model,
         "shares": KINDS,
         "sources": texts.sources,
         "prompt": caps.prompt,

@@ -1,6 +1,6 @@
 """Runs the steps in which every running sequence gets a token and nothing else can happen, without planning each.
 
-While no sequence ends, no request can come in and blocks are left, the scheduler plans the same decodes step after
+Until a sequence ends, while no request can come in and blocks are left, the scheduler plans the same decodes step after
 step. Here the memory manager is asked for the same blocks in the same order, and what is spared is listing the same
 sequences again. A run with it gives what a run without it gives, to the last bit, for memories in which a sequence only
 grows (`Policy.steady`).
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from jpaged.memory.policies import UNBOUNDED
-from jpaged.scheduling import ScheduledStep, Scheduler
+from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling import Sequence as Stream
 
 
@@ -23,13 +23,15 @@ class Coast:
 
     Attributes:
         sequences: how many there are, each of which gets a token in each step.
-        left: steps in which none of them ends; 0 where one of them has more to compute than its next token, too.
+        left: steps up to the one in which the first of them ends; 0 where one of them has more to compute than its next
+            token.
         seen: tokens that the next step reads, over all sequences.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._allocation = scheduler.allocation
+        self._scheduler, self._allocation = scheduler, scheduler.allocation
         self._steps = self.left = self.seen = self.sequences = 0
+        self._requests: list[Request] = []
         self._seqs: list[Stream] = []
         self._starts: list[int] = []
         self._due: defaultdict[int, list[tuple[int, Stream]]] = defaultdict(list)
@@ -39,10 +41,11 @@ class Coast:
                 if seq.finish_reason is not None:
                     continue
                 number, start = len(seq.token_ids), seq.num_computed
-                left = min(left, request.max_total_tokens - number - 1)
-                if left < 1 or number != start + 1 or not seq.capacity:
+                left = min(left, request.max_total_tokens - number)
+                if number != start + 1 or not seq.capacity:
                     return
                 self._due[max(0, seq.capacity - start)].append((len(self._seqs), seq))
+                self._requests.append(request)
                 self._seqs.append(seq)
                 self._starts.append(start)
         if self._seqs:
@@ -68,12 +71,17 @@ class Coast:
             self._due[self._steps + seq.capacity - start].append((place, seq))
         return True
 
-    def settle(self) -> None:
-        """Write the tokens of the steps to their sequences."""
-        tokens = [0] * self._steps
-        for seq, start in zip(self._seqs, self._starts, strict=True):
+    def settle(self) -> list[Request]:
+        """Write the tokens of the steps to their sequences, end those that have all of theirs, and return the requests
+        that ended."""
+        tokens, ended = [0] * self._steps, []
+        for request, seq, start in zip(self._requests, self._seqs, self._starts, strict=True):
             seq.num_computed = start + self._steps
             seq.token_ids += tokens
+            is_whole = self._steps > 0 and len(seq.token_ids) == request.max_total_tokens
+            if is_whole and self._scheduler.finish(request, seq, "length", None):
+                ended.append(request)
+        return ended
 
 
 def is_level(step: ScheduledStep, scheduler: Scheduler) -> bool:

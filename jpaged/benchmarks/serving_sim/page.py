@@ -8,6 +8,7 @@ from typing import Any
 from jpaged.benchmarks.serving_sim import tables
 from jpaged.benchmarks.serving_sim.curves import FAR, LIMIT
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
+from jpaged.benchmarks.serving_sim.paged_experiments import PREEMPTING
 
 HEAD = f"""# The papers' experiments in simulated time
 
@@ -118,13 +119,14 @@ larger blocks. What large blocks waste is here too; what small ones cost in kern
 bytes and not how they are gathered.
 """
 
-RETURNING = """## Recomputation against swapping (PagedAttention, figure 19), OPT-13B on ShareGPT
+RETURNING = f"""## Recomputation against swapping (PagedAttention, figure 19), OPT-13B on ShareGPT
 
-{table}
+{{table}}
 
-The paper finds that swapping small blocks is slow, since many small copies do not fill the bus, that the two are alike
-from 16 to 64 tokens, and that recomputation is never more than 20 % slower. jpaged moves a block of all layers by one
-copy, so that small blocks cost it less; a copy is counted as 10 microseconds and 25 GB/s.
+At {PREEMPTING:g} requests/s, which fill the pool; the last two columns count preemptions. The paper finds that swapping
+small blocks is slow, since many small copies do not fill the bus, that the two are alike from 16 to 64 tokens, and that
+recomputation is never more than 20 % slower. jpaged moves a block of all layers by one copy, so that small blocks cost
+it less; a copy is counted as 10 microseconds and 25 GB/s.
 """
 
 HYBRID = """## Layers that differ (Jenga, figure 14): requests/s, all sent at once, H100
@@ -153,9 +155,10 @@ Where they differ:
   an H100 some 5 GiB, PyramidKV and character.ai come nearer to the paper's ratios; computing prompts bounds them, again
   as "at most" says.
 - Jamba's states are most of what a short request takes, and every policy keeps them. A large page is as large as the
-  states, which is 980 tokens of attention (1,344 in the paper's Jamba): a request of some hundred tokens leaves half of
-  one empty where pages are placed by request, as they are by jpaged and Jenga, and so it does with the largest page.
-  Small pages and naive placement lose nothing there, and win. The paper's prompts (MMLU-pro) are longer.
+  states, which is 980 tokens of attention (1,344 in the paper's Jamba). Placed by request, as by Jenga, a request of
+  some hundred tokens leaves half of one empty, and so it does with the largest page. Where a page holds so many blocks,
+  jpaged lets requests share it, as naive placement does, and small pages gain little over that. The paper's prompts
+  (MMLU-pro) are longer.
 - Encoders of images cost nothing here, so Llama 3.2 Vision is faster throughout.
 - The paper's data sets (arXiv-QA, MMLU-pro, MMMU-pro) are replaced by conversations of Mooncake's trace (mean 12,000
   tokens; "very long" are those above 60,000) and by ShareGPT.

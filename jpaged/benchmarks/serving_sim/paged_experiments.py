@@ -22,6 +22,8 @@ DECODINGS = tuple((n, beams) for beams in (False, True) for n in (2, 4, 6))
 LEAST_SEVERAL = 200
 """Least requests of a run where each has several outputs."""
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+PREEMPTING = 3.0
+"""Requests/s of ShareGPT at which OPT-13B's pool is full, so that there are preemptions to compare."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def block_sizes(context: Context) -> list[dict[str, Any]]:
 
 def returning(context: Context) -> list[dict[str, Any]]:
     """Measure recomputation against swapping where requests are preempted, OPT-13B on ShareGPT (figure 19)."""
-    rate = 2.25
+    rate = PREEMPTING
     asks = context.workloads["ShareGPT"].arrivals(rate, context.number(rate), context.seed)
     rows = []
     for size in BLOCK_SIZES:

@@ -166,14 +166,20 @@ class _Run:
         self._look_at_queue()
 
     def coast(self) -> None:
-        """Let steps pass in which nothing but decodes can happen.
+        """Let steps pass in which nothing but decodes can happen, until a request arrives that may come in, or one may
+        that waits, as a sequence has ended."""
+        while self._coast_to_an_end() and not (self.gave_up or self.policy.closed):
+            pass
 
-        Where nobody can come in before a sequence ends, requests arrive meanwhile; else the first arrival ends it.
+    def _coast_to_an_end(self) -> bool:
+        """Let steps pass until a sequence ends; return False where it did not come to that.
+
+        Where nobody can come in before, requests arrive meanwhile; else the first arrival ends it.
         """
-        closed, scheduler = self.policy.closed, self.policy.scheduler
+        closed, policy = self.policy.closed, self.policy
         if self._is_due and not closed:
-            return
-        batch = Coast(scheduler)
+            return False
+        batch = Coast(policy.scheduler)
         while batch.left > 0 and not self.gave_up:
             if self._is_due:
                 if not closed:
@@ -184,7 +190,10 @@ class _Run:
                 break
             self._pass(seconds, batch.sequences)
             self._look_at_queue()
-        batch.settle()
+        ends = batch.sequences > 0 and not batch.left
+        if ended := batch.settle():
+            self._done += policy.ended(ended, self.clock)
+        return ends
 
     def _pass(self, seconds: float, decodes: int) -> None:
         """Let the time of a step pass, which gives so many sequences a token if it is one of decodes."""

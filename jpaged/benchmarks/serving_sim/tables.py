@@ -114,14 +114,19 @@ def hybrid(rows: Rows, key: str = "throughput") -> str:
     for row in rows:
         found = {system: row["systems"][system] for system in HYBRID_SYSTEMS}
         cells = [f"{found[s][key]:.3g}{'*' * bool(found[s]['refused'])}" for s in HYBRID_SYSTEMS]
-        before, after = row["paper"]
         ratio = _times(found[PAGED][key], found[LARGEST][key])
         most = _times(row["endless"][key], found[LARGEST][key])
-        paper = [f"{after / before:.2f}"] if key == "throughput" else []
+        paper = [_told(*row["paper"])] if key == "throughput" else []
         name = [row["model"], f"{row['pool']:g}", row["asked"]]
         lines.append([*name, *cells, f"{row['endless'][key]:.3g}", ratio, most, *paper])
     head = ["model", "pool, GiB", "prompts", *HYBRID_SYSTEMS, "no bound", "jpaged / largest page", "at most"]
     return table([*head, *(["paper"] * (key == "throughput"))], lines)
+
+
+def _told(before: float, after: float) -> str:
+    """Return the paper's ratio, and the rates where it tells them."""
+    ratio = f"{after / before:.2f}"
+    return ratio if before == 1 else f"{before:g} -> {after:g}: {ratio}"
 
 
 def hybrid_load(rows: Rows) -> str:

@@ -15,6 +15,7 @@ class FullAttention(Policy):
     """Every token reads all before it: nothing is ever released, a prefix is valid up to the first miss."""
 
     releases: ClassVar[bool] = False
+    appends: ClassVar[bool] = True
 
     def active_blocks(self, length: int, block_size: int) -> tuple[range, ...]:
         return (range(-(-length // block_size)),)
@@ -33,6 +34,7 @@ class LocalAttention(Policy):
         reach: most tokens before a token that it reads.
     """
 
+    appends: ClassVar[bool] = True
     reach: int
 
     @abstractmethod

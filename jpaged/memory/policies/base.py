@@ -25,12 +25,16 @@ class Policy(ABC):
         names_tokens: whether blocks are cached under the tokens up to their end; False: under the salt and their
             number.
         releases: whether a sequence may give up blocks while it grows; False spares the question after every block.
+        appends: whether the table has a block in every entry, entry ``i`` is that of tokens
+            ``[i * block_size, (i + 1) * block_size)``, and only their own computation writes to it; True spares the
+            questions where tokens lie.
         prompt_tail: number of a prompt's last tokens that one step has to compute together, and no token behind them
             with them; 0 = chunks end anywhere.
     """
 
     names_tokens: ClassVar[bool] = True
     releases: ClassVar[bool] = True
+    appends: ClassVar[bool] = False
     prompt_tail: int = 0
 
     def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:

@@ -76,9 +76,9 @@ def test_an_engines_process_answers_run_after_run(fake):
                 assert second.due == 0.02 <= second.token_times[0] <= second.ended
 
 
-def test_an_engine_that_ends_is_named(fake):
-    with pytest.raises(ValueError, match="--env bad=DIR: the engine ended"):
-        Peer("bad", [sys.executable, "-c", "pass"])
+def test_an_engine_that_ends_is_named_with_what_it_said_last(fake):
+    with pytest.raises(ValueError, match=r"--env bad=DIR: the engine ended with status 3: .*\nno such weights$"):
+        Peer("bad", [sys.executable, "-c", "import sys; print('no such weights', file=sys.stderr); sys.exit(3)"])
     with started({"one": fake("fails")}) as (peer,):
         with pytest.raises(ValueError, match="--env one=DIR: the engine ended"):
             peer.serve([Task("chat", (1,), 2)], [0.0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ ENGINE = Path(__file__).with_name("peer_engine.py")
 HELD = {"openvino": "models/openvino-float32", "vllm": None}
 """What an engine's environment holds of the model; None = it reads a Hugging Face folder."""
 CACHE_GIB = 1
+LAST_LINES = 8
+"""Lines of what an engine said last that are told where it ended."""
 PATIENCE_SECONDS = 3600.0
 BATCH_SEED = 1 << 20
 """Seed of the batch that is there from the start: none of its requests' order is seen again, as caches stay."""
@@ -43,8 +46,9 @@ class Peer:
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self._command = list(command)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
         try:
             self._read()
@@ -61,7 +65,11 @@ class Peer:
         return said
 
     def _ended(self) -> ValueError:
-        return ValueError(f"--env {self.name}=DIR: the engine ended: {' '.join(self._command)}")
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        ended = f"--env {self.name}=DIR: the engine ended with status {status}: {' '.join(self._command)}"
+        return ValueError("\n".join([ended, *said]))
 
     def serve(self, tasks: Sequence[Task], times: Sequence[float]) -> list[Answer]:
         """Send each task at its time and return all answers, on a clock of the run's own."""
@@ -85,6 +93,7 @@ class Peer:
             if pipe is not None:
                 with suppress(BrokenPipeError):  # what was not sent to a process that ended
                     pipe.close()
+        self._errors.close()
 
 
 def commands(environments: Mapping[str, Path], model: Path | None, context: int) -> dict[str, list[str]]:

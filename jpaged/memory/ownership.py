@@ -75,7 +75,8 @@ class Ownership:
         Raises:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
         """
-        needs, replaced = [], []
+        needs: list[int] = []
+        replaced: list[list[int]] = []
         for g, (policy, size) in enumerate(sequence.request.groups):
             table = sequence.tables[g]
             number = len(table)

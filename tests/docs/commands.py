@@ -47,7 +47,7 @@ def parse_jpaged(line: str) -> dict[str, Any]:
         for word in words:
             if re.fullmatch(r"[\w-]+\.[a-z]{2,5}", word):
                 Path(word).touch()
-            elif re.fullmatch(r"[A-Z]+|workloads|docs", word):
+            elif re.fullmatch(r"[A-Z]+|workloads|docs|hugging-face", word):
                 Path(word).mkdir(exist_ok=True)
         _ASKED.clear()
         root_command().main(words, prog_name="jpaged", standalone_mode=False)

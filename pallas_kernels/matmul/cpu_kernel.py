@@ -122,11 +122,11 @@ _three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 
 
 @njit
-def whole_tile(rows, tile_rows):
+def _whole_tile(rows):
     """Return how many rows to multiply where `rows` are wanted: of a few, one tile takes as long as one row does, while
     tiles of fewer rows, one behind the other, read the panel as often, and nothing is fetched meanwhile."""
-    if 1 < rows < 2 * tile_rows:
-        return -(-rows // tile_rows) * tile_rows
+    if 1 < rows < 2 * ROWS:
+        return -(-rows // ROWS) * ROWS
     return rows
 
 
@@ -145,7 +145,7 @@ def _multiply(frame, begin, end):
     first, matrix = argument(frame, 0), argument(frame, 2 + index)
     all_rows, inputs, outputs = dimension(first, 0), dimension(matrix, 0), dimension(matrix, 1)
     wanted = min(wanted, all_rows)
-    rows = min(whole_tile(wanted, ROWS), all_rows)
+    rows = min(_whole_tile(wanted), all_rows)
     x, x_stride, stride = address(first), inputs * FLOAT, outputs * FLOAT
     packed = stack_memory(PACKED)
     if rows == 1 and stride > FAR:

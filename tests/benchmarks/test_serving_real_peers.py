@@ -76,6 +76,12 @@ def test_an_engines_process_answers_run_after_run(fake):
                 assert second.due == 0.02 <= second.token_times[0] <= second.ended
 
 
+def test_an_engine_that_goes_on_but_says_nothing_more_is_ended(monkeypatch):
+    monkeypatch.setattr("jpaged.benchmarks.serving_real.peers.LAST_SECONDS", 0.1)
+    with pytest.raises(ValueError, match="the engine ended with status -9"):
+        Peer("lingers", [sys.executable, "-c", "import os, time; os.close(1); time.sleep(600)"])
+
+
 def test_an_engine_that_ends_is_named_with_what_it_said_last(fake):
     with pytest.raises(ValueError, match=r"--env bad=DIR: the engine ended with status 3: .*\nno such weights$"):
         Peer("bad", [sys.executable, "-c", "import sys; print('no such weights', file=sys.stderr); sys.exit(3)"])

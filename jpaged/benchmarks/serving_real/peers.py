@@ -26,6 +26,8 @@ HELD = {"openvino": "models/openvino-float32", "vllm": None}
 CACHE_GIB = 1
 LAST_LINES = 8
 """Lines of what an engine said last that are told where it ended."""
+LAST_SECONDS = 10.0
+"""Seconds in which an engine that says nothing more has to end by itself."""
 PATIENCE_SECONDS = 3600.0
 BATCH_SEED = 1 << 20
 """Seed of the batch that is there from the start: none of its requests' order is seen again, as caches stay."""
@@ -65,7 +67,11 @@ class Peer:
         return said
 
     def _ended(self) -> ValueError:
-        status = self._process.wait()
+        try:
+            status = self._process.wait(LAST_SECONDS)
+        except subprocess.TimeoutExpired:  # its own threads or processes go on
+            self._process.kill()
+            status = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").splitlines()[-LAST_LINES:]
         ended = f"--env {self.name}=DIR: the engine ended with status {status}: {' '.join(self._command)}"

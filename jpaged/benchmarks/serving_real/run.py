@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jpaged.benchmarks.kept_figures import keep
 from jpaged.benchmarks.serving_real import peer_engine
 from jpaged.benchmarks.serving_real.experiments import Bench, Plan, Say, finite, load, mechanisms, policies_of
 from jpaged.benchmarks.serving_real.host import RANDOM, Sizes, hosted, kv_bytes
@@ -122,8 +123,7 @@ class _Found:
         """Keep a part's figures."""
         self.parts[part] = finite(figures)
         if self._kept is not None:
-            told = {"settings": self.settings, "parts": self.parts}
-            self._kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            keep(self._kept, {"settings": self.settings, "parts": self.parts})
 
 
 def _settings(ask: Ask, texts: Texts) -> dict[str, Any]:

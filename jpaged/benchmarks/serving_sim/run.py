@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jpaged.benchmarks.kept_figures import keep
 from jpaged.benchmarks.memory_traces import read_trace
 from jpaged.benchmarks.serving_sim import hybrid_experiments, own_experiments, paged_experiments
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
@@ -84,5 +85,5 @@ def run(names: Sequence[str], context: Context, kept: Path | None) -> dict[str, 
             continue
         results[name] = EXPERIMENTS[name][1](context)
         if kept is not None:
-            kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            keep(kept, results)
     return json.loads(json.dumps({name: results[name] for name in names}))

@@ -24,10 +24,11 @@ from pallas_kernels.tiled_matmul.cpu_tiles import TILE_BYTES
 
 WIDE = bool(FEATURES.get("avx512f"))
 """Whether a register holds a panel's 16 outputs."""
-PANELS = 3 if WIDE else 1
+PANELS = 3
 """Panels that rows are multiplied with at once; of a single row they are as many as the memory delivers in the time
 (2 to 8 panels, with and without prefetching, were within 10 % of one another on a Zen 5)."""
-ROWS_AT_ONCE = 8 if WIDE else 4
+ROWS_AT_ONCE, TOGETHER = (8, PANELS) if WIDE else (4, 1)
+"""Rows and panels whose sums fill the registers while matrices are widened there."""
 GRAINS = 4
 """Portions of a thread."""
 PACKED = DEPTH * PANELS * TILE_BYTES
@@ -60,12 +61,14 @@ def exact_grouped_target() -> str:
 
 def _by_panels(panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
-    first = exact_product(ROWS_AT_ONCE, panels, pack=True)
-    full, four, two, one = (exact_product(rows, panels) for rows in (ROWS_AT_ONCE, 4, 2, 1))
+    together, row_bytes = min(panels, TOGETHER), panels * TILE_BYTES
+    first = exact_product(ROWS_AT_ONCE, together, aside_row=row_bytes)
+    full, four, two = (exact_product(rows, together) for rows in (ROWS_AT_ONCE, 4, 2))
+    one = exact_product(1, panels)
     vectors = panels * OUTPUTS // LANES
     width = VECTORS if vectors % VECTORS == 0 else 1
     of_packed, four_of_packed, two_of_packed, one_of_packed = (tile(rows, width) for rows in (ROWS, 4, 2, 1))
-    groups, group_bytes, row_bytes = vectors // width, width * LANES * FLOAT, panels * TILE_BYTES
+    groups, group_bytes = vectors // width, width * LANES * FLOAT
 
     @njit
     def multiply_packed(x, x_stride, rows, packed, depth, out, stride, more):
@@ -83,27 +86,36 @@ def _by_panels(panels: int) -> Any:
             if row < rows:
                 one_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
 
+    @njit
+    def multiply_some(x, x_stride, rows, w, w_panel, pairs, out, stride, more):
+        row = 0
+        while rows - row >= ROWS_AT_ONCE:
+            full(x + row * x_stride, x_stride, w, w_panel, pairs, out + row * stride, stride, more, 0)
+            row += ROWS_AT_ONCE
+        while rows - row >= 4:
+            four(x + row * x_stride, x_stride, w, w_panel, pairs, out + row * stride, stride, more, 0)
+            row += 4
+        while rows - row >= 2:
+            two(x + row * x_stride, x_stride, w, w_panel, pairs, out + row * stride, stride, more, 0)
+            row += 2
+        return row
+
     def multiply(x, x_stride, rows, w, w_panel, inputs, out, stride, packed):
         for at in range(0, inputs, DEPTH):
-            depth, row = min(DEPTH, inputs - at), 0
-            mine, theirs, pairs = x + at * FLOAT, w + at // 2 * TILE_BYTES, depth // 2
+            depth, row, mine = min(DEPTH, inputs - at), 0, x + at * FLOAT
+            theirs, pairs = w + at // 2 * TILE_BYTES, depth // 2
+            for panel in range(0, panels, together):
+                own, to = theirs + panel * w_panel, out + panel * TILE_BYTES
+                if rows > ROWS_AT_ONCE:
+                    first(mine, x_stride, own, w_panel, pairs, to, stride, at, packed + panel * TILE_BYTES)
+                    row = ROWS_AT_ONCE
+                else:
+                    row = multiply_some(mine, x_stride, rows, own, w_panel, pairs, to, stride, at)
+            left, to = mine + row * x_stride, out + row * stride
             if rows > ROWS_AT_ONCE:
-                first(mine, x_stride, theirs, w_panel, pairs, out, stride, at, packed)
-                row = ROWS_AT_ONCE
-                left, to = mine + row * x_stride, out + row * stride
                 multiply_packed(left, x_stride, rows - row, packed, depth, to, stride, at)
-                row = rows
-            while rows - row >= ROWS_AT_ONCE:
-                full(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
-                row += ROWS_AT_ONCE
-            while rows - row >= 4:
-                four(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
-                row += 4
-            while rows - row >= 2:
-                two(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
-                row += 2
-            if row < rows:
-                one(mine + row * x_stride, x_stride, theirs, w_panel, pairs, out + row * stride, stride, at, 0)
+            elif row < rows:
+                one(left, x_stride, theirs, w_panel, pairs, to, stride, at, 0)
 
     return njit(ffi.named(multiply, f"exact_{panels}"))
 

@@ -20,18 +20,19 @@ from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 _WORD, _FLOAT = ir.IntType(64), ir.FloatType()
 
 
-def exact_product(rows: int, panels: int, *, pack: bool = False) -> Any:
+def exact_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
     """Return ``f(x, x_stride, w, w_panel, pairs, out, out_stride, more, aside)``, to be called from compiled loops.
 
     out [rows, panels * 16], float32, gets the product of some rows, float32, and panels, or has it added where `more`
     is not 0. Strides and ``w_panel``, from one panel to the next, are bytes; `pairs` are the tiles of a panel to take.
-    With `pack` the widened panels are written to `aside`, float32 [2 * pairs, panels * 16].
+    Where `aside_row` is not 0 the widened panels are written to `aside` too, an input's numbers of all outputs so many
+    bytes behind those of the input before.
     """
 
     @intrinsic
     def tile(typingctx, x, x_stride, w, w_panel, pairs, out, out_stride, more, aside):
         def generate(context, builder, signature, args):
-            emit_exact_product(Emitter(builder), rows, panels, pack, *args)
+            emit_exact_product(Emitter(builder), rows, panels, aside_row, *args)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 9), generate
@@ -39,22 +40,21 @@ def exact_product(rows: int, panels: int, *, pack: bool = False) -> Any:
     return tile
 
 
-def emit_exact_product(emit: Emitter, rows: int, panels: int, pack: bool, *arguments: ir.Value) -> None:
+def emit_exact_product(emit: Emitter, rows: int, panels: int, aside_row: int, *arguments: ir.Value) -> None:
     """Append the instructions of `exact_product`."""
     x, x_stride, w, w_panel, pairs, out, out_stride, more, aside = arguments
     builder = emit.builder
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
     w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
-    row_bytes = panels * LANES * FLOAT
 
     def one_pair(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         at = emit.times(number, TILE_BYTES)
         tiles = [halves(emit, emit.load(emit.at(panel, at), INTS)) for panel in w_panels]
-        beside = emit.at(aside, emit.times(number, 2 * row_bytes))
+        beside = emit.at(aside, emit.times(number, 2 * aside_row))
         added = list(sums)
         for place in range(2):
-            for panel, tile in enumerate(tiles if pack else ()):
-                emit.store(tile[place], emit.at(beside, place * row_bytes + panel * LANES * FLOAT))
+            for panel, tile in enumerate(tiles if aside_row else ()):
+                emit.store(tile[place], emit.at(beside, place * aside_row + panel * LANES * FLOAT))
             for row, x_row in enumerate(x_rows):
                 address = emit.at(x_row, emit.times(number, 2 * FLOAT), place * FLOAT)
                 numbers = emit.spread(emit.load(address, _FLOAT), LANES)

@@ -134,7 +134,7 @@ def test_processors_with_narrower_registers_widen_in_them_too(triple, cpu, wante
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 9), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    emit_exact_product(Emitter(builder), 4, 1, False, *function.args)
+    emit_exact_product(Emitter(builder), 4, 1, 0, *function.args)
     builder.ret_void()
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()

@@ -1,7 +1,8 @@
 """Adds up products of 8-bit numbers in 32-bit integers, as LLVM instructions of each kind of processor.
 
 Every kind multiplies a tile of 64 codes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each
-output's products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`).
+output's products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`). AVX2
+multiplies pairs of 16 bits: rows are held so, and a tile is widened, where many rows wait for it once for all (`SHORTS`).
 Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
 of them this machine has.
 """
@@ -15,7 +16,7 @@ from llvmlite import ir
 
 from pallas_kernels.cpu_tiles import FEATURES
 
-Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "neon", "plain"]
+Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "avx2 widened", "neon", "plain"]
 
 _BYTE, _SHORT, _INT, _WORD, _FLOAT = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
 INTS, FLOATS = ir.VectorType(_INT, 16), ir.VectorType(_FLOAT, 16)
@@ -83,12 +84,16 @@ class Dots:
         piece: a register of sums.
         pieces: how many hold the sums of a tile's 16 outputs.
         registers: how many registers there are of that size.
+        number_bytes: of a row's number.
+        inputs: of a tile.
     """
 
     kind: Kind
     piece: ir.VectorType
     pieces: int
     registers: int
+    number_bytes: int = 1
+    inputs: int = 4
 
     @property
     def signed(self) -> bool:
@@ -97,6 +102,9 @@ class Dots:
 
     def tile(self, emit: Emitter, codes: ir.Value) -> list[ir.Value]:
         """Return 64 codes in the operands that `add` takes."""
+        if self is SHORTS:
+            both = emit.builder.bitcast(codes, vector(_SHORT, 32))
+            return [emit.pick(both, range(start, start + 16)) for start in (0, 16)]
         if self.kind == "avx2":
             parts = [emit.pick(codes, range(start, start + 16)) for start in range(0, 64, 16)]
             return [emit.builder.zext(part, vector(_SHORT, 16)) for part in parts]
@@ -108,10 +116,12 @@ class Dots:
         return parts if self.kind == "neon" else [emit.builder.bitcast(part, self.piece) for part in parts]
 
     def four(self, emit: Emitter, address: ir.Value) -> list[ir.Value]:
-        """Return a row's four numbers at an address in the operands that `add` takes."""
-        if self.kind == "avx2":
-            wide = emit.builder.sext(emit.load(address, vector(_BYTE, 4)), vector(_SHORT, 4))
-            return [emit.builder.bitcast(emit.spread(emit.builder.bitcast(wide, _WORD), 4), vector(_SHORT, 16))]
+        """Return a row's numbers of a tile's inputs at an address in the operands that `add` takes."""
+        if self.number_bytes == 2:
+            numbers = ir.IntType(16 * self.inputs)
+            return [
+                emit.builder.bitcast(emit.spread(emit.load(address, numbers), 16 // self.inputs), vector(_SHORT, 16))
+            ]
         if self.kind == "plain":
             wide = emit.builder.sext(emit.load(address, vector(_BYTE, 4)), vector(_INT, 4))
             return [emit.spread(emit.builder.extract_element(wide, ir.Constant(_INT, n)), 16) for n in range(4)]
@@ -126,7 +136,7 @@ class Dots:
                 total = emit.builder.add(total, emit.builder.mul(codes, number))
             return [total]
         (numbers,) = four
-        if self.kind == "avx2":
+        if self.number_bytes == 2:
             pairs = [emit.call("llvm.x86.avx2.pmadd.wd", self.piece, [codes, numbers]) for codes in tile]
             return [emit.builder.add(total, pair) for total, pair in zip(sums, pairs, strict=True)]
         name = {
@@ -147,12 +157,15 @@ class Dots:
 KINDS: dict[Kind, Dots] = {
     "vnni512": Dots("vnni512", INTS, 1, 32),
     "vnni256": Dots("vnni256", vector(_INT, 8), 2, 16),
-    "avx2": Dots("avx2", vector(_INT, 8), 4, 16),
+    "avx2": Dots("avx2", vector(_INT, 8), 4, 16, number_bytes=2),
+    "avx2 widened": Dots("avx2 widened", vector(_INT, 8), 2, 16, number_bytes=2, inputs=2),
     "neon": Dots("neon", vector(_INT, 4), 4, 32),
     "plain": Dots("plain", INTS, 1, 4),
 }
 """``vnni512`` and ``vnni256``: vpdpbusd. ``avx2``: vpmaddwd of codes widened to 16 bits, as vpmaddubsw saturates.
 ``neon``: sdot of ARM's dot product extension. ``plain``: what LLVM makes of multiplications on any machine."""
+SHORTS = KINDS["avx2 widened"]
+"""Multiplies tiles of 16 outputs by 2 inputs of 16 bits, that `cpu_shorts.widening` makes of others."""
 
 
 def kinds_here() -> tuple[Kind, ...]:

@@ -7,9 +7,9 @@ import numpy as np
 from numba import carray
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_tiles import FLOAT, LANES, VECTORS, stack_memory
+from pallas_kernels.cpu_tiles import FLOAT, LANES, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.matmul.cpu_kernel import DEPTH, PACKED, PANEL, _clear, _one, _three, _two
+from pallas_kernels.matmul.cpu_kernel import DEPTH, PACKED, PANEL, PANEL_VECTORS, _clear, multiply_columns
 
 _GRAINS = 16
 
@@ -39,7 +39,7 @@ def _multiply_grouped(frame, begin, end):
             row += counts[seen]
             seen += 1
         out = address(result(frame, 0)) + column * FLOAT
-        vectors = min(VECTORS, (outputs - column) // LANES)
+        vectors = min(PANEL_VECTORS, (outputs - column) // LANES)
         if expert + 1 == experts:
             after = row + counts[expert]
             _clear(out + after * stride, rows - after, vectors * LANES, stride)
@@ -52,9 +52,4 @@ def _multiply_grouped(frame, begin, end):
             depth = min(DEPTH, inputs - at)
             mine, theirs = x + at * FLOAT, panel + at * stride
             coming = theirs + (depth * stride if at + depth < inputs else PANEL * FLOAT)
-            if vectors == 3:
-                _three(mine, x_stride, number, theirs, stride, depth, to, stride, at, packed, coming)
-            elif vectors == 2:
-                _two(mine, x_stride, number, theirs, stride, depth, to, stride, at, packed, coming)
-            else:
-                _one(mine, x_stride, number, theirs, stride, depth, to, stride, at, packed, coming)
+            multiply_columns(mine, x_stride, number, theirs, stride, depth, to, stride, at, packed, coming, vectors)

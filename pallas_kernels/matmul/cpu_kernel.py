@@ -27,12 +27,15 @@ from pallas_kernels.cpu_tiles import (
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.primitives import pointer
 
-PANEL = VECTORS * LANES
-"""Columns of a matrix that are an item of work."""
+PANEL = 48
+"""Columns of a matrix that are an item of work: three cache lines."""
+PANEL_VECTORS = PANEL // LANES
+PANELS_OF_ROW = max(1, 12 // PANEL_VECTORS)
+"""Panels that one row is multiplied with at once: their sums fill what registers there are at least."""
 GRAINS = 2
 """Portions of a thread: few, as a panel is fetched while the panel before it is multiplied."""
 DEPTH = 768
-"""Rows of a panel at once: 144 KiB with AVX-512, for the second cache and for the stack of any thread."""
+"""Rows of a panel at once: 144 KiB, for the second cache and for the stack of any thread."""
 AHEAD = 8
 """Rows of a matrix that are fetched ahead where x has one row."""
 FAR = 4096
@@ -64,10 +67,10 @@ def table_target() -> str:
     return name
 
 
-def _panel_product(vectors: int) -> Any:
-    """Return the product of all rows of x and a panel of so many vectors of columns, as a compiled function."""
+def _columns_product(vectors: int, lines: int) -> Any:
+    """Return the product of all rows of x and so many vectors of columns, as a compiled function. It fetches so many
+    lines of every row of what is `coming`."""
     first = tile(ROWS, vectors, pack=True)
-    lines = vectors * LANES * FLOAT // LINE_BYTES
     fetching, fetching_all = tile(ROWS, vectors, fetch=1), tile(ROWS, vectors, fetch=lines)
     full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
     packed_stride = vectors * LANES * FLOAT
@@ -103,22 +106,39 @@ def _panel_product(vectors: int) -> Any:
     return product
 
 
-_row_by_4, _row_by_1 = (tile(1, n * VECTORS, fetch=n * PANEL * FLOAT // LINE_BYTES) for n in (4, 1))
+_BYTES = LANES * FLOAT
+_three, _two, _one = (_columns_product(vectors, -(-vectors * _BYTES // LINE_BYTES)) for vectors in (3, 2, 1))
+
+
+@njit
+def multiply_columns(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming, vectors):
+    """Multiply all rows of x with so many vectors of columns, no more than a panel's."""
+    while vectors >= VECTORS:
+        _three(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming)
+        panel, out, vectors = panel + VECTORS * _BYTES, out + VECTORS * _BYTES, vectors - VECTORS
+        coming += VECTORS * _BYTES
+    if vectors == 2:
+        _two(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming)
+    elif vectors == 1:
+        _one(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming)
+
+
+_row_by_several, _row_by_1 = (
+    tile(1, n * PANEL_VECTORS, fetch=n * PANEL * FLOAT // LINE_BYTES) for n in (PANELS_OF_ROW, 1)
+)
 
 
 @njit
 def _multiply_row(x, panel, stride, depth, out, more, panels):
     """Multiply one row with neighbouring panels. It reads a matrix once, at the speed of memory, which gives most where
     what is read lies in long pieces and was asked for some rows before."""
-    while panels >= 4:
-        _row_by_4(x, 0, panel, stride, depth, out, 0, more, panel + AHEAD * stride, stride)
-        panel, out, panels = panel + 4 * PANEL * FLOAT, out + 4 * PANEL * FLOAT, panels - 4
+    while panels >= PANELS_OF_ROW:
+        _row_by_several(x, 0, panel, stride, depth, out, 0, more, panel + AHEAD * stride, stride)
+        several = PANELS_OF_ROW * PANEL * FLOAT
+        panel, out, panels = panel + several, out + several, panels - PANELS_OF_ROW
     while panels > 0:
         _row_by_1(x, 0, panel, stride, depth, out, 0, more, panel + AHEAD * stride, stride)
         panel, out, panels = panel + PANEL * FLOAT, out + PANEL * FLOAT, panels - 1
-
-
-_three, _two, _one = (_panel_product(vectors) for vectors in (3, 2, 1))
 
 
 @njit
@@ -159,7 +179,7 @@ def _multiply(frame, begin, end):
     for item in range(begin, end):
         column = item * PANEL
         panel, out = address(matrix) + column * FLOAT, address(result(frame, 0)) + column * FLOAT
-        vectors = min(VECTORS, (outputs - column) // LANES)
+        vectors = min(PANEL_VECTORS, (outputs - column) // LANES)
         for at in range(0, inputs, DEPTH):
             depth = min(DEPTH, inputs - at)
             mine, theirs = x + at * FLOAT, panel + at * stride
@@ -167,12 +187,7 @@ def _multiply(frame, begin, end):
                 coming = theirs + depth * stride
             else:
                 coming = panel + (PANEL * FLOAT if item + 1 < end else 0)
-            if vectors == 3:
-                _three(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
-            elif vectors == 2:
-                _two(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
-            else:
-                _one(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming)
+            multiply_columns(mine, x_stride, rows, theirs, stride, depth, out, stride, at, packed, coming, vectors)
         _clear(out + wanted * stride, all_rows - wanted, vectors * LANES, stride)
 
 

@@ -55,7 +55,7 @@ def tiled_matmul(
     form = Form(kind or best_kind(), groups > 1, shared and groups > 1, first.packed, has_minimums, first.offset, half)
     results = (
         jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
-        jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs)), jnp.int8),
+        jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs, form)), jnp.int8),
         jax.ShapeDtypeStruct((len(x), groups, 3), jnp.float32),
     )
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)

@@ -18,10 +18,13 @@ from pallas_kernels.ffi import address, argument, arguments, data, dimension, re
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_rounding import rounding
+from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
 from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, Form, product
 
 GRAINS = 4
 """Portions of a thread."""
+MOST_AS_THEY_ARE = 4
+"""Rows that are not worth widening a panel for."""
 
 
 _rounded: Any = None
@@ -31,6 +34,7 @@ _single: Any = None
 _panels_of_an_item: Any = None
 _has_minimums: Any = None
 _scale_bytes: Any = None
+_number_bytes: Any = None
 
 
 @ffi.known_again
@@ -43,17 +47,19 @@ def target(form: Form) -> str:
     """
     name = f"jpaged_tiled_{form.name}"
     _, panels = form.tiles
-    names = {"_panels_of_an_item": panels, "_has_minimums": form.minimums, "_scale_bytes": 2 if form.half else 4}
+    names = {"_panels_of_an_item": panels, "_has_minimums": form.minimums, "_scale_bytes": form.scale_bytes}
     parts = {"_whole": _rows_by_panels(form, panels), "_single": _rows_by_panels(form, 1)}
     run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, name, **names, **parts))
-    first = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_round, name, _rounded=rounding(form)))
+    first = ffi.cfunc(ffi.RUN, error_model="numpy")(
+        _bound(_round, name, _rounded=rounding(form), _number_bytes=form.dots.number_bytes)
+    )
     ffi.register(name, run, items_of=((2, 0),), portion=panels, grains=GRAINS, before=(first, 0, 0))
     return name
 
 
-def rounded_bytes(inputs: int) -> int:
+def rounded_bytes(inputs: int, form: Form) -> int:
     """Return the bytes that a row's rounded numbers take: whole vectors, and one more."""
-    return -(-inputs // OUTPUTS) * OUTPUTS + OUTPUTS
+    return (-(-inputs // OUTPUTS) * OUTPUTS + OUTPUTS) * form.dots.number_bytes
 
 
 def _bound(function: Any, name: str, **names: Any) -> Any:
@@ -63,21 +69,34 @@ def _bound(function: Any, name: str, **names: Any) -> Any:
 
 def _rows_by_panels(form: Form, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
-    most = form.tiles[0][0]
-    full, one = product(form, most, panels), product(form, 1, panels)
+    most, together = form.tiles[0][0], 1 if form.widens else panels
+    full, one = product(form, most, together), product(form, 1, together)
+    # What is not widened is not compiled: it does nothing.
+    many, widens = (rows_by_widened_panels(form, panels), True) if form.widens else (_nothing, False)
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
-        at, row = w_panel, 0
-        while rows - row >= most:
-            mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
-            full(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
-            row += most
-        while row < rows:
-            mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
-            one(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride)
-            row += 1
+        if widens and rows > MOST_AS_THEY_ARE:
+            many(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride)
+            return
+        at = w_panel
+        for _ in range(0, panels, together):
+            row = 0
+            while rows - row >= most:
+                mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
+                full(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride, 0)
+                row += most
+            while row < rows:
+                mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
+                one(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride, 0)
+                row += 1
+            w, scales, least, out = w + w_panel, scales + s_panel, least + s_panel, out + OUTPUTS * FLOAT
 
     return njit(ffi.named(multiply, f"{form.name}_{panels}"))
+
+
+@njit
+def _nothing(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
+    """Stand where a form widens nothing."""
 
 
 def _round(frame, begin, end):
@@ -90,7 +109,8 @@ def _round(frame, begin, end):
         x, to = address(first) + row * inputs * FLOAT, address(numbers) + row * stride
         beside = address(factors) + row * groups * FACTORS
         for group in range(groups):
-            _rounded(x + group * size * FLOAT, size, to + group * size, beside + group * FACTORS)
+            mine = to + group * size * _number_bytes
+            _rounded(x + group * size * FLOAT, size, mine, beside + group * FACTORS)
 
 
 def _multiply(frame, begin, end):

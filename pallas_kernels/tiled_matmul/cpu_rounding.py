@@ -11,7 +11,9 @@ from numba.extending import intrinsic
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, Form, repeated
 
-_BYTE, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(64), ir.IntType(32), ir.FloatType()
+_WORD, _INT, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+_NUMBERS = {1: ir.IntType(8), 2: ir.IntType(16)}
+"""What a row's number is held in, by its bytes."""
 _LANES = 16
 SMALLEST = 1e-30
 """Groups in which no number is larger are taken as 0: the inverse of their scale may have no number."""
@@ -20,8 +22,8 @@ SMALLEST = 1e-30
 def rounding(form: Form) -> Any:
     """Return ``f(x, count, numbers, factors)``, to be called from compiled loops.
 
-    `numbers` gets `count` float32 numbers of x rounded to ``x / scale`` from -127 to 127, and zeros up to a multiple
-    of 16; `factors` gets what `FACTORS` says, the scale being the largest number's share of 127.
+    `numbers` gets `count` float32 numbers of x rounded to ``x / scale`` from -127 to 127, in as many bytes as the form's
+    products read, and zeros up to a multiple of 16; `factors` gets what `FACTORS` says, the scale being the largest number's share of 127.
     """
 
     @intrinsic
@@ -40,6 +42,7 @@ def emit_rounding(
 ) -> None:
     """Append the instructions of `rounding`."""
     builder = emit.builder
+    bytes_of_one = form.dots.number_bytes
     turns = builder.sdiv(emit.at(count, _LANES - 1), ir.Constant(_WORD, _LANES))
     places = ir.Constant(vector(_WORD, _LANES), list(range(_LANES)))
 
@@ -70,7 +73,10 @@ def emit_rounding(
     def round_and_add(turn: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
         near = emit.call("llvm.rint.v16f32", FLOATS, [builder.fmul(read(turn), factor)])
         whole = builder.fptosi(near, INTS)
-        emit.store(builder.trunc(whole, vector(_BYTE, _LANES)), emit.at(numbers, emit.times(turn, _LANES)))
+        emit.store(
+            builder.trunc(whole, vector(_NUMBERS[bytes_of_one], _LANES)),
+            emit.at(numbers, emit.times(turn, _LANES * bytes_of_one)),
+        )
         return [builder.add(found[0], whole)]
 
     (sums,) = repeated(emit, turns, [emit.constant(INTS, 0)], round_and_add)

@@ -17,6 +17,9 @@ TILE_BYTES, FLOAT = 64, 4
 FACTORS = 12
 """Bytes of what a row has beside a group's numbers: their scale, the integer that makes up for the codes' offset, and
 what multiplies the matrix' minimums."""
+ADDS, UNFINISHED = 1, 2
+"""Flags of a product of some of a row's groups: some are in the result already; others follow, and an output's scale with
+them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class Form:
         return "_".join([self.kind, *filter(None, parts), "groups" if self.grouped else "whole", str(self.offset)])
 
     @property
+    def scale_bytes(self) -> int:
+        return 2 if self.half else 4
+
+    @property
     def dots(self) -> Dots:
         return KINDS[self.kind]
 
@@ -58,9 +65,16 @@ class Form:
         return self.offset != 0 and not self.dots.signed
 
     @property
+    def widens(self) -> bool:
+        """Tell whether many rows have codes widened once for all of them."""
+        return self.kind == "avx2" and self.grouped
+
+    @property
     def tiles(self) -> tuple[tuple[int, ...], int]:
         """Return the numbers of rows of the product's tiles, the last being 1, and how many panels a tile has."""
         dots = self.dots
+        if self.widens:
+            return (2, 1), 3
         if dots.registers == 32 and dots.pieces == 1:
             return ((4, 1) if self.grouped else (8, 1)), 3
         return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
@@ -68,28 +82,28 @@ class Form:
 
 def product(form: Form, rows: int, panels: int) -> Any:
     """Return ``f(x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, groups, quads, out,
-    out_stride)``, to be called from compiled loops.
+    out_stride, more)``, to be called from compiled loops.
 
     out [rows, panels * 16], float32, gets the product of some rows and panels. Strides and ``_panel``, from one panel
     to the next, are bytes; `quads` are the tiles of a panel in a group; `factors` are a row's `FACTORS` of each group.
+    Grouped forms heed `more`: with `ADDS`, groups are added to what is there; with `UNFINISHED`, others will be.
     """
 
     @intrinsic
-    def tile(typingctx, x, x_stride, f, f_stride, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
+    def tile(typingctx, x, x_stride, f, f_stride, w, w_panel, scales, least, s_panel, groups, quads, out, stride, more):
         def generate(context, builder, signature, args):
             emit_product(Emitter(builder), form, rows, panels, *args)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 13), generate
+        return types.void(*[types.intp] * 14), generate
 
     return tile
 
 
 def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: ir.Value) -> None:
     """Append the instructions of `product`."""
-    x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, groups, quads, out, out_stride = (
-        arguments
-    )
+    x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, *of_sizes = arguments
+    groups, quads, out, out_stride, more = of_sizes
     builder, dots, count = emit.builder, form.dots, rows * panels
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
     factor_rows = [emit.at(factors, emit.times(factors_stride, row)) for row in range(rows)]
@@ -105,7 +119,7 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
             tiles = [dots.tile(emit, _codes(emit, codes, form, half)) for codes in loaded]
             number = emit.at(half_of_group, quad) if half == 0 else emit.at(half_of_group, quad, quads)
             for row, x_row in enumerate(x_rows):
-                four = dots.four(emit, emit.at(x_row, emit.times(number, 4)))
+                four = dots.four(emit, emit.at(x_row, emit.times(number, dots.inputs * dots.number_bytes)))
                 for panel, tile in enumerate(tiles):
                     place = row * panels + panel
                     out[place] = dots.add(emit, out[place], tile, four)
@@ -113,7 +127,7 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
 
     def scaled(sums: list[list[ir.Value]], totals: list[ir.Value] | None, group: ir.Value) -> list[ir.Value]:
         """Return a group's sums as floats, added to those of the groups before."""
-        at = emit.times(group, 16 * (2 if form.half else 4))
+        at = emit.times(group, 16 * form.scale_bytes)
         of_panels = [emit.at(at, emit.times(scales_panel, panel)) for panel in range(panels)]
         factors_of = [] if form.shared else [_scales(emit, emit.at(scales, panel), form) for panel in of_panels]
         least = [_scales(emit, emit.at(minimums, panel), form) for panel in of_panels] if form.minimums else []
@@ -150,8 +164,11 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         zeros = [emit.constant(dots.piece, 0)] * (dots.pieces * count)
         return by_place(repeated(emit, quads, zeros, one_quad))
 
+    lines = [emit.at(out, emit.times(out_stride, row)) for row in range(rows)]
+    places = [emit.at(line, panel * 16 * FLOAT) for line in lines for panel in range(panels)]
     if form.grouped:
-        start = [emit.constant(FLOATS, 0.0)] * count
+        adds, zeros = _has(builder, more, ADDS), emit.constant(FLOATS, 0.0)
+        start = [builder.select(adds, emit.load(place, FLOATS), zeros) for place in places]
 
         def one_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             first = builder.mul(group, quads)
@@ -164,11 +181,15 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         results = scaled(all_quads(none, none), None, none)
     if form.shared:
         of_panels = [_scales(emit, emit.at(scales, emit.times(scales_panel, panel)), form) for panel in range(panels)]
-        results = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]
-    for row in range(rows):
-        line = emit.at(out, emit.times(out_stride, row))
-        for panel in range(panels):
-            emit.store(results[row * panels + panel], emit.at(line, panel * 16 * FLOAT))
+        whole = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]
+        goes_on = _has(builder, more, UNFINISHED)
+        results = [builder.select(goes_on, part, value) for part, value in zip(results, whole, strict=True)]
+    for result, place in zip(results, places, strict=True):
+        emit.store(result, place)
+
+
+def _has(builder: ir.IRBuilder, flags: ir.Value, flag: int) -> ir.Value:
+    return builder.icmp_signed("!=", builder.and_(flags, ir.Constant(_WORD, flag)), ir.Constant(_WORD, 0))
 
 
 def _codes(emit: Emitter, loaded: ir.Value, form: Form, half: int) -> ir.Value:

@@ -2,7 +2,7 @@
 
 Every kind multiplies a tile of 64 codes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each
 output's products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`). AVX2
-multiplies pairs of 16 bits: rows are held so, and a tile is widened, where many rows wait for it once for all (`SHORTS`).
+multiplies pairs of 16 bits: rows are held so, and a tile is widened, once for all rows where there are many (`SHORTS`).
 Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
 of them this machine has.
 """

@@ -32,6 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jpaged.benchmarks.peer_settings import peer_variables
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.tokenizer import load_tokenizer
@@ -167,15 +168,16 @@ def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, An
 
 def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[str, str], work: Path) -> None:
     """Start every engine that is here, one after another, and add those that became ready to `engines`."""
+    wanted: list[tuple[str, str, Path, dict[str, str]]]
     for form in args.forms:
         model = args.gguf if form == "gguf" else args.model
-        wanted = [("jpaged", sys.executable, model)]
+        wanted = [("jpaged", sys.executable, model, {})]
         for name, folder in environments.items():
             if form in OF_PEERS[name]:
                 held = OF_PEERS[name][form]
                 python, own = Path(folder) / "bin" / "python", Path(folder) / "models" / held if held else args.model
-                wanted.append((name, str(python), own))
-        for name, python, source in wanted:
+                wanted.append((name, str(python), own, peer_variables(name, Path(folder))))
+        for name, python, source, variables in wanted:
             print(f"starting {name} {form}", file=sys.stderr, flush=True)
             command = [python, str(ENGINE), name, form, str(source), str(work)]
             process = subprocess.Popen(
@@ -184,6 +186,7 @@ def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[s
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                env=os.environ | variables,
             )
             engine = Engine(name, form, process)
             if engine.read().get("ready"):

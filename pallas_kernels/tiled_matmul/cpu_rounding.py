@@ -22,8 +22,9 @@ SMALLEST = 1e-30
 def rounding(form: Form) -> Any:
     """Return ``f(x, count, numbers, factors)``, to be called from compiled loops.
 
-    `numbers` gets `count` float32 numbers of x rounded to ``x / scale`` from -127 to 127, in as many bytes as the form's
-    products read, and zeros up to a multiple of 16; `factors` gets what `FACTORS` says, the scale being the largest number's share of 127.
+    `numbers` gets `count` float32 numbers of x rounded to ``x / scale`` from -127 to 127, each in as many bytes as the
+    form's products read, and zeros up to a multiple of 16; `factors` gets what `FACTORS` says, the scale being the
+    largest number's share of 127.
     """
 
     @intrinsic
@@ -43,6 +44,7 @@ def emit_rounding(
     """Append the instructions of `rounding`."""
     builder = emit.builder
     bytes_of_one = form.dots.number_bytes
+    held = vector(_NUMBERS[bytes_of_one], _LANES)
     turns = builder.sdiv(emit.at(count, _LANES - 1), ir.Constant(_WORD, _LANES))
     places = ir.Constant(vector(_WORD, _LANES), list(range(_LANES)))
 
@@ -73,10 +75,7 @@ def emit_rounding(
     def round_and_add(turn: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
         near = emit.call("llvm.rint.v16f32", FLOATS, [builder.fmul(read(turn), factor)])
         whole = builder.fptosi(near, INTS)
-        emit.store(
-            builder.trunc(whole, vector(_NUMBERS[bytes_of_one], _LANES)),
-            emit.at(numbers, emit.times(turn, _LANES * bytes_of_one)),
-        )
+        emit.store(builder.trunc(whole, held), emit.at(numbers, emit.times(turn, _LANES * bytes_of_one)))
         return [builder.add(found[0], whole)]
 
     (sums,) = repeated(emit, turns, [emit.constant(INTS, 0)], round_and_add)

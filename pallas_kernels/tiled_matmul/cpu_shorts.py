@@ -1,8 +1,8 @@
 """Multiplies many rows with panels of 8-bit or 4-bit codes that are widened to 16 bits once for all of them.
 
-AVX2 has no product of 8-bit numbers whose sums it does not saturate, but one of 16 bits, which adds up pairs. Codes wait
-widened in the first caches, some groups of inputs at a time; what they give is added to the result group by group, in the
-order of the products that widen in registers, so that a row's bits are the same.
+AVX2 has no product of 8-bit numbers whose sums it does not saturate, but one of 16 bits, which adds up pairs. Codes
+wait widened in the first caches, some groups of inputs at a time; what they give is added to the result group by group,
+in the order of the products that widen in registers, so that a row's bits are the same.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ FACTORS = 12
 """Bytes of what a row has beside a group's numbers: their scale, the integer that makes up for the codes' offset, and
 what multiplies the matrix' minimums."""
 ADDS, UNFINISHED = 1, 2
-"""Flags of a product of some of a row's groups: some are in the result already; others follow, and an output's scale with
-them."""
+"""Flags of a product of some of a row's groups: some are in the result already; others follow, and an output's scale
+with them."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from jpaged.benchmarks.peer_settings import peer_variables
 from jpaged.benchmarks.serving_answer import Answer
 from jpaged.benchmarks.serving_load import arrival_times
 from jpaged.benchmarks.serving_real.experiments import Bench
@@ -40,17 +43,23 @@ class Peer:
 
     Args:
         command: what starts it, see `peer_engine`.
+        variables: of its environment, besides this process'.
 
     Raises:
         ValueError: it did not start, or ended.
     """
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self.name = name
         self._command = list(command)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | variables,
         )
         try:
             self._read()
@@ -134,7 +143,7 @@ def started(wanted: Mapping[str, Sequence[str]]) -> Iterator[list[Peer]]:
     with ExitStack() as open_peers:
         peers = []
         for name, command in wanted.items():
-            peers.append(Peer(name, command))
+            peers.append(Peer(name, command, peer_variables(name, Path(command[0]).parents[1])))
             open_peers.callback(peers[-1].close)
         yield peers
 

@@ -1,0 +1,29 @@
+"""Says with which variables of the environment another engine is started, so that it has all that jpaged has."""
+
+from __future__ import annotations
+
+import os
+from ctypes.util import find_library
+from pathlib import Path
+
+
+def peer_variables(name: str, folder: Path) -> dict[str, str]:
+    """Return variables to set for an engine.
+
+    By itself vLLM leaves one core to its front end, which is half of a machine that has two. Here it computes on all of
+    them, as its documentation has it with its allocator and its threads' library, where these are installed (Debian's
+    libtcmalloc-minimal4; libiomp5 in the environment). All other engines take every core by themselves.
+
+    Args:
+        name: of the engine, as in ``--env NAME=DIR``.
+        folder: its environment.
+    """
+    if name != "vllm":
+        return {}
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    threads = folder.absolute() / "lib" / "libiomp5.so"
+    preloaded = [find_library("tcmalloc_minimal"), str(threads) if threads.exists() else None]
+    variables = {"OMP_NUM_THREADS": str(len(cores)), "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
+    if found := [library for library in preloaded if library]:
+        variables["LD_PRELOAD"] = ":".join(found)
+    return variables

@@ -3,6 +3,7 @@
 Every kind multiplies a tile of 64 codes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each
 output's products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`). AVX2
 multiplies pairs of 16 bits: rows are held so, and a tile is widened, once for all rows where there are many (`SHORTS`).
+Codes of 4 bits in short groups need no more than 16 bits for their sums (`kind_for`).
 Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
 of them this machine has.
 """
@@ -16,7 +17,7 @@ from llvmlite import ir
 
 from pallas_kernels.cpu_tiles import FEATURES
 
-Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "avx2 widened", "neon", "plain"]
+Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "avx2 widened", "avx2 nibbles", "neon", "plain"]
 
 _BYTE, _SHORT, _INT, _WORD, _FLOAT = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
 INTS, FLOATS = ir.VectorType(_INT, 16), ir.VectorType(_FLOAT, 16)
@@ -113,7 +114,11 @@ class Dots:
             return [emit.builder.zext(part, INTS) for part in places]
         size = 64 // self.pieces
         parts = [emit.pick(codes, range(start, start + size)) for start in range(0, 64, size)] if size < 64 else [codes]
-        return parts if self.kind == "neon" else [emit.builder.bitcast(part, self.piece) for part in parts]
+        return (
+            parts
+            if self.kind in ("neon", "avx2 nibbles")
+            else [emit.builder.bitcast(part, self.piece) for part in parts]
+        )
 
     def four(self, emit: Emitter, address: ir.Value) -> list[ir.Value]:
         """Return a row's numbers of a tile's inputs at an address in the operands that `add` takes."""
@@ -125,6 +130,8 @@ class Dots:
         if self.kind == "plain":
             wide = emit.builder.sext(emit.load(address, vector(_BYTE, 4)), vector(_INT, 4))
             return [emit.spread(emit.builder.extract_element(wide, ir.Constant(_INT, n)), 16) for n in range(4)]
+        if self.kind == "avx2 nibbles":
+            return [emit.builder.bitcast(emit.spread(emit.load(address, _INT), 8), vector(_BYTE, 32))]
         numbers = emit.spread(emit.load(address, _INT), self.piece.count)
         return [emit.builder.bitcast(numbers, vector(_BYTE, 16)) if self.kind == "neon" else numbers]
 
@@ -136,6 +143,9 @@ class Dots:
                 total = emit.builder.add(total, emit.builder.mul(codes, number))
             return [total]
         (numbers,) = four
+        if self.kind == "avx2 nibbles":
+            pairs = [emit.call("llvm.x86.avx2.pmadd.ub.sw", self.piece, [codes, numbers]) for codes in tile]
+            return [emit.builder.add(total, pair) for total, pair in zip(sums, pairs, strict=True)]
         if self.number_bytes == 2:
             pairs = [emit.call("llvm.x86.avx2.pmadd.wd", self.piece, [codes, numbers]) for codes in tile]
             return [emit.builder.add(total, pair) for total, pair in zip(sums, pairs, strict=True)]
@@ -148,6 +158,9 @@ class Dots:
 
     def totals(self, emit: Emitter, sums: list[ir.Value]) -> ir.Value:
         """Return a tile's sums as one vector of `INTS`."""
+        if self.kind == "avx2 nibbles":
+            ones, name = emit.constant(self.piece, 1), "llvm.x86.avx2.pmadd.wd"
+            return emit.joined([emit.call(name, vector(_INT, 8), [pairs, ones]) for pairs in sums])
         both = emit.joined(sums)
         if self.kind != "avx2":
             return both
@@ -159,11 +172,15 @@ KINDS: dict[Kind, Dots] = {
     "vnni256": Dots("vnni256", vector(_INT, 8), 2, 16),
     "avx2": Dots("avx2", vector(_INT, 8), 4, 16, number_bytes=2),
     "avx2 widened": Dots("avx2 widened", vector(_INT, 8), 2, 16, number_bytes=2, inputs=2),
+    "avx2 nibbles": Dots("avx2 nibbles", vector(_SHORT, 16), 2, 16),
     "neon": Dots("neon", vector(_INT, 4), 4, 32),
     "plain": Dots("plain", INTS, 1, 4),
 }
-"""``vnni512`` and ``vnni256``: vpdpbusd. ``avx2``: vpmaddwd of codes widened to 16 bits, as vpmaddubsw saturates.
+"""``vnni512`` and ``vnni256``: vpdpbusd. ``avx2``: vpmaddwd of codes widened to 16 bits, as vpmaddubsw saturates, which
+``avx2 nibbles`` takes where codes are below 16.
 ``neon``: sdot of ARM's dot product extension. ``plain``: what LLVM makes of multiplications on any machine."""
+MOST_OF_NIBBLES = 32
+"""Inputs of a group of codes of 4 bits whose products 16 bits hold, of each output in two sums."""
 SHORTS = KINDS["avx2 widened"]
 """Multiplies tiles of 16 outputs by 2 inputs of 16 bits, that `cpu_shorts.widening` makes of others."""
 
@@ -182,6 +199,14 @@ def kinds_here() -> tuple[Kind, ...]:
         "plain": True,
     }
     return tuple(kind for kind, is_here in here.items() if is_here)
+
+
+def kind_for(kind: Kind, group: int, *, packed: bool) -> Kind:
+    """Return the kind that multiplies codes in groups of so many inputs on machines of a kind.
+
+    Eight products of pairs of 4 bits and 8 are at most 8 x 2 x 15 x 127, which 16 bits hold.
+    """
+    return "avx2 nibbles" if kind == "avx2" and packed and group <= MOST_OF_NIBBLES else kind
 
 
 def best_kind() -> Kind:

@@ -15,6 +15,7 @@ from jpaged.cli.page_command import page_command
 DEMO = "smollm2-135m"
 SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 1024, 1024, 4.0
 BATCH = 24
+PAGE = "serving-real"
 
 
 def serving(
@@ -58,9 +59,10 @@ def serving(
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps figures; parts it has are not run again.")
     ] = None,
-    docs: Annotated[
-        Path | None, typer.Option(help="Folder for serving-real.md and its plots (needs matplotlib).")
-    ] = None,
+    docs: Annotated[Path | None, typer.Option(help="Folder for the page and its plots (needs matplotlib).")] = None,
+    page_name: Annotated[
+        str, typer.Option("--page", help="Name of the page, where some parts have one of their own.")
+    ] = PAGE,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny random model and runs of a second: a test.")] = False,
 ) -> None:
     """Serve requests that arrive over time, on the real engine.
@@ -74,6 +76,10 @@ def serving(
     from jpaged.benchmarks.serving_real.run import PARTS, Ask, run
     from jpaged.benchmarks.serving_sim import plots
 
+    if Path(page_name).name != page_name or page_name in ("", ".", ".."):
+        raise typer.BadParameter(f"--page {page_name} is not a file's name")
+    if results is not None and not results.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--results {results}: there is no folder {results.absolute().parent}")
     if docs is not None and find_spec("matplotlib") is None:
         raise typer.BadParameter(f'--docs {docs} needs matplotlib: pip install "jpaged[bench]"')
     with bad_parameters():
@@ -95,7 +101,7 @@ def serving(
     given += [("pool-tokens", pool_tokens, POOL_TOKENS), ("max-model-len", max_model_len, MAX_MODEL_LEN)]
     given += [("slower", slower, SLOWER), *(("part", one, None) for one in part or ())]
     given += [*(("env", f"{name}={folder.name}", None) for name, folder in environments.items())]
-    given += [("peer-model", peer_model, None), ("quick", quick, False)]
+    given += [("peer-model", peer_model, None), ("page", page_name, PAGE), ("quick", quick, False)]
     text = page(found, page_command("serving", given), this_machine())
     typer.echo(text)
     if docs is not None:
@@ -103,7 +109,7 @@ def serving(
         for load in found["models"]:
             panel = {"name": load["model"], "systems": load["systems"]}
             plots.load([panel], docs, figure_name(load["model"]), load["limit"])
-        (docs / "serving-real.md").write_text(text, encoding="utf-8")
+        (docs / f"{page_name}.md").write_text(text, encoding="utf-8")
 
 
 def _environment(entry: str) -> tuple[str, Path]:

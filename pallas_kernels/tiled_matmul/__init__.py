@@ -42,7 +42,7 @@ def tiled_matmul(
         rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
         kind: which instructions multiply; None = the best ones that this machine has.
     """
-    from pallas_kernels.cpu_dots import best_kind
+    from pallas_kernels.cpu_dots import best_kind, kind_for
     from pallas_kernels.tiled_matmul.cpu_kernel import rounded_bytes, target
     from pallas_kernels.tiled_matmul.cpu_tiles import Form
 
@@ -52,7 +52,8 @@ def tiled_matmul(
     if shared:
         groups = first.inputs // rounded_together(first.inputs)
     half = first.scales.dtype == jnp.float16
-    form = Form(kind or best_kind(), groups > 1, shared and groups > 1, first.packed, has_minimums, first.offset, half)
+    instructions = kind_for(kind or best_kind(), first.inputs // groups, packed=first.packed)
+    form = Form(instructions, groups > 1, shared and groups > 1, first.packed, has_minimums, first.offset, half)
     results = (
         jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
         jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs, form)), jnp.int8),

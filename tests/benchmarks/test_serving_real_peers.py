@@ -136,6 +136,24 @@ def test_the_command_measures_a_tiny_model_and_writes_everything(tmp_path):
     (docs / "serving-real.md").unlink()
     CliRunner().invoke(app, ["bench", "serving", *options], catch_exceptions=False)
     assert (docs / "serving-real.md").read_text(encoding="utf-8") == text, "what was kept is not measured again"
+    part = [*options, "--part", "mechanisms", "--page", "serving-real-mechanisms"]
+    CliRunner().invoke(app, ["bench", "serving", *part], catch_exceptions=False)
+    alone = (docs / "serving-real-mechanisms.md").read_text(encoding="utf-8")
+    assert "--part mechanisms --page serving-real-mechanisms" in alone and "Chunks of prompts" in alone
+    assert "latency against rate" not in alone and (docs / "serving-real.md").read_text(encoding="utf-8") == text
     options[options.index("1.4")] = "1.5"
     done = CliRunner().invoke(app, ["bench", "serving", *options], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert done.exit_code == 2 and "was measured with rates [0.7, 1.4], not [0.7, 1.5]" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--results", "missing/real.json"), "there is no folder"),
+        (("--page", "../elsewhere"), "--page ../elsewhere is not a file's name"),
+    ],
+)
+def test_where_figures_go_is_looked_at_before_anything_runs(tmp_path, monkeypatch, option, said):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench", "serving", *option], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert done.exit_code == 2 and said in " ".join(done.output.split())

@@ -59,10 +59,19 @@ def test_products_are_those_of_rounded_rows(kind, form):
     np.testing.assert_allclose(found, want, atol=2e-6 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("rows", [1, 11])
+@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
+def test_all_kinds_of_instructions_give_the_same_bits(form, rows):
+    matrix, x = tiled(random_matrix(form, (1088, 66))), RNG.standard_normal((rows, 1088), np.float32)
+    first, *others = (multiplied(x, matrix, kind) for kind in KINDS)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(1, 20),
-    inputs=st.sampled_from([32, 64, 160]),
+    inputs=st.sampled_from([32, 64, 160, 1088]),
     outputs=st.integers(1, 70),
     form=st.sampled_from(sorted(TILED)),
     seed=st.integers(0, 99),

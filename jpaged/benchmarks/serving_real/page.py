@@ -1,4 +1,4 @@
-"""Writes docs/serving-real.md whole: what was measured, how, and what it does not say."""
+"""Writes docs/serving-real.md, or a page of some parts, whole: what was measured, how, and what it does not say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPER = (
     "without prefix caching."
 )
 
-HEAD = """# Serving over time, measured
+HEAD = """# Serving over time, measured{what}
 
 Requests arrive over time, by Poisson processes with seeds, at the engine itself (`AsyncLLM`), which answers them in
 real time. jpaged and what the papers compare with run in one engine: the weights, the compiled programs, the pool and
@@ -119,7 +119,7 @@ those of the environments that `scripts/peers_env.sh` makes.
 
 
 def page(results: Mapping[str, Any], command: str, machine: str) -> str:
-    """Return the text of docs/serving-real.md.
+    """Return the text of docs/serving-real.md, or of a page that has some of its parts.
 
     Args:
         results: what `jpaged bench serving` writes as JSON.
@@ -144,7 +144,9 @@ def _head(results: Mapping[str, Any], command: str, machine: str) -> str:
     shares = ", ".join(f"{100 * share:.0f} % {kind}" for kind, share in settings["shares"].items())
     systems = {name for load in results["models"] for name in load["systems"]}
     told = "\n".join(f"- **{name}**: {says}." for name, says in POLICIES.items() if name in systems)
+    only_hybrid = [load["model"] for load in results["models"]] == [RANDOM] and not settings["quick"]
     text = HEAD.format(
+        what=": layers that differ" if only_hybrid else "",
         command=command,
         machine=machine,
         quick=QUICK if settings["quick"] else "",

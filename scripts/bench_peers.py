@@ -12,8 +12,11 @@ With a FOLDER in bfloat16 (`scripts/peers/as_bfloat16.py` writes one) `--forms f
 all engines compute in float32; OpenVINO's environment has to be made of the same folder.
 
 A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
-Prints a Markdown table with ratios to the best peer of the same form; `--json` writes all figures. Measure on a quiet
-machine.
+Prints a Markdown table with ratios to the best peer of the same form; `--json` writes all figures, and the seconds of
+each round as it ends. Measure on a quiet machine.
+
+The column "KV" says what each holds keys and values in: but for float32 OpenVINO takes 8 bits unless it is told
+otherwise. With `--kv auto int8` jpaged runs with its own default and with 8 bits.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jpaged.benchmarks.kept_figures import keep
 from jpaged.benchmarks.peer_settings import peer_variables
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.loading.open_checkpoint import open_model
@@ -45,6 +49,8 @@ OF_PEERS: dict[str, dict[str, str]] = {
     "vllm": {"float32": "", "bfloat16": ""},
 }
 """What a peer's environment holds under `models` for a form; "" is the Hugging Face folder itself."""
+KV_OF_PEERS = {"openvino": "uint8", "llamacpp": "float16"}
+"""What engines hold KV in by themselves; others, and all in float32, take the dtype of what they compute in."""
 SINGLE, LONG, LONG_OUTPUT, LONG_PROMPTS = 128, 6000, 64, 3
 
 
@@ -54,6 +60,7 @@ class Engine:
 
     name: str
     form: str
+    kv: str
     process: subprocess.Popen[str]
     seconds: dict[str, list[float]] = field(default_factory=dict)
     tokens: list[list[int]] = field(default_factory=list)
@@ -111,6 +118,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, type=Path, help="Hugging Face folder")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["float32", "int8", "bfloat16"])
     parser.add_argument("--env", action="append", default=[], metavar="NAME=DIR", help="openvino, llamacpp or vllm")
+    parser.add_argument("--kv", nargs="+", choices=("auto", "int8", "fp8"), default=["auto"], help="jpaged's KV (auto)")
     parser.add_argument("--gguf", type=Path, help="file for jpaged's form gguf")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=64)
@@ -137,6 +145,7 @@ def main() -> None:
                 for order in orders:
                     for engine in engines:
                         engine.run(order)
+                _write(args.json, engines)
         finally:
             for engine in engines:
                 engine.signal(signal.SIGKILL)
@@ -144,8 +153,14 @@ def main() -> None:
     exact = _exact(args.model, work["batch"], engines)
     rows = [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
     _print(rows)
-    if args.json:
-        args.json.write_text(json.dumps({"rows": rows, "seconds": {f"{e.name} {e.form}": e.seconds for e in engines}}))
+    _write(args.json, engines, rows)
+
+
+def _write(file: Path | None, engines: list[Engine], rows: list[dict[str, Any]] | None = None) -> None:
+    """Write what is known so far, where a file is wanted."""
+    if file is not None:
+        seconds = {f"{engine.name} {engine.form} {engine.kv}": engine.seconds for engine in engines}
+        keep(file, {"rows": rows, "seconds": seconds})
 
 
 def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:
@@ -168,18 +183,19 @@ def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, An
 
 def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[str, str], work: Path) -> None:
     """Start every engine that is here, one after another, and add those that became ready to `engines`."""
-    wanted: list[tuple[str, str, Path, dict[str, str]]]
+    wanted: list[tuple[str, str, str, Path, dict[str, str]]]
     for form in args.forms:
         model = args.gguf if form == "gguf" else args.model
-        wanted = [("jpaged", sys.executable, model, {})]
+        wanted = [("jpaged", kv, sys.executable, model, {}) for kv in args.kv]
         for name, folder in environments.items():
             if form in OF_PEERS[name]:
                 held = OF_PEERS[name][form]
-                python, own = Path(folder) / "bin" / "python", Path(folder) / "models" / held if held else args.model
-                wanted.append((name, str(python), own, peer_variables(name, Path(folder))))
-        for name, python, source, variables in wanted:
-            print(f"starting {name} {form}", file=sys.stderr, flush=True)
-            command = [python, str(ENGINE), name, form, str(source), str(work)]
+                interpreter = Path(folder) / "bin" / "python"
+                own = Path(folder) / "models" / held if held else args.model
+                wanted.append((name, "auto", str(interpreter), own, peer_variables(name, Path(folder))))
+        for name, kv, python, source, variables in wanted:
+            print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
+            command = [python, str(ENGINE), name, form, kv, str(source), str(work)]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -188,12 +204,20 @@ def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[s
                 text=True,
                 env=os.environ | variables,
             )
-            engine = Engine(name, form, process)
+            engine = Engine(name, form, _kv(name, form, kv), process)
             if engine.read().get("ready"):
                 engine.signal(signal.SIGSTOP)
                 engines.append(engine)
             else:
                 print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
+
+
+def _kv(name: str, form: str, kv: str) -> str:
+    """Return what an engine holds keys and values in."""
+    if kv != "auto":
+        return kv
+    computed = form if form == "bfloat16" else "float32"
+    return computed if form == "float32" else KV_OF_PEERS.get(name, computed)
 
 
 def _exact(model: Path, batch: list[dict[str, Any]], engines: list[Engine]) -> dict[int, int]:
@@ -221,7 +245,13 @@ def _exact(model: Path, batch: list[dict[str, Any]], engines: list[Engine]) -> d
 
 def _row(engine: Engine, engines: list[Engine], work: dict[str, Any], exact: int | None) -> dict[str, Any]:
     """Return an engine's figures: output tokens a second, ratios to the best peer of its form, memory."""
-    row: dict[str, Any] = {"engine": engine.name, "form": engine.form, "failed": engine.failed, "exact": exact}
+    row: dict[str, Any] = {
+        "engine": engine.name,
+        "form": engine.form,
+        "KV": engine.kv,
+        "failed": engine.failed,
+        "exact": exact,
+    }
     for order in ("batch", "single", "long prompts", "long"):
         speed = _speed(engine, order, work)
         peers = [

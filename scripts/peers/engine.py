@@ -1,7 +1,8 @@
 """Runs one engine in its own environment for `scripts/bench_peers.py`: answers orders on standard input, one a line.
 
-    python engine.py NAME FORM MODEL WORK.json
+    python engine.py NAME FORM KV MODEL WORK.json
 
+FORM is what weights are in, KV what keys and values are in: "auto", or a `kv_cache_dtype` of jpaged's.
 Orders are the names of what WORK.json holds: lists of requests, each with `prompt` (token ids) and `output` (how many
 tokens). The answer is a line of JSON: seconds, tokens, resident bytes. It imports nothing of jpaged but for its engine.
 """
@@ -19,17 +20,19 @@ from typing import Any
 
 Requests = list[dict[str, Any]]
 Run = Callable[[Requests], list[list[int]]]
+"""Answers requests with the tokens of each. What makes one takes form, KV, model and the longest request."""
 SEQUENCES, SLOTS, CACHE_GIB = 64, 16, 1
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False}
 
 
-def jpaged(form: str, model: str, context: int) -> Run:
+def jpaged(form: str, kv: str, model: str, context: int) -> Run:
     from jpaged import LLM, SamplingParams
 
     settings: dict[str, Any] = {"dtype": form} if form in ("float32", "bfloat16") else {"quantization": form}
     llm = LLM(
         model,
         **{"dtype": "float32", **settings},
+        kv_cache_dtype=kv,
         max_model_len=context,
         max_num_seqs=SEQUENCES,
         enable_prefix_caching=False,
@@ -44,7 +47,7 @@ def jpaged(form: str, model: str, context: int) -> Run:
     return run
 
 
-def openvino(form: str, model: str, context: int) -> Run:
+def openvino(form: str, kv: str, model: str, context: int) -> Run:
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -75,7 +78,7 @@ def openvino(form: str, model: str, context: int) -> Run:
     return run
 
 
-def llamacpp(form: str, model: str, context: int) -> Run:
+def llamacpp(form: str, kv: str, model: str, context: int) -> Run:
     import requests as http
     import xllamacpp
 
@@ -99,7 +102,7 @@ def llamacpp(form: str, model: str, context: int) -> Run:
     return run
 
 
-def vllm(form: str, model: str, context: int) -> Run:
+def vllm(form: str, kv: str, model: str, context: int) -> Run:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     from vllm import LLM, SamplingParams
 
@@ -133,12 +136,12 @@ def resident_bytes() -> int:
 
 
 def main() -> None:
-    name, form, model, work = sys.argv[1:]
+    name, form, kv, model, work = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what engines print goes to standard error
     requests = json.loads(Path(work).read_text())
     longest = max(len(r["prompt"]) + r["output"] for group in requests.values() for r in group)
-    run = ENGINES[name](form, model, max(1024, -(-longest // 256) * 256))
+    run = ENGINES[name](form, kv, model, max(1024, -(-longest // 256) * 256))
 
     def answer(**said: Any) -> None:
         print(json.dumps(said | {"resident": resident_bytes()}), file=answers, flush=True)

@@ -1,9 +1,10 @@
-"""Adds up products of 8-bit numbers in 32-bit integers, as LLVM instructions of each kind of processor.
+"""Adds up products of codes and rounded numbers as integers, as LLVM instructions of each kind of processor.
 
-Every kind multiplies a tile of 64 codes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each
-output's products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`). AVX2
-multiplies pairs of 16 bits: rows are held so, and a tile is widened, once for all rows where there are many (`SHORTS`).
+A kind multiplies a tile of 64 bytes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each output's
+products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`). AVX2 multiplies
+pairs of 16 bits: rows are held so, and many rows have tiles widened once for all (`SHORTS`, 16 outputs by 2 inputs).
 Codes of 4 bits in short groups need no more than 16 bits for their sums (`kind_for`).
+
 Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
 of them this machine has.
 """
@@ -102,7 +103,7 @@ class Dots:
         return self.kind == "neon"
 
     def tile(self, emit: Emitter, codes: ir.Value) -> list[ir.Value]:
-        """Return 64 codes in the operands that `add` takes."""
+        """Return a tile's codes in the operands that `add` takes."""
         if self is SHORTS:
             both = emit.builder.bitcast(codes, vector(_SHORT, 32))
             return [emit.pick(both, range(start, start + 16)) for start in (0, 16)]
@@ -136,7 +137,7 @@ class Dots:
         return [emit.builder.bitcast(numbers, vector(_BYTE, 16)) if self.kind == "neon" else numbers]
 
     def add(self, emit: Emitter, sums: list[ir.Value], tile: list[ir.Value], four: list[ir.Value]) -> list[ir.Value]:
-        """Return a tile's sums with its products with a row's four numbers added."""
+        """Return a tile's sums with its products with a row's numbers added."""
         if self.kind == "plain":
             (total,) = sums
             for codes, number in zip(tile, four, strict=True):

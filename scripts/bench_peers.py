@@ -127,6 +127,8 @@ def main() -> None:
     args = parser.parse_args()
     if "gguf" in args.forms and args.gguf is None:
         parser.error("--forms gguf needs --gguf FILE")
+    if args.json and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
     environments = dict(entry.split("=", 1) for entry in args.env)
     if unknown := environments.keys() - OF_PEERS.keys():
         parser.error(f"--env {', '.join(sorted(unknown))} is none of {', '.join(OF_PEERS)}")

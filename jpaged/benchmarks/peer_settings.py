@@ -22,7 +22,8 @@ def peer_variables(name: str, folder: Path) -> dict[str, str]:
         return {}
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     threads = folder.absolute() / "lib" / "libiomp5.so"
-    preloaded = [find_library("tcmalloc_minimal"), str(threads) if threads.exists() else None]
+    wanted = [find_library("tcmalloc_minimal"), str(threads) if threads.exists() else None]
+    preloaded = [os.environ.get("LD_PRELOAD"), *wanted]
     variables = {"OMP_NUM_THREADS": str(len(cores)), "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
     if found := [library for library in preloaded if library]:
         variables["LD_PRELOAD"] = ":".join(found)

@@ -70,7 +70,7 @@ def _by_panels(panels: int) -> Any:
     of_packed, four_of_packed, two_of_packed, one_of_packed = (tile(rows, width) for rows in (ROWS, 4, 2, 1))
     groups, group_bytes = vectors // width, width * LANES * FLOAT
 
-    @njit
+    @ffi.njit_named(str(panels))
     def multiply_packed(x, x_stride, rows, packed, depth, out, stride, more):
         for group in range(groups):
             w, to, row = packed + group * group_bytes, out + group * group_bytes, 0
@@ -86,7 +86,7 @@ def _by_panels(panels: int) -> Any:
             if row < rows:
                 one_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
 
-    @njit
+    @ffi.njit_named(str(panels))
     def multiply_some(x, x_stride, rows, w, w_panel, pairs, out, stride, more):
         row = 0
         while rows - row >= ROWS_AT_ONCE:

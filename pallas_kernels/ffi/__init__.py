@@ -8,7 +8,7 @@ register. Import this package only where Numba is installed.
 
 from pallas_kernels.ffi.call_frame import address, argument, arguments, data, dimension, elements, result
 from pallas_kernels.ffi.handlers import RUN, register
-from pallas_kernels.ffi.kept_code import cache_folder, cfunc, named
+from pallas_kernels.ffi.kept_code import cache_folder, cfunc, named, njit_named
 from pallas_kernels.ffi.registrations import known_again, register_again, registrations
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "elements",
     "known_again",
     "named",
+    "njit_named",
     "register",
     "register_again",
     "registrations",

@@ -74,6 +74,11 @@ def named(function: Callable[..., Any], name: str) -> Any:
     return function
 
 
+def njit_named(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Compile as `numba.njit` does a function that is made several times, by a name of its own; see `named`."""
+    return lambda function: numba.njit(named(function, name))
+
+
 @cache
 def _fingerprint() -> str:
     """Return a hash of the files of `pallas_kernels`."""

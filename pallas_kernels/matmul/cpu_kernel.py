@@ -35,13 +35,14 @@ PANELS_OF_ROW = max(1, 12 // PANEL_VECTORS)
 GRAINS = 2
 """Portions of a thread: few, as a panel is fetched while the panel before it is multiplied."""
 DEPTH = 768
-"""Rows of a panel at once: 144 KiB, for the second cache and for the stack of any thread."""
+"""Rows of a panel at once: 144 KiB, for the second cache, of which AVX-512 packs all and others a part, on the stack of
+any thread."""
 AHEAD = 8
 """Rows of a matrix that are fetched ahead where x has one row."""
 FAR = 4096
 """Bytes between rows of a matrix beyond which a processor fetches nothing ahead by itself: a page of memory."""
-PACKED = DEPTH * PANEL * FLOAT
-"""Bytes of a panel."""
+PACKED = DEPTH * VECTORS * LANES * FLOAT
+"""Bytes of the columns that a tile has."""
 PORTION = 8 * TABLE_ROWS
 """Rows of a table that are an item of work."""
 
@@ -75,7 +76,7 @@ def _columns_product(vectors: int, lines: int) -> Any:
     full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
     packed_stride = vectors * LANES * FLOAT
 
-    @njit
+    @ffi.njit_named(f"columns_{vectors}")
     def product(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming):
         matrix_stride, row = stride, 0
         if rows > ROWS:
@@ -195,7 +196,7 @@ def _dot_products(table_rows: int) -> Any:
     """Return the product of all rows of x and so many rows of a table, as a compiled function."""
     several, one = dots(DOT_ROWS, table_rows), dots(1, table_rows)
 
-    @njit
+    @ffi.njit_named(f"table_{table_rows}")
     def product(x, stride, rows, table, inputs, out, out_stride):
         row = 0
         while rows - row >= DOT_ROWS:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
+from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
 from pallas_kernels.paged_attention.cpu_block import COLUMNS, ROWS, weighted
 from pallas_kernels.paged_attention.cpu_math import HALF
@@ -26,7 +27,7 @@ def _product(widen: Callable[..., Any] | None, number_bytes: int) -> Any:
     lines = HALF * number_bytes // LINE_BYTES
     six, five, four, three, two, one = (weighted(rows, widen, lines) for rows in range(ROWS, 0, -1))
 
-    @njit
+    @ffi.njit_named(str(number_bytes))
     def add(weights, held, keys, out, width, shrink, number):
         (values, offset, coming, further), stride = held, width * FLOAT
         for column in range(0, HALF, COLUMNS):

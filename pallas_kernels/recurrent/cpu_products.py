@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LANES, ROWS, TABLE_ROWS, dots, tile
 from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
 from pallas_kernels.recurrent.layout import UNIT
@@ -44,7 +45,7 @@ def _column_of_tiles(vectors):
     """Return a product whose result is so many vectors wide, as a compiled function."""
     eight, one = tile(ROWS, vectors), tile(1, vectors)
 
-    @njit
+    @ffi.njit_named(str(vectors))
     def column(x, x_stride, rows, w, w_stride, depth, out, out_stride, more):
         row = 0
         while rows - row >= ROWS:

@@ -105,7 +105,9 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
         piece: what a unit does, ``f(state, at, start, length, operands, out, rooms)``.
     """
 
-    @njit
+    recurrence = token.py_func.__module__.rpartition(".")[2]
+
+    @ffi.njit_named(recurrence)
     def decodes(frame, begin, end, operands):
         numbers, read, write, tiles = _ints(frame, 1), _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
@@ -123,7 +125,7 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
                 state[:, :width] = np.float32(0.0)
             token(state, at, unit, operands, out, scratch)
 
-    @njit
+    @ffi.njit_named(recurrence)
     def units(frame, begin, end, operands):
         numbers, start, length = _ints(frame, 1), _ints(frame, 2), _ints(frame, 3)
         read, write, tiles = _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)

@@ -41,11 +41,16 @@ def tiled_matmul(
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
         kind: which instructions multiply; None = the best ones that this machine has.
+
+    Raises:
+        ValueError: this machine has no such instructions.
     """
-    from pallas_kernels.cpu_dots import best_kind, kind_for
+    from pallas_kernels.cpu_dots import best_kind, kind_for, kinds_here
     from pallas_kernels.tiled_matmul.cpu_kernel import rounded_bytes, target
     from pallas_kernels.tiled_matmul.cpu_tiles import Form
 
+    if kind is not None and kind not in kinds_here():
+        raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
     first = matrices[0]
     groups, has_minimums = first.scales.shape[1], first.minimums is not None
     shared = groups == 1 and not first.packed and not has_minimums

@@ -1,4 +1,4 @@
-"""Multiplies many rows with panels of 8-bit or 4-bit codes that are widened to 16 bits once for all of them.
+"""Multiplies many rows with panels of 8-bit codes that are widened to 16 bits once for all of them.
 
 AVX2 has no product of 8-bit numbers whose sums it does not saturate, but one of 16 bits, which adds up pairs. Codes
 wait widened in the first caches, some groups of inputs at a time; what they give is added to the result group by group,
@@ -21,7 +21,7 @@ from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNF
 
 _SHORTS = vector(ir.IntType(16), 32)
 ROWS = 4
-"""Rows whose sums, with a tile, fill the registers."""
+"""Rows that are multiplied at once: with six, whose sums would fill the registers, nothing is faster."""
 PAIR = 4
 """Bytes of two of a row's numbers."""
 DEPTH = 512
@@ -31,22 +31,21 @@ DEPTH = 512
 def rows_by_widened_panels(form: Form, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function; its arguments are those of
     `product` with `rows` behind the rows' factors, and without `more`."""
-    wide = replace(form, kind=SHORTS.kind, packed=False, offset=0)
+    wide = replace(form, kind=SHORTS.kind, offset=0)
     full, one, widen = product(wide, ROWS, 1), product(wide, 1, 1), widening(form)
-    pairs_of_quad = 4 if form.packed else 2
     panel_bytes = DEPTH // 2 * TILE_BYTES
     room = panels * panel_bytes
     scales_of_group = 0 if form.shared else 16 * form.scale_bytes
     least_of_group = 16 * form.scale_bytes
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
-        aside, pairs = stack_memory(room), quads * pairs_of_quad
+        aside, pairs = stack_memory(room), 2 * quads
         at_once = DEPTH // (2 * pairs)
         for group in range(0, groups, at_once):
             some = min(at_once, groups - group)
             more = (ADDS if group > 0 else 0) + (UNFINISHED if group + some < groups else 0)
             for panel in range(panels):
-                widen(w + panel * w_panel + group * quads * TILE_BYTES, some, quads, aside + panel * panel_bytes)
+                widen(w + panel * w_panel + group * quads * TILE_BYTES, some * quads, aside + panel * panel_bytes)
             x_part, f_part = x + group * pairs * PAIR, f + group * FACTORS
             s_part, l_part = scales + group * scales_of_group, least + group * least_of_group
             row = 0
@@ -95,56 +94,44 @@ def rows_by_widened_panels(form: Form, panels: int) -> Any:
 
 
 def widening(form: Form) -> Any:
-    """Return ``f(w, groups, quads, aside)``, to be called from compiled loops.
+    """Return ``f(w, quads, aside)``, to be called from compiled loops.
 
-    It writes the codes of a panel's groups, each of `quads` tiles at w, as tiles of `SHORTS`: 16 outputs by 2 inputs of
-    16 bits, in the order of the inputs, without the form's offset.
+    It writes the codes of so many tiles of a panel, at w, as tiles of `SHORTS`: 16 outputs by 2 inputs of 16 bits, in
+    the order of the inputs, without the form's offset.
     """
 
     @intrinsic
-    def widen(typingctx, w, groups, quads, aside):
+    def widen(typingctx, w, quads, aside):
         def generate(context, builder, signature, args):
             emit_widening(Emitter(builder), form, *args)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 4), generate
+        return types.void(*[types.intp] * 3), generate
 
     return widen
 
 
 def emit_widening(emit: Emitter, form: Form, *arguments: ir.Value) -> None:
     """Append the instructions of `widening`."""
-    w, groups, quads, aside = arguments
-    builder, halves = emit.builder, 2 if form.packed else 1
+    w, quads, aside = arguments
+    builder = emit.builder
 
     def number(value: int) -> ir.Constant:
         return emit.constant(INTS, value)
 
-    def store(pairs: ir.Value, to: ir.Value) -> None:
-        shorts = builder.bitcast(pairs, _SHORTS)
+    def store(low: ir.Value, high: ir.Value, to: ir.Value) -> None:
+        """Store pairs of numbers, each in 16 bits."""
+        shorts = builder.bitcast(builder.or_(low, high), _SHORTS)
         emit.store(builder.sub(shorts, emit.constant(_SHORTS, form.offset)) if form.offset else shorts, to)
 
-    def one_group(group: ir.Value, unchanged: list[ir.Value]) -> list[ir.Value]:
-        first = builder.mul(group, quads)
-
-        def one_tile(quad: ir.Value, unchanged: list[ir.Value]) -> list[ir.Value]:
-            loaded = emit.load(emit.at(w, emit.times(emit.at(first, quad), TILE_BYTES)), INTS)
-            for half in range(halves):
-                codes = loaded
-                if form.packed:
-                    codes = builder.and_(builder.lshr(loaded, number(4 * half)), number(0x0F0F0F0F))
-                place = emit.at(emit.times(first, halves), quad, *([quads] if half else []))
-                to = emit.at(aside, emit.times(place, 2 * TILE_BYTES))
-                # An output's four bytes: two pairs of them, each number in 16 bits.
-                low, high = builder.and_(codes, number(0xFF)), builder.and_(codes, number(0xFF00))
-                store(builder.or_(low, builder.shl(high, number(8))), to)
-                low, high = builder.and_(codes, number(0xFF0000)), builder.lshr(codes, number(24))
-                store(
-                    builder.or_(builder.lshr(low, number(16)), builder.shl(high, number(16))), emit.at(to, TILE_BYTES)
-                )
-            return unchanged
-
-        repeated(emit, quads, [], one_tile)
+    def one_tile(quad: ir.Value, unchanged: list[ir.Value]) -> list[ir.Value]:
+        codes = emit.load(emit.at(w, emit.times(quad, TILE_BYTES)), INTS)
+        to = emit.at(aside, emit.times(quad, 2 * TILE_BYTES))
+        # An output's four bytes are two pairs of inputs.
+        second = builder.and_(codes, number(0xFF00))
+        store(builder.and_(codes, number(0xFF)), builder.shl(second, number(8)), to)
+        third, fourth = builder.and_(codes, number(0xFF0000)), builder.lshr(codes, number(24))
+        store(builder.lshr(third, number(16)), builder.shl(fourth, number(16)), emit.at(to, TILE_BYTES))
         return unchanged
 
-    repeated(emit, groups, [], one_group)
+    repeated(emit, quads, [], one_tile)

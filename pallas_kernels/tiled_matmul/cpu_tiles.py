@@ -1,4 +1,4 @@
-"""Multiplies a few rows of 8-bit numbers with a few panels of a tiled matrix, every sum in a register."""
+"""Multiplies a few rows of rounded numbers with a few panels of a tiled matrix, every sum in a register."""
 
 from __future__ import annotations
 
@@ -66,12 +66,13 @@ class Form:
 
     @property
     def widens(self) -> bool:
-        """Tell whether many rows have codes widened once for all of them."""
-        return self.kind == "avx2" and self.grouped
+        """Tell whether many rows have codes of 8 bits widened once for all of them."""
+        return self.kind == "avx2" and self.grouped and not self.packed
 
     @property
     def tiles(self) -> tuple[tuple[int, ...], int]:
-        """Return the numbers of rows of the product's tiles, the last being 1, and how many panels a tile has."""
+        """Return the numbers of rows of the product's tiles, the last being 1, and how many panels an item has: where
+        nothing is widened, as many as a tile."""
         dots = self.dots
         if self.widens:
             return (2, 1), 3

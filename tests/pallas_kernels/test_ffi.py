@@ -1,5 +1,6 @@
 """Compiled loops as custom calls: the offsets they rely on, and work shared by threads."""
 
+import ast
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -141,3 +142,17 @@ def test_functions_made_twice_have_symbols_of_their_own():
     made = [handlers._handler(name, nothing, ((0, 0),), 1, 1, (nothing, -1, 0)) for name in ("once", "twice")]
     symbols = [re.sub(r"\d", "", handler.native_name) for handler in made]
     assert symbols[0] != symbols[1]
+
+
+def test_loops_that_are_made_several_times_are_compiled_by_names_of_their_own():
+    """`numba.njit` gives two of them, kept on disk by two processes, one symbol: see `ffi.named`."""
+    package, bare = Path(ffi.__file__).parents[1], []
+    for file in sorted(package.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        outer = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        within = [node for one in outer for node in ast.walk(one) if node is not one]
+        made = [node for node in within if isinstance(node, ast.FunctionDef)]
+        bare += [f"{file.name}: {node.name}" for node in made if "njit" in map(ast.unparse, node.decorator_list)]
+        compiled = [node for node in within if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("njit")]
+        bare += [f"{file.name}: {ast.unparse(call)}" for call in compiled if "named(" not in ast.unparse(call)]
+    assert not bare

@@ -59,6 +59,24 @@ def test_products_are_those_of_rounded_rows(kind, form):
     np.testing.assert_allclose(found, want, atol=2e-6 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", [32, 64])
+def test_the_largest_codes_of_4_bits_are_multiplied_exactly(kind, group):
+    inputs, outputs = 128, 20
+    codes, scales = np.full((inputs // 2, outputs), 0xFF, np.uint8), np.ones((inputs // group, outputs), np.float32)
+    x = np.full((5, inputs), 127, np.float32)
+    x[1] = -127
+    found = multiplied(x, tiled(QuantisedMatrix(codes, scales, np.zeros_like(scales), packed=True)), kind)
+    np.testing.assert_array_equal(found, np.where(np.arange(5) == 1, -1, 1)[:, None] * 127.0 * 15 * inputs + 0 * found)
+
+
+def test_instructions_that_the_machine_lacks_are_refused():
+    with pytest.raises(ValueError, match="kind='avx2 widened' is none of "):
+        tiled_matmul(
+            np.zeros((1, 32), np.float32), [tiled(random_matrix(TILED["int8"], (32, 16)))], kind="avx2 widened"
+        )
+
+
 @pytest.mark.parametrize("rows", [1, 11])
 @pytest.mark.parametrize("form", TILED.values(), ids=TILED)
 def test_all_kinds_of_instructions_give_the_same_bits(form, rows):

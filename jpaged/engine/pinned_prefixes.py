@@ -66,13 +66,14 @@ class PinnedPrefixes:
         return length
 
     def pin_again(self) -> None:
-        """Compute and pin the prefixes that were lost when the engine was mended."""
+        """Compute and pin the prefixes that were lost when the engine was mended. One that leaves a request no room
+        which was accepted meanwhile is not pinned any more."""
         for number, replica in enumerate(self._replicas):
             for seq_id in sorted(replica.pins.lost):
                 request = renewed(self._requests[seq_id][number])
                 try:
                     self._compute(replica, request)
-                    held = self._pin_in(replica, seq_id, request)
+                    held = self._pin_in(replica, seq_id, request) and _leaves_room(replica)
                 except ValueError:
                     held = False
                 if not held:
@@ -122,3 +123,8 @@ class PinnedPrefixes:
             for replica in self._replicas:
                 if seq_id in replica.pins.seq_ids:
                     replica.pins.unpin(seq_id)
+
+
+def _leaves_room(replica: Replica) -> bool:
+    """Tell whether every request that was accepted can still grow to its full length."""
+    return all(map(replica.scheduler.room.is_possible, replica.scheduler.requests))

@@ -100,8 +100,13 @@ class Recovery:
         self._requests.put_back(self._replicas)
 
     def wake_up(self) -> None:
-        """Begin anew with an empty pool; within `change`."""
+        """Begin anew with an empty pool; within `change`.
+
+        Raises what kept the devices from making the pool, as a trainer that still holds their memory; the engine sleeps
+        on then.
+        """
         self._begin_device()
+        self._runner.worker.pool.block_until_ready()
         self.is_asleep = False
 
     def _begin_device(self) -> None:

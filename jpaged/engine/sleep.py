@@ -81,12 +81,14 @@ def parts_of(tags: Iterable[str] | None) -> set[str]:
 
 
 def wake_parts(held: HeldWeights, engine: Engine, tags: set[str]) -> Callable[[], None]:
-    """Return what takes some parts of the memory again, by vLLM's names. Weights that `sleep` let go of are not there
-    until `update_params` brings others: then the pool can be taken."""
+    """Return what takes some parts of the memory again, by vLLM's names: the pool with the weights, which every step
+    needs. Weights that `sleep` let go of are not there until `update_params` brings others: then the pool can be
+    taken."""
     if "kv_cache" in tags:
         return restore(held, engine, None)
 
     def wake() -> None:
-        engine.runner.worker.models.restore_params()
+        if "weights" in tags:
+            engine.runner.worker.models.restore_params()
 
     return wake

@@ -18,7 +18,8 @@ class SleepHandle(StateHandle):
 
         The prefix cache is empty afterwards and pinned prefixes are computed again. Requests that have begun, as those
         of open streams, wait with their tokens; they are computed again and go on with the same tokens. Until then
-        whatever needs a step raises RuntimeError.
+        whatever needs a step raises RuntimeError; a stream that is asked for its next delta meanwhile ends by that, and
+        its requests with it.
 
         Args:
             weights: False: they stay. "host": they move to host memory. True: they are let go of, and others have to be
@@ -69,9 +70,9 @@ class SleepHandle(StateHandle):
         self.release_memory(level_of(level))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Do what vLLM's `wake_up` does: take weights and pool again, or only those of ``"weights"`` and
-        ``"kv_cache"`` that `tags` names. After ``sleep(level=2)`` `update_params` brings the weights before the pool is
-        taken.
+        """Do what vLLM's `wake_up` does: take weights and pool again, or with `tags` ``["weights"]`` these only;
+        ``"kv_cache"`` brings the weights along where they are not there yet, as steps begin with it. After
+        ``sleep(level=2)`` `update_params` brings the weights before the pool is taken.
 
         Raises:
             ValueError: a tag is unknown, or the pool is asked for while there are no weights.

@@ -166,13 +166,22 @@ class ModelPrograms:
         """Tell whether the weights are on the devices."""
         return self._params is not None
 
+    @property
+    def can_have_params(self) -> bool:
+        """Tell whether the weights are on the devices, or can be put there by `restore_params`."""
+        return self._params is not None or self._on_host is not None
+
     def release_params(self, *, keep: bool) -> None:
-        """Let go of the weights, which live on where somebody else holds them.
+        """Let go of the weights, which live on where somebody else holds them. Where they are not on the devices any
+        more, the host goes on keeping what it kept, or lets go of that.
 
         Args:
             keep: whether the host keeps them for `restore_params`.
         """
-        self._on_host = jax.device_get(self._params) if keep else None
+        if not keep:
+            self._on_host = None
+        elif self._params is not None:
+            self._on_host = jax.device_get(self._params)
         self._params, self._weights = None, {}
 
     def restore_params(self) -> bool:

@@ -79,10 +79,12 @@ class PairedModels:
             self.drafter.share_params(self.model)
 
     def restore_params(self) -> bool:
-        """Put back the weights that the host keeps; return whether all are on the devices then."""
+        """Put back the weights that the host keeps, all or none; return whether all are on the devices then."""
+        if not self.model.can_have_params:
+            return False
         there = self.model.restore_params()
         if self.drafter is not None and self._drafter_has_weights:
-            self.drafter.restore_params()
+            there = self.drafter.restore_params() and there
         elif self.drafter is not None:
             self.drafter.share_params(self.model)
         return there

@@ -151,18 +151,22 @@ class Worker:
         to be errors only as they are fetched, so is all that was computed from them.
         """
         self.host.forget_all()
+        self._delete_pool()  # there may be no room for two
+        self._begin()
+
+    def _delete_pool(self) -> None:
+        """Give back the pool's memory, where there is one: it may not have been made, or a call may have taken it."""
         pool = self._pool
         if pool is None and self._pool_made.exception() is None:
             pool = self._pool_made.result()
         if pool is not None and not pool.is_deleted():
-            pool.delete()  # there may be no room for two
-        self._begin()
+            pool.delete()
 
     @device_call
     def release(self) -> None:
         """Give back the memory of the pool and of what was swapped out, until `restart`."""
         self.host.forget_all()
-        self.pool.delete()
+        self._delete_pool()
         self._sampled, self._hidden = None, []
 
     @device_call

@@ -19,7 +19,7 @@ from jpaged.model_api import CausalLM
 from jpaged.training.exact import EngineShapes, check_exact, exact_logprobs
 from jpaged.training.scores import token_logprobs
 from jpaged.training.sequences import empty_cache, layer_operations, places
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import HeldMatrix
 
 
 class TrainableModel:
@@ -153,12 +153,13 @@ def check_floating(params: Any) -> None:
     """Check that every parameter has a derivative.
 
     Raises:
-        ValueError: matrices are quantised.
+        ValueError: matrices are quantised, or held in bfloat16 for a CPU's products.
     """
-    held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
-    if any(isinstance(leaf, QuantisedMatrix) for leaf in held):
+    held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix))
+    if any(isinstance(leaf, HeldMatrix) for leaf in held):
         raise ValueError(
-            "params hold quantised matrices, which have no derivative: load the model without quantization"
+            "params hold matrices that are quantised, or in a CPU's tiles of bfloat16, which have no derivative: load "
+            'the model without quantization, and on a CPU with dtype="float32"'
         )
 
 

@@ -112,7 +112,7 @@ def test_several_outputs_and_beams_are_recomputed_together(models, new, fresh):
 
 
 def test_a_beam_search_begins_again_with_the_new_weights(models, new, fresh):
-    params = BeamSearchParams(beam_width=3, max_tokens=20, ignore_eos=True)
+    params = BeamSearchParams(beam_width=3, max_tokens=50, ignore_eos=True)
 
     async def search():
         async with AsyncLLM(models[0], **SETTINGS) as llm:
@@ -124,8 +124,8 @@ def test_a_beam_search_begins_again_with_the_new_weights(models, new, fresh):
 
     ended_before, found = asyncio.run(search())
     want = fresh.beam_search(ids(PROMPT), params, use_tqdm=False)[0]
-    if not ended_before:
-        assert [answer.token_ids for answer in found.outputs] == [answer.token_ids for answer in want.outputs]
+    assert not ended_before
+    assert [answer.token_ids for answer in found.outputs] == [answer.token_ids for answer in want.outputs]
 
 
 def test_finished_on_old_kv_they_read_it_with_the_new_weights_and_nobody_else_does(models, new, fresh):
@@ -186,7 +186,7 @@ def test_pinned_prefixes_are_computed_again(models, new, fresh, running):
 
 
 @pytest.mark.parametrize("running", ["recompute", "finish", "abort"])
-def test_clients_of_an_async_engine_go_on_or_are_told(models, new, running):
+def test_clients_of_an_async_engine_go_on_or_are_told(models, new, fresh, running):
     async def serve():
         async with AsyncLLM(models[0], **SETTINGS) as llm:
 
@@ -203,6 +203,9 @@ def test_clients_of_an_async_engine_go_on_or_are_told(models, new, running):
 
     outputs = asyncio.run(serve())
     assert [output.finish_reason for output in outputs] == ["abort" if running == "abort" else "length"] * 6
+    if running != "abort":
+        want = fresh.generate(ids(PROMPT), replace(DRAWN, max_tokens=50), use_tqdm=False)[0].outputs[0].token_ids
+        assert 2 <= [output.token_ids for output in outputs].count(want) < 6, "two waited, others had begun before"
 
 
 def test_refused_weights_leave_running_requests_alone(models, fresh):

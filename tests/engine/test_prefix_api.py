@@ -85,6 +85,22 @@ def test_a_pinned_prefix_outlives_everything_that_comes_through_the_pool(folder,
         small.unpin(pinned)
 
 
+def test_a_lost_prefix_gives_way_to_a_request_that_was_accepted_meanwhile(folder, llm):
+    page = llm.memory_report().page_bytes
+    settings = SETTINGS | {"max_num_seqs": 3}
+    small = LLM(folder, kv_cache_memory_bytes=12 * page, watermark=0.0, **settings)
+    pinned = small.pin_prefix(PREFIX)
+    whole = {"prompt_token_ids": [1, 2, 3, 4]}
+    params = SamplingParams(n=2, temperature=1.0, max_tokens=44, ignore_eos=True, detokenize=False)
+    with pytest.raises(ValueError, match="can never fit the pool"):
+        small.generate(whole, params, use_tqdm=False)
+    small.update_params(small.params)  # the pool is empty, and the prefix comes back with the next step
+    outputs = small.generate(whole, params, use_tqdm=False)[0].outputs
+    assert [len(output.token_ids) for output in outputs] == [44, 44]
+    with pytest.raises(ValueError, match="is not pinned"):
+        small.unpin(pinned)
+
+
 def test_a_prefix_is_computed_when_it_is_pinned_and_not_twice(llm):
     steps = llm._engine.stats.num_steps
     first = llm.pin_prefix(PREFIX)

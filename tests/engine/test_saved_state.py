@@ -27,6 +27,7 @@ from jpaged import (
     StructuredOutputsParams,
 )
 from jpaged.engine.saved_state.folder import FORMAT, _of_json, read_about, read_state, write_state
+from jpaged.engine.saved_state.identity import model_facts
 from jpaged.execution.pool_blocks import PoolBlocks
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 16}
@@ -390,6 +391,34 @@ def test_changed_weights_are_other_weights(model, saved):
     llm.update_params(jax.tree.map(lambda leaf: leaf * 1.5, llm.params))
     with pytest.raises(StateRefused, match="it is of other weights than"):
         llm.load_state(saved)
+
+
+@pytest.mark.parametrize("when", ["while they are summed up", "before a save that sleep refuses"])
+def test_a_state_is_of_the_weights_that_computed_it(model, tmp_path, monkeypatch, when):
+    settings = {"kv_cache_memory_bytes": 30 * model.page, **SETTINGS}
+    llm = LLM(model.folder, **settings)
+    new = jax.tree.map(lambda leaf: leaf * 1.5, llm.params)
+    if when == "while they are summed up":
+
+        def replaced(*args):
+            found = model_facts(*args)
+            if not llm._engine.runner.worker.model.num_updates:
+                llm.update_params(new)
+            return found
+
+        monkeypatch.setattr("jpaged.engine.saved_state.keeper.model_facts", replaced)
+    else:
+        llm.update_params(new)
+        llm.sleep(1)
+        with pytest.raises(RuntimeError, match=r"save_state\(\) needs the memory that release_memory\(\) gave back"):
+            llm.save_state(tmp_path)
+        llm.wake_up()
+    llm.save_state(tmp_path)
+    fresh = LLM(model.folder, **settings)
+    with pytest.raises(StateRefused, match="it is of other weights than"):
+        fresh.load_state(tmp_path)
+    fresh.update_params(new)
+    fresh.load_state(tmp_path)
 
 
 def test_an_interrupted_save_leaves_the_one_before(saved, fresh, tmp_path, monkeypatch):

@@ -87,6 +87,40 @@ def test_open_streams_and_pins_outlive_a_sleep(folder, want):
         assert llm.generate(longer, DRAWN, use_tqdm=False)[0].num_cached_tokens == pinned.num_tokens
 
 
+@pytest.mark.parametrize("again", [1, 2])
+def test_weights_that_are_released_twice_come_back_with_those_of_the_draft_model(folder, want, again):
+    with LLM(folder, speculative=DraftModel(folder, tokens=2), **SETTINGS) as llm:
+        params = jax.device_get(llm.params)
+        llm.sleep(1)
+        llm.sleep(again)
+        llm.wake_up([])
+        assert llm.is_sleeping and not llm._engine.runner.worker.model.has_params
+        if again == 2:
+            with pytest.raises(ValueError, match="left no weights"):
+                llm.wake_up()
+            assert not llm._engine.runner.worker.models.drafter.has_params, "a refusal takes no memory"
+        llm.restore_memory(params if again == 2 else None)
+        assert tokens(llm) == want
+
+
+def test_an_engine_whose_pool_finds_no_memory_sleeps_on(folder, want, monkeypatch):
+    with LLM(folder, **SETTINGS) as llm:
+        llm.release_memory()
+
+        def no_room(*args):
+            raise MemoryError("the trainer holds it")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("jpaged.execution.worker.make_pool", no_room)
+            with pytest.raises(MemoryError, match="the trainer holds it"):
+                llm.restore_memory()
+            assert llm.is_sleeping
+            llm.release_memory("host")
+            assert not llm._engine.runner.worker.model.has_params
+        llm.restore_memory()
+        assert tokens(llm) == want
+
+
 def test_vllm_s_second_level_takes_new_weights_before_the_pool(folder, want):
     with LLM(folder, enable_sleep_mode=True, **SETTINGS) as llm:
         params = jax.tree.map(lambda leaf: leaf + 0, llm.params)

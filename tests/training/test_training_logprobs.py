@@ -158,9 +158,10 @@ def test_what_has_no_derivative_or_no_bits_is_refused(tmp_path):
     make_checkpoint("smollm2", tmp_path)
     tokens = RNG.integers(3, 211, (1, 80))
     for settings, exact, message in (
-        ({"quantization": "int8"}, False, "quantised matrices, which have no derivative"),
+        ({"quantization": "int8"}, False, "matrices that are quantised, .* which have no derivative"),
+        ({"dtype": "bfloat16"}, False, r'in a CPU\'s tiles of bfloat16, which have no derivative.*dtype="float32"'),
         ({}, True, "needs an engine that is"),
         ({"deterministic": True}, True, "80 tokens are above the engine's max_model_len=72"),
     ):
-        with LLM(str(tmp_path), **settings, **SETTINGS) as llm, pytest.raises(ValueError, match=message):
+        with LLM(str(tmp_path), **SETTINGS | settings) as llm, pytest.raises(ValueError, match=message):
             logprobs(llm, llm.params, tokens, deterministic=exact)

@@ -69,21 +69,20 @@ class StateKeeper:
         """Write the state as it is between two steps; see `LLM.save_state`.
 
         Raises:
-            RuntimeError: a prefix is being pinned, this thread is in the middle of a save or load already, or the
-                engine's devices belong to several processes.
+            RuntimeError: a prefix is being pinned, this thread is in the middle of a save or load already, the devices'
+                memory is given back, or they belong to several processes.
             OSError: the disk refuses; the save before is left.
         """
         start = time.perf_counter()
         with self._alone():
-            about = self._about()
+            self._engine.check_awake("save_state()")
             if not self._prepared:
                 self._engine.runner.worker.blocks.prepare()
                 self._prepared = True
-            before, self._written = self._before(Path(folder)), None
-            captured, arrays = self._capture(before)
+            updates, about, captured, arrays = self._of_one_model(Path(folder))
             num_bytes = write_state(Path(folder), about, captured.host, arrays)
             path = newest(Path(folder))
-            self._written = self._engine.runner.worker.model.num_updates, Written.of(path, captured.host)
+            self._written = updates, Written.of(path, captured.host)
             seconds = time.perf_counter() - start
             saved = SavedState(str(path), captured.num_requests, num_bytes, captured.pause_seconds, seconds)
         logger.info(
@@ -108,7 +107,7 @@ class StateKeeper:
             self._engine.check_awake("load_state()")
             check_fresh(self._engine)
             files = read_state(Path(folder))
-            about = self._about()
+            _, about = self._about()
             difference = model_difference(files.about["model"], about["model"])
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
@@ -125,10 +124,23 @@ class StateKeeper:
         )
         return requests
 
-    def _capture(self, before: Written | None) -> tuple[Capture, dict[str, np.ndarray]]:
-        captured = self._between_steps(lambda: capture(self._engine, self._inputs, before))
+    def _of_one_model(self, folder: Path) -> tuple[int, dict[str, Any], Capture, dict[str, np.ndarray]]:
+        """Return what is to be written: what is said of the weights and what was computed with them, after so many
+        updates. Others may come while the weights are summed up: then it is all done again."""
+        while True:
+            updates, about = self._about()
+            before, self._written = self._before(folder), None
+            updates_then, captured, arrays = self._capture(before)
+            if updates_then == updates:
+                return updates, about, captured, arrays
+
+    def _capture(self, before: Written | None) -> tuple[int, Capture, dict[str, np.ndarray]]:
+        model = self._engine.runner.worker.model
+        updates, captured = self._between_steps(
+            lambda: (model.num_updates, capture(self._engine, self._inputs, before))
+        )
         try:
-            return captured, captured.arrays()
+            return updates, captured, captured.arrays()
         except (OSError, ValueError) as error:
             if before is None:
                 raise
@@ -163,18 +175,20 @@ class StateKeeper:
             finally:
                 self._busy = False
 
-    def _about(self) -> dict[str, Any]:
-        """Return what a save says of its model and pool; the weights are summed up once, until they are replaced."""
+    def _about(self) -> tuple[int, dict[str, Any]]:
+        """Return what a save says of its model and pool, after how many updates of the weights, which are there; they
+        are summed up once, until they are replaced."""
         runner, updates = self._engine.runner, self._engine.runner.worker.model.num_updates
         if self._facts is None or self._facts[0] != updates:
             self._facts = updates, model_facts(self._config, self._model_config, runner)
         model = self._facts[1]
-        return {
+        about = {
             "jpaged": version("jpaged"),
             "model": model,
             "pool": pool_facts(self._config, model, runner),
             "settings": settings_data(self._config),
         }
+        return updates, about
 
 
 def settings_data(config: EngineConfig) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "megatron_config": (None,),
 }
 """Fields of the file with the values that are computed; a field that is not there has the first."""
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Beginnings of ``init_lora_weights`` with which PEFT takes what the adapter began with out of the model's weights."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ class PeftConfig:
         for key, known in _ONLY.items():
             if data.get(key, known[0]) not in known:
                 raise ValueError(f"{file}: {key}={data[key]!r} is not supported; supported is {known[0]!r}")
+        began = data.get("init_lora_weights", True)
+        if isinstance(began, str) and began.lower().startswith(_CHANGES_BASE):
+            raise ValueError(
+                f"{file}: init_lora_weights={began!r} is not supported, as it changes the model's weights: save the "
+                "adapter by PEFT's `path_initial_model_for_weight_conversion`, which makes a plain one of it"
+            )
         rank = data.get("r", 8)
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise ValueError(f"{file}: r={rank!r} must be an integer of at least 1")

@@ -124,28 +124,33 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
     disk = open_disk(config, spec, is_distributed=part is not None)
-    runner = Runner(
-        loaded.graphdef,
-        loaded.params,
-        spec,
-        mesh,
-        StepSettings(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-            deterministic=config.deterministic,
-            verifies=config.speculative is not None,
-            images=no_images is None,
-            together=tokens_together(loaded.model),
-            adapters=adapters is not None,
-        ),
-        can_swap=config.preemption_mode != "recompute",
-        draft=drafting.program,
-        examples=_examples(loaded.model) if no_images is None else (),
-        programs=open_programs(config, loaded, spec, max_model_len, collect),
-        disk=None if disk is None else disk.thread,
-    )
+    try:
+        runner = Runner(
+            loaded.graphdef,
+            loaded.params,
+            spec,
+            mesh,
+            StepSettings(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                vocab_size=vocab_size,
+                deterministic=config.deterministic,
+                verifies=config.speculative is not None,
+                images=no_images is None,
+                together=tokens_together(loaded.model),
+                adapters=adapters is not None,
+            ),
+            can_swap=config.preemption_mode != "recompute",
+            draft=drafting.program,
+            examples=_examples(loaded.model) if no_images is None else (),
+            programs=open_programs(config, loaded, spec, max_model_len, collect),
+            disk=None if disk is None else disk.thread,
+        )
+    except BaseException:
+        if disk is not None:
+            disk.thread.close()
+        raise
     if isinstance(part, Follower):
         part.follow(runner)
     if isinstance(part, Leader):

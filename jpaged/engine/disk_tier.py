@@ -45,9 +45,11 @@ def open_disk(config: EngineConfig, spec: PoolSpec, *, is_distributed: bool) -> 
     try:
         file = BlockFile(folder, num_bytes // page_bytes * page_bytes)
         speeds = file.measure()
-    except OSError as error:
+    except BaseException as error:
         if file is not None:
             file.close()
+        if not isinstance(error, OSError):
+            raise
         warnings.warn(
             f"disk_folder={folder!r}, disk_space={space} GiB: {error}; the engine runs without a disk", stacklevel=2
         )

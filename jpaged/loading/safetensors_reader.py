@@ -23,6 +23,10 @@ _BYTES: dict[str, np.dtype] = {"U8": np.dtype(np.uint8)}
 """Types of tensors that mean something together with others only."""
 
 
+_BAD_HEADER = (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError)
+"""What reading JSON that is no header raises."""
+
+
 @dataclass(frozen=True)
 class _Entry:
     file: Path
@@ -40,7 +44,8 @@ class SafetensorsWeights:
     package would copy each tensor, and its NumPy framework has no bfloat16 in older versions.)
 
     Raises:
-        ValueError: no safetensors in the folder, a damaged file, or an index naming an absent shard.
+        ValueError: no safetensors in the folder, a damaged file, an index naming an absent shard, or a tensor that
+            several files hold.
     """
 
     quantised = False
@@ -49,7 +54,10 @@ class SafetensorsWeights:
         self.location = str(folder)
         self._entries: dict[str, _Entry] = {}
         for file in _shards(Path(folder)):
-            self._entries |= _header(file)
+            found = _header(file)
+            for name in found.keys() & self._entries.keys():
+                raise ValueError(f"tensor {name} is in {file} and in {self._entries[name].file}: which one is meant?")
+            self._entries |= found
         floats: Counter[str] = Counter()
         for entry in self._entries.values():
             if entry.dtype in _DTYPES:
@@ -80,9 +88,16 @@ class SafetensorsWeights:
 def _shards(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
+    whole = folder / "model.safetensors"  # which transformers takes first, too
+    if whole.exists():
+        return [whole]
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except _BAD_HEADER as error:
+            raise ValueError(f"{index} is damaged: {error!r}") from error
+        files = [folder / name for name in names]
         absent = [file.name for file in files if not file.exists()]
         if absent:
             raise ValueError(f"{folder} lacks {len(absent)} of {len(files)} shards, first: {absent[0]}")
@@ -96,6 +111,13 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _header(file: Path) -> dict[str, _Entry]:
+    try:
+        return _entries(file)
+    except _BAD_HEADER as error:
+        raise ValueError(f"{file} is damaged: its header is {error!r}") from error
+
+
+def _entries(file: Path) -> dict[str, _Entry]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)

@@ -130,9 +130,12 @@ def _dtype(array: Any) -> np.dtype:
 
 
 def _on_host(array: Any) -> np.ndarray:
+    """Return a tensor as the host holds it, in memory that the caller, whose optimiser may write to it, has not."""
     if hasattr(array, "detach"):  # PyTorch's
         array = array.detach().cpu().contiguous()
-    try:
-        return np.asarray(array)
-    except TypeError:  # PyTorch gives NumPy no bfloat16
-        return np.asarray(jax.dlpack.from_dlpack(array))
+        try:
+            return array.numpy().copy()
+        except TypeError:  # it gives NumPy no bfloat16
+            return np.asarray(jax.dlpack.from_dlpack(array)).copy()
+    found = np.asarray(array)
+    return found.copy() if found.flags.writeable else found

@@ -111,6 +111,19 @@ def test_several_outputs_and_beams_are_recomputed_together(models, new, fresh):
             assert len(found[0, index]) == params.max_tokens
 
 
+def test_weights_of_a_state_dict_stay_as_they_were_while_the_trainer_goes_on(models, fresh):
+    with LLM(models[0], **SETTINGS) as llm:
+        training = {name: tensor.clone() for name, tensor in models[2].state_dict().items()}
+        llm.update_params(training)
+        want = llm.generate(ids(PROMPT), GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        for tensor in training.values():
+            tensor.mul_(-3)  # as optimisers do, in its own memory
+        before, after = jax.tree.leaves(fresh.params), jax.tree.leaves(llm.params)
+        assert all((one == other).all() for one, other in zip(before, after, strict=True))
+        assert llm.reset_prefix_cache()
+        assert llm.generate(ids(PROMPT), GREEDY, use_tqdm=False)[0].outputs[0].token_ids == want
+
+
 def test_a_beam_search_begins_again_with_the_new_weights(models, new, fresh):
     params = BeamSearchParams(beam_width=3, max_tokens=50, ignore_eos=True)
 

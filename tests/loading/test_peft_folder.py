@@ -43,6 +43,7 @@ def test_a_module_has_its_two_matrices_and_their_factor(tmp_path: Path):
         ({"lora_bias": True}, "lora_bias=True is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' is not supported, as it changes"),
         ({"init_lora_weights": "olora"}, "init_lora_weights='olora' is not supported"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights='lora_ga' is not supported"),
         ({"target_parameters": ["experts.down_proj"]}, "target_parameters="),
         ({"r": 0}, "r=0 must be an integer of at least 1"),
         ({"r": 3}, r"q_proj has matrices of shapes \(2, 8\) and \(6, 2\), but rank 3"),

@@ -72,3 +72,27 @@ def test_a_type_that_is_not_read_is_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(6))
     with pytest.raises(ValueError, match=r"tensor b .* has type F8_E4M3"):
         SafetensorsWeights(tmp_path).read("b")
+
+
+def test_a_whole_file_comes_before_an_index_and_a_tensor_that_two_files_hold_is_refused(tmp_path):
+    tensors = shards(tmp_path)
+    write_safetensors(tmp_path, {"embed": tensors["embed"] + 1}, "model.safetensors")
+    np.testing.assert_array_equal(SafetensorsWeights(tmp_path).read("embed"), tensors["embed"] + 1)
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).unlink()
+    write_safetensors(tmp_path, {"embed": tensors["embed"] + 1}, "old.safetensors")
+    with pytest.raises(ValueError, match=r"tensor embed is in .*old\.safetensors and in .*one\.safetensors|in .*two"):
+        SafetensorsWeights(tmp_path)
+
+
+@pytest.mark.parametrize("header", [b"[1]", b"{", b"\xff\xfe", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [1]}}'])
+def test_a_file_whose_header_is_none_is_named(tmp_path, header):
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: its header is"):
+        SafetensorsWeights(tmp_path)
+
+
+def test_an_index_that_is_none_is_named(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"index\.json is damaged: KeyError\('weight_map'\)"):
+        SafetensorsWeights(tmp_path)

@@ -73,7 +73,7 @@ PagedAttention paper.
 
 Admission by lengths trades preemptions for a smaller batch, and gains nothing even where lengths are true: one that is
 preempted costs one prefill, an empty place costs every step. Guesses that are safe are long, and cost most. Victims
-chosen by true lengths save some per cent, of which guesses keep one or two. So the engine has no predictor of lengths,
+chosen by true lengths save some per cent, of which guesses keep a part. So the engine has no predictor of lengths,
 and the newest request gives way.
 """
 

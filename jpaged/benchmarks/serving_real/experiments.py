@@ -142,24 +142,26 @@ def load(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
 
 
 def curve(name: str, runs: Sequence[Row], limit: float) -> dict[str, Any]:
-    """Return a policy's mean latencies by rate, how far seeds lie apart, and the rate sustained at the limit: of each
-    seed, and of their means."""
+    """Return a policy's mean latencies by rate, how far seeds lie apart, and the rate sustained at the limit: of their
+    means, and of each seed, where 0 stands for less than the first rate. `is_least`: a seed was never above the limit,
+    so that it sustains its last rate at least."""
     rates = sorted({row["rate"] for row in runs})
     points, spread = [], []
     for rate in rates:
         found = [latency(row) for row in runs if row["rate"] == rate]
         points.append((rate, sum(found) / len(found)))
         spread.append((rate, min(found), max(found)))
-    each = []
+    each, is_least = [], False
     for seed in sorted({row["seed"] for row in runs}):
         its = sorted((row["rate"], latency(row)) for row in runs if row["seed"] == seed)
         each.append(Curve(name, tuple(its)).sustained(limit))
+        is_least |= all(point[1] <= limit for point in its)
     return {
         "points": points,
         "spread": spread,
         "sustained": Curve(name, tuple(points)).sustained(limit),
         "sustained_by_seed": each,
-        "is_least": points[-1][1] <= limit,
+        "is_least": is_least,
     }
 
 

@@ -69,8 +69,8 @@ POLICIES = {
 
 CAVEATS = """## What this does not say
 
-- Runs are short beside the papers' hours: a policy that cannot keep up has less time to fall behind, so that its curve
-  bends later and ratios are smaller. `--seconds` makes runs longer.
+- Runs are short beside the papers' hours: a policy that cannot keep up has less time to fall behind, and its curve
+  bends later. `--seconds` makes runs longer.
 - On a CPU a step of many sequences costs more than one of few much sooner than on an accelerator, which reads its
   weights once for all of them: a larger batch is worth less here than in the papers.
 - The reservations run on pages: a region is granted or not as a buddy allocator would, but KV is read and written in
@@ -213,7 +213,8 @@ def _goals(load: Mapping[str, Any]) -> str:
             batch = paged["saturation"] / system["saturation"]
             told.append(
                 f"whether {goal:g} times {name}'s rate is reached is not known, as {name} stayed below the limit at "
-                f"every rate (of a batch that is there from the start jpaged answers {batch:.2f} times as much)"
+                f"every rate by a seed (of a batch that is there from the start jpaged answers {batch:.2f} times as "
+                "much)"
             )
             continue
         ratios = [a / b for a, b in zip(mine, other, strict=True) if b]

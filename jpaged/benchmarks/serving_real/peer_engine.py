@@ -74,7 +74,8 @@ def vllm(model: str, context: int, cache_gib: int) -> tuple[Add, Step]:
         dtype="float32",
         max_model_len=context,
         max_num_seqs=SEQUENCES,
-        max_num_batched_tokens=max(STEP_TOKENS, context),
+        max_num_batched_tokens=STEP_TOKENS,
+        enable_chunked_prefill=True,
         enable_prefix_caching=True,
     )
     engine = llm.llm_engine

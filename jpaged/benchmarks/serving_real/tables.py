@@ -12,7 +12,8 @@ from jpaged.benchmarks.serving_sim.tables import table
 
 
 def sustained(load: Mapping[str, Any]) -> str:
-    """Return the rates that each policy sustains at the limit, and jpaged's as multiples where the other's is known."""
+    """Return the rates that each policy sustains at the limit, and jpaged's as multiples, of seeds where both are
+    known: at most that where the other's is only known from below."""
     systems = load["systems"]
     mine = systems[PAGED]
     lines = []
@@ -20,9 +21,15 @@ def sustained(load: Mapping[str, Any]) -> str:
         each = [_ratio(a, b) for a, b in zip(mine["sustained_by_seed"], found["sustained_by_seed"], strict=True)]
         ratios = [ratio for ratio in each if ratio is not None]
         least = "at least " if found["is_least"] else ""
-        rates = least + spread(over_seeds(found["sustained_by_seed"]), 2)
-        times = "" if name == PAGED or found["is_least"] else spread(over_seeds(ratios), 2)
-        times = f"at least {times}" if times and mine["is_least"] else times
+        known = [rate for rate in found["sustained_by_seed"] if rate]
+        rates = least + spread(over_seeds(known), 2) if known else "-"
+        if unknown := len(found["sustained_by_seed"]) - len(known):
+            rates += f"; {unknown} of {len(found['sustained_by_seed'])} seeds below {found['points'][0][0]:.2f}"
+        times = "" if name == PAGED or not ratios else spread(over_seeds(ratios), 2)
+        if times and found["is_least"]:
+            times = "" if mine["is_least"] else f"at most {times}"
+        elif times and mine["is_least"]:
+            times = f"at least {times}"
         lines.append([name, f"{found['saturation']:.2f}", rates, times])
     head = ["policy", "batch, requests/s", f"sustained at {1e3 * load['limit']:.0f} ms a token", "jpaged / it"]
     return table(head, lines)

@@ -49,8 +49,9 @@ Where they differ:
 
 - ShareGPT's first exchanges here have prompts of {prompt:.0f} tokens on the average, the paper's sample 161, and
   outputs of {output:.0f} (338). Shorter requests are kinder to what reserves exactly what it needs.
-- Runs last minutes, the paper's an hour. A policy that cannot keep up has less time here to fall behind, so that the
-  curves bend later and ratios are smaller; `--seconds` and `--most-requests` make runs longer.
+- Runs last minutes, the paper's an hour. A policy that cannot keep up has less time here to fall behind, so that its
+  curve bends later. Most runs have the same number of requests, so those of faster policies are shorter: that makes
+  ratios larger, and `--seconds` with `--most-requests` makes runs longer.
 - Chunks of prompts run together with decodes in every iteration-level policy here, and the policies differ in nothing
   but memory; the paper's Orca is its own implementation on other kernels, and so is FasterTransformer, whose kernels
   were tuned for small batches.
@@ -139,8 +140,8 @@ Mean batch of decodes (paper, Ministral: 2.5 and 5.39):
 
 {batches}
 
-"No bound" is jpaged with a pool eight times as large, and "at most" its multiple of the largest page: what no way to
-hold memory could exceed. Where jpaged comes up to it, memory hardly binds it: Llama 3.2 Vision, Jamba, character.ai,
+"8 x pool" is jpaged with a pool eight times as large, and "8 x / largest" its multiple of the largest page in the pool
+as it is. Where jpaged comes up to it, memory hardly binds it: Llama 3.2 Vision, Jamba, character.ai,
 PyramidKV and Llama 3.1 in the upper rows. The lower rows, with smaller pools, serve those again that need
 them, and Ministral with one in which the largest page's batch is near the paper's 2.5.
 
@@ -148,12 +149,12 @@ Where they differ:
 
 - Gemma 3 and Llama 4 are served in other sizes of memory. The smaller the pool beside a prompt, the larger is what
   Jenga gains, and Gemma's pool is so small here that the largest page has to refuse prompts.
-- Ministral's prompts are above 60,000 tokens, and computing them is most of its time under any policy: even without a
-  bound on memory the ratio stays below the paper's, as "at most" says. The batch of decodes grows nearly as the
+- Ministral's prompts are above 60,000 tokens, and computing them is most of its time under any policy: even with
+  eight times the memory the ratio stays below the paper's. The batch of decodes grows nearly as the
   paper's.
 - The paper's rates of character.ai and PyramidKV are those of larger models. With 70B parameters of 8 bits, which leave
-  an H100 some 5 GiB, PyramidKV and character.ai come nearer to the paper's ratios; computing prompts bounds them, again
-  as "at most" says.
+  an H100 some 5 GiB, PyramidKV and character.ai come nearer to the paper's ratios; computing prompts bounds them, as
+  eight times the memory gives hardly more.
 - Jamba's states are most of what a short request takes, and every policy keeps them. A large page is as large as the
   states, which is 980 tokens of attention (1,344 in the paper's Jamba). Placed by request, as by Jenga, a request of
   some hundred tokens leaves half of one empty, and so it does with the largest page. Where a page holds so many blocks,

@@ -115,12 +115,16 @@ def hybrid(rows: Rows, key: str = "throughput") -> str:
         found = {system: row["systems"][system] for system in HYBRID_SYSTEMS}
         cells = [f"{found[s][key]:.3g}{'*' * bool(found[s]['refused'])}" for s in HYBRID_SYSTEMS]
         ratio = _times(found[PAGED][key], found[LARGEST][key])
-        most = _times(row["endless"][key], found[LARGEST][key])
-        paper = [_told(*row["paper"])] if key == "throughput" else []
         name = [row["model"], f"{row['pool']:g}", row["asked"]]
-        lines.append([*name, *cells, f"{row['endless'][key]:.3g}", ratio, most, *paper])
-    head = ["model", "pool, GiB", "prompts", *HYBRID_SYSTEMS, "no bound", "jpaged / largest page", "at most"]
-    return table([*head, *(["paper"] * (key == "throughput"))], lines)
+        if key == "throughput":
+            most = _times(row["endless"][key], found[LARGEST][key])
+            lines.append([*name, *cells, f"{row['endless'][key]:.3g}", ratio, most, _told(*row["paper"])])
+        else:
+            lines.append([*name, *cells, ratio])
+    head = ["model", "pool, GiB", "prompts", *HYBRID_SYSTEMS]
+    if key == "throughput":
+        return table([*head, "8 x pool", "jpaged / largest page", "8 x / largest", "paper"], lines)
+    return table([*head, "jpaged / largest page"], lines)
 
 
 def _told(before: float, after: float) -> str:

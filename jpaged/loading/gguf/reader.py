@@ -79,6 +79,8 @@ class GGUFFile:
             self.tensors = _read_tensor_table(data, end, tensors, alignment)
         except struct.error as error:
             raise ValueError(f"{self.path} is cut short: {size} bytes end inside its header") from error
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"{self.path} is damaged, or of a newer form: {error}") from error
         for info in self.tensors.values():
             if info.offset + _stored_bytes(info) > size:
                 raise ValueError(f"{self.path} is cut short: tensor {info.name} ends beyond its {size} bytes")

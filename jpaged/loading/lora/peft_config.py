@@ -25,10 +25,11 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
+    "kasa_config": (None,),
     "megatron_config": (None,),
 }
 """Fields of the file with the values that are computed; a field that is not there has the first."""
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ``init_lora_weights`` with which PEFT takes what the adapter began with out of the model's weights."""
 
 

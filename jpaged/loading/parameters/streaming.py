@@ -78,8 +78,11 @@ def _read_ahead(
 
 def _wait(target: Target, future: Future[Held]) -> tuple[Target, Held]:
     """Return a read's target and result; a function of its own, so that nothing holds on to the future, which holds on
-    to the array."""
-    return target, future.result()
+    to the array, or to an exception whose traceback would hold on to all that was placed."""
+    try:
+        return target, future.result()
+    finally:
+        del future
 
 
 def _own_parts(

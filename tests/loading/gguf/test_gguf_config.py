@@ -107,3 +107,15 @@ def test_other_frequencies_are_refused(tmp_path):
 def test_what_cannot_be_represented_is_named(tmp_path, arch, changes, message):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, arch, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "extra", "message"),
+    [
+        (EMBEDDING, {"split.count": 3}, r"m\.gguf is one of 3 parts: join them"),
+        ({"output.weight": np.ones((4, 64), np.float32)}, {}, r"m\.gguf has no tensor token_embd\.weight"),
+    ],
+)
+def test_a_part_of_a_model_is_no_model(tmp_path, tensors, extra, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "llama", tensors, extra)))

@@ -1,3 +1,5 @@
+import struct
+
 import gguf
 import numpy as np
 import pytest
@@ -49,4 +51,17 @@ def test_another_format_is_refused(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(ValueError, match=r"not a GGUF file: it starts with b'PK"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize("alignment", [0, "text"])
+def test_a_header_that_makes_no_sense_is_refused_with_the_files_name(tmp_path, alignment):
+    path = write_gguf(tmp_path / "m.gguf", "llama", EMBEDDING, {})
+    data = path.read_bytes()
+    written = b"general.alignment"
+    kind, value = (8, struct.pack("<Q", 4) + b"text") if alignment == "text" else (4, struct.pack("<I", alignment))
+    key = struct.pack("<Q", len(written)) + written + struct.pack("<I", kind) + value
+    (keys,) = struct.unpack_from("<Q", data, 16)
+    path.write_bytes(data[:16] + struct.pack("<Q", keys + 1) + key + data[24:])
+    with pytest.raises(ValueError, match=r"m\.gguf is damaged, or of a newer form"):
         GGUFFile(path)

@@ -109,7 +109,7 @@ def test_salts_are_kept_apart(runner):
 
 def test_a_pinned_prefix_is_kept_whole(runner):
     scheduler, system = make_scheduler(runner), prompt(100, 9)
-    replica = SimpleNamespace(pins=Pins(scheduler.memory, 40))
+    replica = SimpleNamespace(pins=Pins(scheduler.memory, 40), scheduler=scheduler)
     prefixes = PinnedPrefixes(
         [replica], lambda refusal=(): nullcontext(), lambda _, own: serve(runner, scheduler, [own])
     )

@@ -26,15 +26,15 @@ PAIR = 4
 """Bytes of two of a row's numbers."""
 DEPTH = 512
 """Inputs that are widened at once: of three panels 48 KiB."""
+PANEL_BYTES = DEPTH // 2 * TILE_BYTES
 
 
 def rows_by_widened_panels(form: Form, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function; its arguments are those of
     `product` with `rows` behind the rows' factors, and without `more`."""
-    wide = replace(form, kind=SHORTS.kind, offset=0)
-    full, one, widen = product(wide, ROWS, 1), product(wide, 1, 1), widening(form)
-    panel_bytes = DEPTH // 2 * TILE_BYTES
-    room = panels * panel_bytes
+    wide, widen = replace(form, kind=SHORTS.kind, offset=0), widening(form)
+    several, single = _rows_by_all(wide, ROWS, panels), _rows_by_all(wide, 1, panels)
+    room = panels * PANEL_BYTES
     scales_of_group = 0 if form.shared else 16 * form.scale_bytes
     least_of_group = 16 * form.scale_bytes
 
@@ -45,52 +45,35 @@ def rows_by_widened_panels(form: Form, panels: int) -> Any:
             some = min(at_once, groups - group)
             more = (ADDS if group > 0 else 0) + (UNFINISHED if group + some < groups else 0)
             for panel in range(panels):
-                widen(w + panel * w_panel + group * quads * TILE_BYTES, some * quads, aside + panel * panel_bytes)
-            x_part, f_part = x + group * pairs * PAIR, f + group * FACTORS
-            s_part, l_part = scales + group * scales_of_group, least + group * least_of_group
-            row = 0
+                widen(w + panel * w_panel + group * quads * TILE_BYTES, some * quads, aside + panel * PANEL_BYTES)
+            mine, factors, to = x + group * pairs * PAIR, f + group * FACTORS, out
+            s, least_here, row = scales + group * scales_of_group, least + group * least_of_group, 0
+            while rows - row >= ROWS:
+                several(mine, x_stride, factors, f_stride, aside, s, least_here, s_panel, some, pairs, to, stride, more)
+                mine, factors, to, row = (
+                    mine + ROWS * x_stride,
+                    factors + ROWS * f_stride,
+                    to + ROWS * stride,
+                    row + ROWS,
+                )
             while row < rows:
-                mine, factors, line = x_part + row * x_stride, f_part + row * f_stride, out + row * stride
-                for panel in range(panels):
-                    codes, to = aside + panel * panel_bytes, line + panel * TILE_BYTES
-                    scale, minimum = s_part + panel * s_panel, l_part + panel * s_panel
-                    if rows - row >= ROWS:
-                        full(
-                            mine,
-                            x_stride,
-                            factors,
-                            f_stride,
-                            codes,
-                            0,
-                            scale,
-                            minimum,
-                            0,
-                            some,
-                            pairs,
-                            to,
-                            stride,
-                            more,
-                        )
-                    else:
-                        one(
-                            mine,
-                            x_stride,
-                            factors,
-                            f_stride,
-                            codes,
-                            0,
-                            scale,
-                            minimum,
-                            0,
-                            some,
-                            pairs,
-                            to,
-                            stride,
-                            more,
-                        )
-                row += ROWS if rows - row >= ROWS else 1
+                single(mine, x_stride, factors, f_stride, aside, s, least_here, s_panel, some, pairs, to, stride, more)
+                mine, factors, to, row = mine + x_stride, factors + f_stride, to + stride, row + 1
 
     return njit(ffi.named(multiply, f"{form.name}_widened_{panels}"))
+
+
+def _rows_by_all(wide: Form, rows: int, panels: int) -> Any:
+    """Return the product of so many rows and all widened panels, as a compiled function."""
+    one = product(wide, rows, 1)
+
+    @ffi.njit_named(f"{wide.name}_{rows}_{panels}")
+    def by_all(x, x_stride, f, f_stride, aside, scales, least, s_panel, groups, pairs, out, stride, more):
+        for _ in range(panels):
+            one(x, x_stride, f, f_stride, aside, 0, scales, least, 0, groups, pairs, out, stride, more)
+            aside, scales, least, out = aside + PANEL_BYTES, scales + s_panel, least + s_panel, out + TILE_BYTES
+
+    return by_all
 
 
 def widening(form: Form) -> Any:

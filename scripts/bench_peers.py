@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jpaged.benchmarks.kept_figures import keep
+from jpaged.benchmarks.kept_figures import check_place, keep
 from jpaged.benchmarks.peer_settings import peer_variables
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.loading.open_checkpoint import open_model
@@ -127,8 +127,10 @@ def main() -> None:
     args = parser.parse_args()
     if "gguf" in args.forms and args.gguf is None:
         parser.error("--forms gguf needs --gguf FILE")
-    if args.json and not args.json.absolute().parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
+    try:
+        check_place("--json", args.json)
+    except ValueError as error:
+        parser.error(str(error))
     environments = dict(entry.split("=", 1) for entry in args.env)
     if unknown := environments.keys() - OF_PEERS.keys():
         parser.error(f"--env {', '.join(sorted(unknown))} is none of {', '.join(OF_PEERS)}")

@@ -69,6 +69,7 @@ def serving(
 
     jpaged's policies against the papers' baselines, in one pool.
     """
+    from jpaged.benchmarks.kept_figures import check_place
     from jpaged.benchmarks.machine import this_machine
     from jpaged.benchmarks.serving_real.experiments import Plan
     from jpaged.benchmarks.serving_real.page import figure_name, page
@@ -78,11 +79,10 @@ def serving(
 
     if Path(page_name).name != page_name or page_name in ("", ".", ".."):
         raise typer.BadParameter(f"--page {page_name} is not a file's name")
-    if results is not None and not results.absolute().parent.is_dir():
-        raise typer.BadParameter(f"--results {results}: there is no folder {results.absolute().parent}")
     if docs is not None and find_spec("matplotlib") is None:
         raise typer.BadParameter(f'--docs {docs} needs matplotlib: pip install "jpaged[bench]"')
     with bad_parameters():
+        check_place("--results", results)
         for name in part or ():
             if name not in PARTS:
                 raise ValueError(f"--part {name} is none of {', '.join(PARTS)}")

@@ -39,6 +39,7 @@ def serving_sim(
 
     Under jpaged's policy and those of the papers' baselines.
     """
+    from jpaged.benchmarks.kept_figures import check_place
     from jpaged.benchmarks.serving_sim import plots
     from jpaged.benchmarks.serving_sim.beams import GAP
     from jpaged.benchmarks.serving_sim.page import page
@@ -53,6 +54,7 @@ def serving_sim(
         if name not in EXPERIMENTS:
             raise typer.BadParameter(f"--only {name} is none of {', '.join(EXPERIMENTS)}")
     with bad_parameters():
+        check_place("--results", results)
         known = read_workloads(workloads, count_tokens)
         names = only or [name for name, (needed, _) in EXPERIMENTS.items() if needed in known]
         context = Context(known, seconds, seed, typer.echo, most_requests)

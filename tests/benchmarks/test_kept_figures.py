@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jpaged.benchmarks.kept_figures import keep
+from jpaged.benchmarks.kept_figures import check_place, keep
 
 
 def test_an_interrupted_write_leaves_what_was_kept_before(tmp_path, monkeypatch):
@@ -25,3 +25,10 @@ def test_an_interrupted_write_leaves_what_was_kept_before(tmp_path, monkeypatch)
     keep(file, {"load": 1, "peers": 2})
     assert json.loads(file.read_text()) == {"load": 1, "peers": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+def test_a_file_in_no_folder_is_refused_by_the_option_that_asked_for_it(tmp_path):
+    check_place("--results", None)
+    check_place("--results", tmp_path / "new.json")
+    with pytest.raises(ValueError, match=r"--json .*missing/new\.json: there is no folder .*missing"):
+        check_place("--json", tmp_path / "missing" / "new.json")

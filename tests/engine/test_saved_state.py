@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from greedy_reference import random_prompts
+from near import Near
 from tiny_chat_model import byte_level_tokenizer, make_chat_model
 
 from jpaged import (
@@ -93,7 +94,7 @@ def close(logprobs):
     """What is computed again in another batch differs in the last bits."""
     if logprobs is None:
         return None
-    return [one and {token: round(found.logprob, 3) for token, found in one.items()} for one in logprobs]
+    return [one and {token: Near(found.logprob) for token, found in one.items()} for one in logprobs]
 
 
 def assert_nothing_is_left(llm):

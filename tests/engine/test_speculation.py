@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from near import Near
 from tiny_chat_model import VOCAB_SIZE, byte_level_tokenizer, make_chat_model
 
 import jpaged.engine.speculation as engine_speculation
@@ -103,13 +104,13 @@ def small_model(tmp_path_factory):
 def facts(outputs, *, exact: bool = False) -> list:
     """Everything of the outputs but times; log-probabilities to 1e-3, or all their bits."""
 
-    def rounded(x: float) -> str:
-        return float(x).hex() if exact else f"{x:.3f}"
+    def number(x: float) -> str | Near:
+        return float(x).hex() if exact else Near(x)
 
     def table(rows) -> list | None:
         if rows is None:
             return None
-        return [row and {t: (rounded(p.logprob), p.rank) for t, p in row.items()} for row in rows]
+        return [row and {t: (number(p.logprob), p.rank) for t, p in row.items()} for row in rows]
 
     found = []
     for output in outputs:

@@ -87,9 +87,10 @@ class EngineConfig:
             "auto": float32 on CPU, the checkpoint's elsewhere, but float16 in place of bfloat16 on GPUs below compute
             capability 8.0, which have none, and bfloat16 in place of float16 on TPUs. "half" and "float" are float16
             and float32. Only GPUs take float16. One CPU with Numba that computes in float32 holds the matrices of a
-            bfloat16 checkpoint as they are, in half of the memory, and multiplies them in float32; once `LLM.params`
-            are asked for they are float32. On a CPU "bfloat16" means the matrices, what they multiply, and KV; sums,
-            norms and all else between two products are float32. It takes Numba and one device.
+            bfloat16 checkpoint as they are, in half of the memory, and multiplies them in float32, and others in panels
+            of columns; once `LLM.params` are asked for they are arrays of float32. On a CPU "bfloat16" means the
+            matrices, what they multiply, and KV; sums, norms and all else between two products are float32. It takes
+            Numba and one device.
         quantization: form of the weight matrices: None = dtype, or the form in which a quantised checkpoint
             was saved. "int8", "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a
             scale and a minimum for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they

@@ -5,8 +5,9 @@ turns.
     taskset -c 1 .venv/bin/python scripts/bench_products.py --forms exact --rows 1 8 64 256 --processor-time
 
 The shapes are those of SmolLM2-135M's MLP and vocabulary; each figure is a mean over as many different matrices as keep
-them out of the caches for float32. "exact" is a matrix that a checkpoint stores in bfloat16, held so and multiplied in
-float32. With `--processor-time` other work on the machine counts less.
+them out of the caches for float32, which stands in arrays; "panels" is float32 in panels, "exact" a matrix that a
+checkpoint stores in bfloat16, held so and multiplied in float32. With `--processor-time` other work on the machine
+counts less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +25,9 @@ import numpy as np
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul
 from pallas_kernels.matmul import matmul
+from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised_matmul import quantised_matmul
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import tiled_floats
 from pallas_kernels.tiled_matmul import tiled_matmul
@@ -31,7 +35,7 @@ from pallas_kernels.tiled_matmul import tiled_matmul
 SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""
 TURNS, GROUP = 9, 32
-FORMS = ("exact", "bfloat16", "int8", "int4")
+FORMS = ("panels", "exact", "bfloat16", "int8", "int4")
 
 
 def main() -> None:
@@ -74,19 +78,23 @@ def _forms(
         codes = rng.integers(0, 256, (inputs // 2, outputs)).astype(np.uint8)
         return tiled(QuantisedMatrix(codes, ones, ones, packed=True))
 
+    def normal() -> np.ndarray:
+        return rng.standard_normal((inputs, outputs), np.float32)
+
     def stored() -> np.ndarray:
         return rng.standard_normal((inputs, outputs)).astype(ml_dtypes.bfloat16)
 
     ones = np.ones((inputs // GROUP, outputs), np.float16)
     pairs = _over_all(bfloat16_matmul)
     makers: dict[str, tuple[Any, Callable[[], Any]]] = {
+        "panels": (_over_all(partial(quantised_matmul, impl="cpu")), lambda: panelled_floats(normal())),
         "exact": (pairs, lambda: tiled_floats(stored(), -2, exact=True)),
         "bfloat16": (pairs, lambda: tiled_floats(stored(), -2)),
         "int8": (_over_all(tiled_matmul), integers),
         "int4": (_over_all(tiled_matmul), halves_of_bytes),
     }
-    plain = [jnp.asarray(rng.standard_normal((inputs, outputs)), jnp.float32) for _ in range(number)]
-    forms = {"float32": (_over_all(lambda *operands: matmul(*operands, impl="cpu")), plain)}
+    plain = [jnp.asarray(normal()) for _ in range(number)]
+    forms: dict[str, tuple[Any, list[Any]]] = {"float32": (_over_all(partial(matmul, impl="cpu")), plain)}
     for name in wanted:
         run, make = makers[name]
         forms[name] = run, [held(make()) for _ in range(number)]

@@ -111,12 +111,13 @@ class ModelHandle(EngineHandle):
     def params(self) -> Any:
         """Return the weights: a pytree of sharded arrays.
 
-        A CPU that computes in float32 holds the matrices of a checkpoint in bfloat16 as they are. Asking for the
-        weights makes float32 arrays of them, which the engine then holds too, and its programs are compiled again.
+        A CPU that computes in float32 holds the matrices of a checkpoint in bfloat16 as they are, and others in panels
+        of columns. Asking for the weights makes float32 arrays of them, which the engine then holds too, and its
+        programs are compiled again.
 
         Raises:
             RuntimeError: `release_memory` let go of them or moved them to the host; or a signal's handler asks in the
-                middle of a step for weights that are held in bfloat16.
+                middle of a step for weights that are not held as arrays.
         """
         with self._engine.turn:
             if not self._engine.runner.worker.model.has_params:
@@ -150,8 +151,9 @@ class ModelHandle(EngineHandle):
         again with the next request. The log-probabilities of tokens that were generated stay those of the weights that
         drew them.
 
-        A CPU that holds matrices of a bfloat16 checkpoint as they are holds float32 from the first update on, unless a
-        state dict in bfloat16 brings it, and its programs are compiled again.
+        A CPU that computes in float32, and holds matrices as `params` says, holds arrays from the first update on, and
+        its programs are compiled again, unless a state dict brings them, in bfloat16 where they are held so. With
+        ``deterministic=True`` only those in bfloat16 become others.
 
         Args:
             new: a pytree with the structure, shapes and dtypes of `params`, which is placed on the engine's devices as

@@ -103,7 +103,7 @@ class ModelPrograms:
 
     @property
     def num_exact(self) -> int:
-        """Return how many matrices are held in bfloat16 as they are, see `jpaged.execution.exact_params`."""
+        """Return how many matrices are not held as arrays, see `jpaged.execution.exact_params`."""
         return num_exact(self.described)
 
     def widen(self) -> None:

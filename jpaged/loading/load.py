@@ -55,8 +55,9 @@ def load_model(
             checkpoint of ours was saved in.
         tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
         exact_tiles: "exact": a CPU that computes in float32 holds the matrices of a bfloat16 checkpoint as they are, in
-            half of the memory; products are those of float32. Nothing differentiates them. "same bits": only those
-            whose products do not differ from those of arrays in the last bits. None: none.
+            half of the memory, and others in panels; products are those of float32. Nothing differentiates them. "same
+            bits": only those in bfloat16 whose products do not differ from those of arrays in the last bits. None:
+            none.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 Tiles: TypeAlias = Literal["rounded", "exact", "same bits"]
 """How matrices are held in tiles of bfloat16. "rounded": rounded to it, and products round their rows too. "exact":
 only where their numbers are in bfloat16 as they are, and products are those of float32. "same bits": only where these
-have the very bits, too, that arrays in their place would give."""
+have the very bits, too, that arrays in their place would give. With "exact", matrices that stay in float32 are held as
+`pallas_kernels.panelled_floats.PanelledFloats`, whose products have these bits too."""
 
 
 class HostArray(Protocol):

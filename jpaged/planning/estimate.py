@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jpaged.execution.device_memory import ProgramSize
 from jpaged.execution.lowering import StepPrograms
+from pallas_kernels.panelled_floats import PanelledFloats
 from pallas_kernels.tiled_floats import TiledFloats
 
 ROWS_HELD = 6
@@ -41,7 +42,7 @@ def _activations(params: Any) -> jnp.dtype:
 
 
 def _is_tiled(leaf: Any) -> bool:
-    return isinstance(leaf, TiledFloats)
+    return isinstance(leaf, TiledFloats | PanelledFloats)
 
 
 def _width(leaf: Any) -> int:

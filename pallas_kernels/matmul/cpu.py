@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.panelled_floats import PanelledFloats
+
 MOST_ROWS_OF_X = 2048
 """The most rows with which x, read once a panel, stays in the cache."""
 TABLE_ROWS_OF_X = 2, 64
@@ -40,6 +42,26 @@ def matmul(
     shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].shape[1]), jnp.float32)
     index_and_rows = jnp.asarray([index, x.shape[0] if rows is None else rows], jnp.int32)
     return jax.ffi.ffi_call(matrices_target(), shape)(x, index_and_rows, *matrices)
+
+
+def matmul_panels(
+    x: Float[Array, "rows inputs"],
+    matrices: Sequence[PanelledFloats],
+    index: int | Int[Array, ""],
+    rows: Int[Array, ""] | None = None,
+) -> Float[Array, "rows outputs"]:
+    """Return ``x @ matrices[index]`` with the bits of `matmul`; needs unsharded operands.
+
+    Args:
+        matrices: of one shape.
+        rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
+    """
+    from pallas_kernels.matmul.cpu_panels import panels_target
+
+    shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].outputs), jnp.float32)
+    index_and_rows = jnp.asarray([index, x.shape[0] if rows is None else rows], jnp.int32)
+    numbers = [matrix.numbers for matrix in matrices]
+    return jax.ffi.ffi_call(panels_target(), shape)(x.astype(jnp.float32), index_and_rows, *numbers)
 
 
 def matmul_table(

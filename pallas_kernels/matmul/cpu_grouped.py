@@ -9,7 +9,8 @@ from numba import carray
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT, LANES, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.matmul.cpu_kernel import DEPTH, PACKED, PANEL, PANEL_VECTORS, _clear, multiply_columns
+from pallas_kernels.matmul.cpu_kernel import DEPTH, PACKED, PANEL_VECTORS, _clear, multiply_columns
+from pallas_kernels.panelled_floats import PANEL
 
 _GRAINS = 16
 

@@ -26,10 +26,10 @@ from pallas_kernels.cpu_tiles import (
 )
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.primitives import pointer
+from pallas_kernels.panelled_floats import PANEL
 
-PANEL = 48
-"""Columns of a matrix that are an item of work: three cache lines."""
 PANEL_VECTORS = PANEL // LANES
+"""Vectors of the columns of a matrix that are an item of work."""
 PANELS_OF_ROW = max(1, 12 // PANEL_VECTORS)
 """Panels that one row is multiplied with at once: their sums fill what registers there are at least."""
 GRAINS = 2

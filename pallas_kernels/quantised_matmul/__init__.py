@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
-from pallas_kernels.matmul import chosen_product, matmul, matmul_table
+from pallas_kernels.matmul import chosen_product, cpu, matmul, matmul_table
 from pallas_kernels.matmul.grouped import matmul_grouped
+from pallas_kernels.panelled_floats import PanelledFloats
 from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.quantised import HeldMatrix, QuantisedMatrix
 from pallas_kernels.tiled import TiledMatrix
@@ -45,7 +46,7 @@ def quantised_matmul(
     Args:
         matrices: [inputs, outputs] each, with axis -2. On a CPU that holds a `TiledMatrix`, the numbers of x are
             rounded to 8 bits, see `pallas_kernels.tiled_matmul`; with `TiledFloats` that are not `exact` they are
-            rounded to bfloat16, see `pallas_kernels.bfloat16_matmul`.
+            rounded to bfloat16, see `pallas_kernels.bfloat16_matmul`. `PanelledFloats` are multiplied in float32.
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: the result's dtype; None = that of `x`.
@@ -53,9 +54,11 @@ def quantised_matmul(
         impl: see `pallas_kernels.platform.Impl`; None picks by platform. ``gpu`` needs unsharded operands.
     """
     dtype = jnp.dtype(out_dtype or x.dtype)
-    if _all_floats(matrices):
-        if resolve_impl(impl) == "cpu":
-            return bfloat16_matmul(x, matrices, index, rows=rows).astype(dtype)
+    if resolve_impl(impl) == "cpu" and _all_panelled(matrices):
+        return cpu.matmul_panels(x, matrices, index, rows).astype(dtype)
+    if resolve_impl(impl) == "cpu" and _all_tiled(matrices):
+        return bfloat16_matmul(x, matrices, index, rows=rows).astype(dtype)
+    if isinstance(matrices[0], TiledFloats | PanelledFloats):
         return chosen_product(lambda x, m: matmul(x, [m.dequantised(x.dtype)], out_dtype=dtype), x, matrices, index)
     run = _module(impl).quantised_matmul
     if resolve_impl(impl) == "tpu":
@@ -74,9 +77,9 @@ def quantised_matmul_table(
 ) -> Float[Array, "rows vocab"]:
     """Return ``x @ table.T`` in float32; `table` is [vocab, embed], with axis -1. See `quantised_matmul`."""
     tables = [table]
-    if _all_floats(tables):
+    if isinstance(table, TiledFloats):
         if resolve_impl(impl) == "cpu":
-            return bfloat16_matmul(x, tables, rows=rows)
+            return bfloat16_matmul(x, [table], rows=rows)
         return matmul_table(x, table.dequantised(x.dtype))
     if _multiplies_tiles(tables, impl):
         return tiled_matmul(x, tables, rows=rows)
@@ -104,7 +107,11 @@ def quantised_matmul_grouped(
     return _module(impl).quantised_matmul_grouped(x, table, counts)
 
 
-def _all_floats(matrices: Sequence[HeldMatrix]) -> TypeGuard[Sequence[TiledFloats]]:
+def _all_panelled(matrices: Sequence[HeldMatrix]) -> TypeGuard[Sequence[PanelledFloats]]:
+    return isinstance(matrices[0], PanelledFloats)
+
+
+def _all_tiled(matrices: Sequence[HeldMatrix]) -> TypeGuard[Sequence[TiledFloats]]:
     return isinstance(matrices[0], TiledFloats)
 
 

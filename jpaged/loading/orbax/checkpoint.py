@@ -34,6 +34,7 @@ from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat
 from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.model_api import BuildContext, CausalLM
+from pallas_kernels.panelled_floats import PanelledFloats
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import TiledMatrix
 from pallas_kernels.tiled_floats import TiledFloats
@@ -72,7 +73,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     for target in targets_of(loaded.model):
         value = values[target.path]
         value = jax.tree.map(partial(_single, index=target.index), value)
-        if isinstance(value, TiledFloats) and value.exact:
+        if isinstance(value, PanelledFloats) or (isinstance(value, TiledFloats) and value.exact):
             value = value.dequantised(target.dtype)
         elif isinstance(value, TiledMatrix | TiledFloats):
             value = value.untiled()

@@ -56,14 +56,14 @@ def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
     return frozenset(asked - others)
 
 
-def without_inexact(paths: ExactPaths, load: Callable[[ExactPaths], T]) -> T:
+def without_inexact(paths: ExactPaths | None, load: Callable[[ExactPaths | None], T]) -> T:
     """Return what `load` makes of some paths, without those of which it raises `Inexact`; these are logged."""
     while True:
         try:
             return load(paths)
         except Inexact as found:
             path = found.target.source.path
-            assert path in paths, path
+            assert paths is not None and path in paths, path
             logger.info("%s: held in float32, as it is computed of tensors in bfloat16", found.target.name)
             paths -= {path}
 

@@ -14,6 +14,7 @@ from jpaged.loading.parameters.host_memory import HostMemory
 from jpaged.loading.parameters.placement import Parts, empty_stack, own_parts, place, set_layer
 from jpaged.loading.parameters.targets import StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
+from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import HeldMatrix, QuantisedMatrix
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import InexactError, tiled_floats
@@ -91,6 +92,8 @@ def _own_parts(
     likes, value = abstract_value(target, mesh, stacked=False), read(target)
     if isinstance(value, QuantisedMatrix):
         held: Any = tiled(value) if target.tiled else value
+    elif target.panelled:
+        held = panelled_floats(value)
     elif target.tiled:
         assert target.source.contracted is not None
         try:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jpaged.loading.code_format import PACKED, Format, Forms, partition_of
 from jpaged.loading.parameters.placement import sharding_of
 from jpaged.model_api import BuildContext, CausalLM, WeightSource
-from pallas_kernels import tiled, tiled_floats
+from pallas_kernels import panelled_floats, tiled, tiled_floats
 from pallas_kernels.quantised import HeldMatrix
 
 StatePath = tuple[str | int, ...]
@@ -31,6 +31,7 @@ class Target:
     `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
     values when the parameter is quantised. `tiled` says whether a CPU's tiles hold them: those of
     `pallas_kernels.tiled` where there is a form, else those of `pallas_kernels.tiled_floats`, which are `exact` or not.
+    `panelled` says whether `pallas_kernels.panelled_floats` hold them.
     """
 
     source: WeightSource
@@ -42,6 +43,7 @@ class Target:
     form: Format | None = None
     tiled: bool = False
     exact: bool = False
+    panelled: bool = False
 
     @property
     def name(self) -> str:
@@ -86,20 +88,23 @@ def targets_of(model: CausalLM) -> list[Target]:
     return list(found.values())
 
 
-def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths = frozenset()) -> list[Target]:
+def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths | None = None) -> list[Target]:
     """Return the targets with the formats that `forms` names for them.
 
     Args:
         exact: paths of sources that are held in tiles of bfloat16 as they are, where no form is named, see
-            `jpaged.loading.parameters.exact`.
+            `jpaged.loading.parameters.exact`; of the others that ask for that, matrices are held in panels of float32.
+            None: all of them are arrays.
     """
 
     def formed(target: Target) -> Target:
         form, source = forms.get(target.source.path), target.source
         if form is not None:
             return replace(target, form=form, tiled=_is_tiled(target, form))
-        is_exact = source.path in exact
-        return replace(target, form=None, tiled=is_exact or source.narrow == "rounded", exact=is_exact)
+        is_exact = exact is not None and source.path in exact
+        panelled = exact is not None and not is_exact and _has_panels(target)
+        tiled = is_exact or source.narrow == "rounded"
+        return replace(target, form=None, tiled=tiled, exact=is_exact, panelled=panelled)
 
     return [formed(target) for target in targets]
 
@@ -113,6 +118,15 @@ def _is_tiled(target: Target, form: Format) -> bool:
     return tiled.takes(form.codes, form.group or inputs, inputs, packed=form.codes == PACKED, e2m1=form.e2m1)
 
 
+def _has_panels(target: Target) -> bool:
+    """Tell whether a parameter that stays float32 is held in panels. Where "same bits" are asked for it is not, as
+    engines that do are given arrays again and again."""
+    if target.source.narrow != "exact" or len(target.shape) != 2 or target.dtype != np.float32:
+        return False
+    assert target.source.contracted is not None
+    return panelled_floats.takes(target.shape, target.source.contracted)
+
+
 def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = True) -> Value:
     """Return shapes and shardings of what is held at a target's path, or, without `stacked`, of the target alone."""
     stack = (target.layers,) if stacked and target.layers is not None else ()
@@ -121,12 +135,14 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
         sharding = sharding_of(mesh, partition_of(target.source, shape), stacked=bool(stack))
         return jax.ShapeDtypeStruct((*stack, *shape), dtype, sharding=sharding)
 
-    if target.form is None and not target.tiled:
+    if target.form is None and not (target.tiled or target.panelled):
         return struct(target.shape, target.dtype)
     axis = target.source.contracted
     assert axis is not None
-    if target.form is None:
-        tiles: Any = tiled_floats.abstract(target.shape, axis, exact=target.exact)
+    if target.panelled:
+        tiles: Any = panelled_floats.abstract(target.shape)
+    elif target.form is None:
+        tiles = tiled_floats.abstract(target.shape, axis, exact=target.exact)
     elif target.tiled:
         tiles = tiled.abstract(target.form.parts(axis, target.shape, jax.ShapeDtypeStruct))
     else:

@@ -46,7 +46,7 @@ def abstract_params(
     """
     targets = targets_of(model)
     forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
-    targets = in_forms(targets, forms, frozenset() if dtype_of is None else exact_paths(targets, dtype_of))
+    targets = in_forms(targets, forms, None if dtype_of is None else exact_paths(targets, dtype_of))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 
 
@@ -89,12 +89,13 @@ def read_params(
     """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`.
 
     Args:
-        may_be_exact: whether matrices may be held in bfloat16 as they are, where the model's sources ask for that.
+        may_be_exact: whether matrices may be held in bfloat16 as they are, or in panels, where the model's sources ask
+            for that.
     """
     targets = targets_of(model)
     forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
     read = partial(_convert, reader=reader, keeps_blocks=quantization in (None, "gguf"))
-    exact = exact_paths(targets, reader.dtype) if may_be_exact else frozenset()
+    exact = exact_paths(targets, reader.dtype) if may_be_exact else None
     values = without_inexact(exact, lambda paths: place_all(in_forms(targets, forms, paths), read, mesh))
     warn_of_unused(reader, targets)
     return fill(abstract, values)

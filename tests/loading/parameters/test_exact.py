@@ -1,4 +1,5 @@
-"""Which parameters are held in bfloat16 as they are: those whose tensors all are stored so and only moved."""
+"""Which parameters are held in bfloat16 as they are: those whose tensors all are stored so and only moved. The other
+matrices are held in panels of float32."""
 
 from dataclasses import replace
 
@@ -8,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from dense_model import run_dense
+from flax import nnx
 
 from jpaged.execution.exact_params import num_exact, widened
 from jpaged.loading import load_model
 from jpaged.loading.load import convert_checkpoint
 from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.orbax.checkpoint import save_checkpoint
 from jpaged.loading.parameters import weights
 from jpaged.loading.parameters.exact import exact_paths
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.tensor_reader import StoredAs
+from pallas_kernels.panelled_floats import PanelledFloats
 from pallas_kernels.tiled_floats import TiledFloats, may_be_exact
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -93,9 +98,14 @@ def test_a_parameter_that_its_family_computes_is_held_in_float32_and_not_rounded
         tiled = load_model(folder, dtype="float32", exact_tiles="exact")
     assert "attention.out.weight: held in float32" in caplog.text
     plain = load_model(folder, dtype="float32")
-    assert 0 < num_exact(tiled.params) < num_exact(load_model_as_it_is(folder, monkeypatch).params)
+    assert 0 < num_tiles(tiled.params) < num_tiles(load_model_as_it_is(folder, monkeypatch).params)
     for one, other in zip(jax.tree.leaves(widened(tiled.params)), jax.tree.leaves(plain.params), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def num_tiles(params):
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, TiledFloats))
+    return sum(isinstance(leaf, TiledFloats) for leaf in leaves)
 
 
 def load_model_as_it_is(folder, monkeypatch):
@@ -108,6 +118,37 @@ def test_tables_stay_float32_where_the_same_bits_are_asked_for(folder):
     leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, TiledFloats))
     tiles = [leaf for leaf in leaves if isinstance(leaf, TiledFloats)]
     assert tiles and all(matrix.axis == -2 for matrix in tiles)
+
+
+def panels_of(params):
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, PanelledFloats))
+    return [leaf for leaf in leaves if isinstance(leaf, PanelledFloats)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "orbax"])
+def test_matrices_of_a_float32_checkpoint_are_held_in_panels_and_computed_with_to_the_same_bits(kind, tmp_path):
+    make_checkpoint("llama", tmp_path / "folder")
+    convert_checkpoint(tmp_path / "folder", tmp_path / "orbax")
+    held, plain = (load_model(tmp_path / kind, dtype="float32", exact_tiles=tiles) for tiles in ("exact", None))
+    assert len(panels_of(held.params)) == num_exact(held.params) > 0 and not num_exact(plain.params)
+    for one, other in zip(jax.tree.leaves(widened(held.params)), jax.tree.leaves(plain.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    logits = [run_dense(nnx.merge(loaded.graphdef, loaded.params), np.arange(3, 23)) for loaded in (held, plain)]
+    np.testing.assert_array_equal(*logits)
+
+
+def test_an_engine_that_promises_the_bits_of_arrays_holds_float32_as_arrays(tmp_path):
+    make_checkpoint("llama", tmp_path)
+    assert not num_exact(load_model(tmp_path, dtype="float32", exact_tiles="same bits").params)
+
+
+def test_panels_are_saved_as_the_arrays_they_stand_for(tmp_path):
+    make_checkpoint("llama", tmp_path / "folder")
+    held = load_model(tmp_path / "folder", dtype="float32", exact_tiles="exact")
+    save_checkpoint(tmp_path / "saved", held)
+    again = load_model(tmp_path / "saved", dtype="float32")
+    for one, other in zip(jax.tree.leaves(widened(held.params)), jax.tree.leaves(again.params), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -1,0 +1,91 @@
+"""Holds a float32 matrix in panels of columns, each one run of memory, as a CPU's products read it.
+
+Cut out of an array, a panel's rows lie as far apart as the array is wide, mostly further than a processor fetches
+ahead by itself, and a few rows of x do not give enough to do to wait for them. Numbers and products are those of the
+array, to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.quantised import HeldMatrix
+
+PANEL = 48
+"""Columns of a panel: three cache lines of float32."""
+_WHOLE_VECTORS = 16
+"""What divides the columns of a matrix that all processors' loops multiply, whatever vectors they have."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("numbers",), meta_fields=("outputs",))
+@dataclass(frozen=True)
+class PanelledFloats(HeldMatrix):
+    """Stands where a float32 matrix [inputs, outputs] would; `panelled_floats` makes it.
+
+    Attributes:
+        numbers: float32 [panels, inputs, 48], or of a stack of matrices one more axis before; 0 beyond the matrix.
+        outputs: of the matrix.
+    """
+
+    numbers: Any
+    outputs: int = field(default=0)
+
+    @property
+    def ndim(self) -> int:
+        return self.numbers.ndim - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the matrix that this stands for."""
+        return (*self.numbers.shape[:-3], self.numbers.shape[-2], self.outputs)
+
+    def read_rows(self, ids: Int[Array, " ids"], dtype: jnp.dtype) -> Float[Array, "ids outputs"]:
+        """Refused: tables, whose rows are read, are held as arrays."""
+        raise TypeError("rows of a matrix in panels are not read: tables are held as arrays")
+
+    def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
+        """Return the matrix as an array."""
+        by_inputs = jnp.swapaxes(self.numbers, -3, -2)
+        return by_inputs.reshape(*by_inputs.shape[:-2], -1)[..., : self.outputs].astype(dtype)
+
+
+def panelled_floats(matrix: Any) -> PanelledFloats:
+    """Return a matrix [..., inputs, outputs], of NumPy or read where it is sliced, in panels of float32.
+
+    Raises:
+        ValueError: the matrix is not of a shape that `takes`.
+    """
+    if not takes(matrix.shape, -2):
+        raise ValueError(
+            f"panels are of whole vectors of {_WHOLE_VECTORS} outputs, not of a matrix {list(matrix.shape)}"
+        )
+    whole = abstract(matrix.shape)
+    numbers = np.empty(whole.numbers.shape, np.float32)
+    outputs = whole.outputs
+    for place in np.ndindex(numbers.shape[:-3]):
+        at = tuple(slice(index, index + 1) for index in place)
+        for panel, own in enumerate(numbers[place]):
+            columns = slice(panel * PANEL, min((panel + 1) * PANEL, outputs))
+            given = np.asarray(matrix[(*at, slice(None), columns)])
+            own[:, : given.shape[-1]] = given.reshape(given.shape[-2:])
+            own[:, given.shape[-1] :] = 0
+    return PanelledFloats(numbers, outputs)
+
+
+def abstract(shape: tuple[int, ...]) -> PanelledFloats:
+    """Return what `panelled_floats` makes of a matrix of this shape, with shapes for arrays."""
+    *lead, inputs, outputs = shape
+    return PanelledFloats(jax.ShapeDtypeStruct((*lead, -(-outputs // PANEL), inputs, PANEL), np.float32), outputs)
+
+
+def takes(shape: tuple[int, ...], axis: int) -> bool:
+    """Tell whether a matrix of this shape and contracted axis has panels: a table and what is no whole number of
+    vectors wide has not."""
+    return axis == -2 and shape[-1] % _WHOLE_VECTORS == 0

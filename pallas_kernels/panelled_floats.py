@@ -63,9 +63,7 @@ def panelled_floats(matrix: Any) -> PanelledFloats:
         ValueError: the matrix is not of a shape that `takes`.
     """
     if not takes(matrix.shape, -2):
-        raise ValueError(
-            f"panels are of whole vectors of {_WHOLE_VECTORS} outputs, not of a matrix {list(matrix.shape)}"
-        )
+        raise ValueError(f"panels need outputs that {_WHOLE_VECTORS} divides, not a matrix {list(matrix.shape)}")
     whole = abstract(matrix.shape)
     numbers = np.empty(whole.numbers.shape, np.float32)
     outputs = whole.outputs

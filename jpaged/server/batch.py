@@ -38,7 +38,7 @@ def read_requests(file: Path) -> list[BatchRequest]:
         ValueError: a line is no request, or two have one custom_id; the message names the line.
     """
     requests: dict[str, BatchRequest] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().decode("utf-8").split("\n"), start=1):  # text may have U+2028
         if not line.strip():
             continue
         request = _read_request(line, f"{file}, line {number}")

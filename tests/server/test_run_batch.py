@@ -236,6 +236,13 @@ def test_answers_that_do_not_count_are_taken_out_of_a_file(tmp_path):
     assert [json.loads(one) for one in output.read_text().splitlines()] == [lines[0], lines[2]]
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    file, text = tmp_path / "in.jsonl", "a\u2028b\u2029c\x85d"
+    lines = [json.dumps(line(name, prompt=text), ensure_ascii=False) for name in "ab"]
+    file.write_bytes("\r\n".join(lines).encode())
+    assert [request.body["prompt"] for request in read_requests(file)] == [text, text]
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -66,8 +66,9 @@ def _read_request(line: str, where: str) -> BatchRequest:
         raise ValueError(f"{where}: url={url!r} is not one of {', '.join(URLS)}")
     if not isinstance(body, dict):
         raise ValueError(f"{where}: body={body!r} must be an object")
-    if body.get("stream"):
-        raise ValueError(f"{where}: stream=true has no meaning in a file")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise ValueError(f"{where}: {name}=true has no meaning in a file")
     return BatchRequest(custom_id, url, body)
 
 

@@ -249,6 +249,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
         ([line("a"), line("a")], "line 2: custom_id='a'"),
         ([line("")], "custom_id=''"),
         ([line("a", stream=True)], "stream=true"),
+        ([line("a", "/v1/responses", background=True)], "background=true"),
         ([line("a") | {"url": "/metrics"}], "url='/metrics'"),
         ([line("a") | {"method": "GET"}], "method='GET'"),
         ([line("a") | {"more": 1}], "more"),

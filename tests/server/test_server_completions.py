@@ -136,6 +136,14 @@ def test_a_beam_search_returns_its_beams(tiny_llm, server_after):
     assert [choice["text"] for choice in got] == want
 
 
+def test_a_stream_tells_every_token_and_the_prompts_even_where_no_text_comes_yet(server):
+    mark = server.engine.tokenizer.bos_token_id  # a special token, which the text leaves out
+    body = BODY | {"prompt": [9, 10, 11], "allowed_token_ids": [mark], "max_tokens": 4, "return_token_ids": True}
+    choices = [chunk["choices"][0] for chunk in server.chunks(PATH, body)]
+    assert [token for choice in choices for token in choice["token_ids"]] == [mark] * 4
+    assert choices[0]["text"] == "" and choices[0]["prompt_token_ids"] == [9, 10, 11]
+
+
 def test_prompt_logprobs_and_token_ids_come_where_they_are_asked_for(server):
     choice = server.complete(prompt=[9, 10, 11], prompt_logprobs=1, return_token_ids=True)["choices"][0]
     assert choice["prompt_logprobs"][0] is None and "10" in choice["prompt_logprobs"][1]

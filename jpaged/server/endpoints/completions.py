@@ -178,7 +178,7 @@ class _Completion:
                         if self._scores_prompt:
                             tokens = [*output.prompt_token_ids, *tokens]
                             entries = [*scored[prompt], *entries]
-                    if not (text or one.finish_reason or entries):
+                    if not (text or one.finish_reason or entries or body.return_token_ids):
                         continue
                     choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}
                     if body.logprobs is not None:

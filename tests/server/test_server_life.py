@@ -310,6 +310,8 @@ def test_settings_that_would_open_the_server_to_all_are_refused():
         ServerSettings(model="m", host=host, keys=(Key.of("a", "a"),))
     for host in ("127.0.0.1", "::1", "localhost"):
         ServerSettings(model="m", host=host)
+    with pytest.raises(ValueError, match=r"keys=\['a'\]"):
+        ServerSettings(model="m", keys=(Key.of("one", "a"), Key.of("two", "a"), Key.of("three", "b")))
     with pytest.raises(ValueError, match="together"):
         ServerSettings(model="m", tls_key=Path("key.pem"))
     with pytest.raises(ValueError, match="tool_parser='xml'"):

@@ -226,6 +226,21 @@ def test_a_key_asks_no_oftener_than_its_rate(keyed):
     assert keyed.http.post(PATH, json=body, headers=bearer("one")).status_code == 200
 
 
+def test_more_prompts_than_a_key_can_ever_have_at_once_are_refused_and_as_many_as_it_can_are_answered(serve):
+    small = Key("small", Key.of("one", "small").digest, "small", share=0.05)
+    server = serve(keys=(small, Key.of("two", "bob")), max_waiting=64)
+
+    def ask(secret, count):
+        body = {"prompt": [[9]] * count, "max_tokens": 1}
+        return server.http.post(PATH, json=body, headers=bearer(secret))
+
+    most = 4 + 4 + int(0.05 * 64)  # what runs, what the engine holds beside that, and the key's share of what waits
+    refused = ask("one", most + 1)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+    assert f"key small can have {most} at once" in refused.json()["error"]["message"]
+    assert ask("one", most).status_code == ask("two", 64).status_code == 200
+
+
 def test_cached_prefixes_are_not_shared_between_keys(keyed):
     def cached(secret):
         body = {"prompt": "the far cab is " * 3, "max_tokens": 1}

@@ -62,6 +62,7 @@ class _Completion:
                 param="prompt",
                 code="invalid_value",
             )
+        self._serving.queue.check_prompts(self._caller.key, len(body.prompts))
         if body.best_of is not None and (body.best_of < body.n or (body.stream and body.best_of > body.n)):
             limit = "at least n" if body.best_of < body.n else "n where stream=true"
             raise ApiError(f"best_of={body.best_of} must be {limit}={body.n}", param="best_of", code="invalid_value")

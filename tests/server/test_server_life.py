@@ -294,6 +294,20 @@ def test_browsers_of_other_sites_are_kept_out_unless_named(serve):
     assert headers["access-control-allow-origin"] == "https://page.example"
 
 
+def test_pages_that_are_named_may_send_what_clients_send_and_read_what_the_gate_refuses(serve):
+    server = serve(cors_origins=("https://page.example",), keys=(Key.of("one", "alice"),))
+    sent = "authorization, idempotency-key, traceparent, x-stainless-os"
+    wanted = {"Access-Control-Request-Method": "DELETE", "Access-Control-Request-Headers": sent}
+    for origin, status, named in (
+        ("https://page.example", 200, "https://page.example"),
+        ("https://a.example", 400, None),
+    ):
+        asked = server.http.options("/v1/responses/r", headers={"Origin": origin, **wanted})
+        assert (asked.status_code, asked.headers.get("access-control-allow-origin")) == (status, named)
+        refused = server.http.get("/v1/models", headers={"Origin": origin})
+        assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, named)
+
+
 def test_a_certificate_makes_it_https(serve, tmp_path):
     openssl = shutil.which("openssl")
     if openssl is None:

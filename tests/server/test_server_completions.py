@@ -67,6 +67,13 @@ def test_echo_scores_the_prompt_and_needs_no_new_token(server):
     assert all(2 <= len(top) <= 3 for top in found["top_logprobs"][1:])
 
 
+def test_what_prompt_logprobs_may_not_be_is_refused_beside_echo_as_it_is_alone(server):
+    for value, said in ((-1, "max_logprobs"), (-5, "prompt_logprobs=-5")):
+        alone = server.refusal(PATH, BODY | {"prompt_logprobs": value})
+        assert server.refusal(PATH, BODY | {"prompt_logprobs": value, "echo": True, "logprobs": 1}) == alone
+        assert alone["param"] == "prompt_logprobs" and said in alone["message"]
+
+
 def test_logprobs_of_a_stream_are_those_of_the_whole_answer(server):
     body = BODY | {"logprobs": 3, "echo": True}
     whole = server.answer(PATH, body)["choices"][0]["logprobs"]

@@ -100,7 +100,8 @@ class _Completion:
         if body.logprobs is not None:
             extra["logprobs"] = body.logprobs
         if self._scores_prompt:
-            extra["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+            wanted = (body.logprobs or 0, body.prompt_logprobs or 0)
+            extra["prompt_logprobs"] = min(wanted) if min(wanted) < 0 else max(wanted)  # -1 is all there are
         if body.best_of is not None:
             extra["n"] = body.best_of
         if body.max_tokens is not None:

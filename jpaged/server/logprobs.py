@@ -37,16 +37,29 @@ class CompletionLogprobs:
         self._num_top = num_top
         self._offset = 0
 
-    def piece(self, token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob] | None]) -> dict[str, Any]:
-        """Return the log-probabilities of the next tokens; a prompt's first token has none."""
+    def piece(
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[Mapping[int, Logprob] | None],
+        *,
+        first: str = "",
+        echo: str = "",
+    ) -> dict[str, Any]:
+        """Return the log-probabilities of the next tokens; a prompt's first token has none.
+
+        Args:
+            first: text of the prompt's first token, where the prompt is among the tokens.
+            echo: the prompt's text, which leaves that token out where the tokenizer put it before the text.
+        """
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, entry in zip(token_ids, entries, strict=True):
-            text = "" if entry is None else entry[token].decoded_token or ""
+            text = first if entry is None else entry[token].decoded_token or ""
             found["tokens"].append(text)
             found["token_logprobs"].append(None if entry is None else entry[token].logprob)
             found["top_logprobs"].append(None if entry is None else self._top(token, entry))
             found["text_offset"].append(self._offset)
-            self._offset += len(text)
+            if entry is not None or echo.startswith(first):
+                self._offset += len(text)
         return found
 
     def _top(self, token: int, entry: Mapping[int, Logprob]) -> dict[str, float]:

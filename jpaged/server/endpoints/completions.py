@@ -137,7 +137,7 @@ class _Completion:
             tokens, entries = (list(one.token_ids), list(one.logprobs or ())) if generated else ([], [])
             if self._scores_prompt:
                 tokens, entries = [*output.prompt_token_ids, *tokens], [*(output.prompt_logprobs or ()), *entries]
-            choice["logprobs"] = piece.piece(tokens, entries)
+            choice["logprobs"] = piece.piece(tokens, entries, **self._unscored(output))
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if body.return_token_ids:
@@ -151,6 +151,13 @@ class _Completion:
         if output.prompt is not None:
             return output.prompt
         return self._serving.engine.tokenizer.decode(output.prompt_token_ids)
+
+    def _unscored(self, output: RequestOutput) -> dict[str, str]:
+        """Return the text of the prompt's first token, which has no log-probability, and that of the prompt."""
+        if not self._scores_prompt:
+            return {}
+        first = self._serving.engine.tokenizer.decode(output.prompt_token_ids[:1])
+        return {"first": first, "echo": self._echo(output)}
 
     # ------------------------------------------------------------------ streamed
 
@@ -185,7 +192,8 @@ class _Completion:
                     choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}
                     if body.logprobs is not None:
                         piece = pieces.setdefault(index, CompletionLogprobs(body.logprobs))
-                        choice["logprobs"] = piece.piece(tokens, entries)
+                        unscored = self._unscored(output) if first else {}
+                        choice["logprobs"] = piece.piece(tokens, entries, **unscored)
                     if body.return_token_ids:
                         choice["token_ids"] = list(one.token_ids)
                         if first:

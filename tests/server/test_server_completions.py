@@ -84,6 +84,9 @@ def test_an_echoed_prompt_has_the_text_of_its_first_token_and_every_offset_is_a_
 def test_a_mark_that_the_tokenizer_put_before_a_text_has_no_place_in_it():
     found = CompletionLogprobs(0).piece([1, 2], [None, {2: Logprob(-1.0, 1, "ab")}], first="<s>", echo="abc")
     assert (found["tokens"], found["text_offset"]) == (["<s>", "ab"], [0, 0])
+    words = [None, {2: Logprob(-1.0, 1, " the")}, {3: Logprob(-1.0, 1, " cab")}]
+    found = CompletionLogprobs(0).piece([1, 2, 3, 3], [*words, words[2]], first="<s>", echo="the cab")
+    assert found["text_offset"] == [0, 0, 3, 7]
 
 
 def test_what_prompt_logprobs_may_not_be_is_refused_beside_echo_as_it_is_alone(server):

@@ -32,7 +32,7 @@ from jpaged.server.ray.kept_responses import need_of
 from jpaged.server.ray.prefix_chain import prefix_chain
 from jpaged.server.ray.refusals import error_of, is_refusal
 from jpaged.server.route_path import route_path
-from jpaged.server.streaming import event
+from jpaged.server.streaming import disconnected, event
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 4
@@ -91,7 +91,7 @@ class Front:
         except ClientDisconnect:
             return
         answering = asyncio.ensure_future(self._answer_path(scope, body, send))
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -280,12 +280,6 @@ async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]
     async for messages in outputs:
         for message in messages:
             yield message
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _nothing() -> Message:

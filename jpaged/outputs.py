@@ -38,7 +38,7 @@ class Logprob:
     Attributes:
         logprob: the token's log-probability under the model's own softmax.
         rank: the token's place among all tokens by probability, from 1.
-        decoded_token: the token's text when decoded alone; None without a tokenizer.
+        decoded_token: the token's text when decoded alone, with the space it begins with; None without a tokenizer.
     """
 
     logprob: float

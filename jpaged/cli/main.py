@@ -192,9 +192,10 @@ app.add_typer(bench, name="bench")
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a file that are not empty."""
+    """Return the lines of a file that are not empty; only a line feed, or one behind a carriage return, ends a line."""
     try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+        lines = (line.removesuffix("\r") for line in file.read_bytes().decode("utf-8").split("\n"))
+        return [line for line in lines if line]
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8: {error}") from error
 

@@ -85,8 +85,8 @@ def serve(
     with bad_parameters():
         configure_logs(log_level, prompts=log_prompts)
         names = served_model_name or [model]
-        keys = [Key.of(secret, f"key-{i}") for i, secret in enumerate(api_key or (), start=1)]
-        keys += [Key.of(secret, f"admin-{i}", admin=True) for i, secret in enumerate(admin_api_key or (), start=1)]
+        keys = [Key.unnamed(secret) for secret in api_key or ()]
+        keys += [Key.unnamed(secret, admin=True) for secret in admin_api_key or ()]
         settings = ServerSettings(
             model=names[0],
             aliases=tuple(names[1:]),

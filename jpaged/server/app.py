@@ -48,16 +48,16 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
         )
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "Retry-After"],
-        )
     if settings.is_local and not settings.keys and not settings.allow_anonymous:
         # A page of another site can give its own name this machine's address, but not the Host header of it.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", settings.host])
-    app.add_middleware(Gate, serving=serving)  # the last one added is the outermost
+    app.add_middleware(Gate, serving=serving)  # around all that was added before
+    if settings.cors_origins:  # around the gate: pages may read its refusals, and browsers ask first without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     return app

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """What a line may ask for."""
+TRIES_ALONE = 5
+"""How often a request is asked again that the server refuses as busy while no other request is being answered."""
+_LEAST_WAIT = 0.05
+"""Seconds that pass before a request is asked again, whatever the server says."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ def read_requests(file: Path) -> list[BatchRequest]:
         ValueError: a line is no request, or two have one custom_id; the message names the line.
     """
     requests: dict[str, BatchRequest] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().decode("utf-8").split("\n"), start=1):  # text may have U+2028
         if not line.strip():
             continue
         request = _read_request(line, f"{file}, line {number}")
@@ -61,8 +66,9 @@ def _read_request(line: str, where: str) -> BatchRequest:
         raise ValueError(f"{where}: url={url!r} is not one of {', '.join(URLS)}")
     if not isinstance(body, dict):
         raise ValueError(f"{where}: body={body!r} must be an object")
-    if body.get("stream"):
-        raise ValueError(f"{where}: stream=true has no meaning in a file")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise ValueError(f"{where}: {name}=true has no meaning in a file")
     return BatchRequest(custom_id, url, body)
 
 
@@ -127,6 +133,8 @@ async def run_batch(
 ) -> int:
     """Answer requests and append the answers as they come, each a line; return how many were refused.
 
+    A request that the server is too busy for (429) is asked again once there may be room.
+
     Args:
         app: a server's app, without keys.
         concurrency: requests at once.
@@ -136,23 +144,45 @@ async def run_batch(
         Unanswered: some got no answer that counts, and have no line. Once the engine has stopped none is asked.
     """
     waiting: Iterator[BatchRequest] = iter(requests)
-    refused = num_answered = 0
+    refused = num_answered = num_asked = 0
     stopped, why = False, ""
+    one_again = asyncio.Lock()
+
+    async def ask(request: BatchRequest) -> _Reply:
+        nonlocal num_asked
+        num_asked += 1
+        try:
+            return await _ask(app, request)
+        finally:
+            num_asked -= 1
+
+    async def ask_until_there_is_room(request: BatchRequest) -> _Reply:
+        reply, alone = await ask(request), 0
+        if reply.status == 429:
+            async with one_again:  # several that are asked again at once could keep each other out for ever
+                while reply.status == 429 and alone < TRIES_ALONE:
+                    await asyncio.sleep(reply.wait)
+                    if stopped:
+                        break
+                    alone = 0 if num_asked else alone + 1
+                    reply = await ask(request)
+        return reply
+
     with output.open("a", encoding="utf-8") as lines:
 
         async def work() -> None:
             nonlocal refused, num_answered, stopped, why
             for request in waiting:
-                status, body = await _ask(app, request)
-                if counts(status):
-                    refused += status != 200
+                reply = await ask_until_there_is_room(request)
+                if counts(reply.status):
+                    refused += reply.status != 200
                     num_answered += 1
-                    lines.write(json.dumps(_answer(request, status, body)) + "\n")
+                    lines.write(json.dumps(_answer(request, reply)) + "\n")
                     lines.flush()
                     advance()
-                else:
-                    stopped = stopped or status == 503
-                    why = f"{request.custom_id!r} got status {status}: {body['error']['message']}"
+                elif not stopped:
+                    stopped = reply.status == 503
+                    why = f"{request.custom_id!r} got status {reply.status}: {reply.body['error']['message']}"
                 if stopped:
                     return
 
@@ -165,20 +195,33 @@ async def run_batch(
     return refused
 
 
-def _answer(request: BatchRequest, status: int, body: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Reply:
+    """What the server said to a request.
+
+    Attributes:
+        wait: seconds after which it may be asked again.
+    """
+
+    status: int
+    body: dict[str, Any]
+    wait: float
+
+
+def _answer(request: BatchRequest, reply: _Reply) -> dict[str, Any]:
     """Return a line of the output."""
     return {
         "id": f"batch_req_{uuid.uuid4().hex}",
         "custom_id": request.custom_id,
-        "response": {"status_code": status, "request_id": body.get("id", ""), "body": body},
+        "response": {"status_code": reply.status, "request_id": reply.body.get("id", ""), "body": reply.body},
         "error": None,
     }
 
 
-async def _ask(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[str, Any]]:
+async def _ask(app: ASGIApp, request: BatchRequest) -> _Reply:
     """Send one request to an app, without a socket."""
     content, sent = json.dumps(request.body).encode(), False
-    status, pieces = 500, []
+    status, wait, pieces = 500, 1.0, []
 
     async def receive() -> Message:
         nonlocal sent
@@ -188,9 +231,11 @@ async def _ask(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[str, Any]
         return {"type": "http.request", "body": content, "more_body": False}
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, wait
         if message["type"] == "http.response.start":
             status = message["status"]
+            after = Headers(raw=message.get("headers", [])).get("retry-after", "")
+            wait = max(_LEAST_WAIT, float(after)) if after.isdecimal() else 1.0
         else:
             pieces.append(message.get("body", b""))
 
@@ -210,4 +255,4 @@ async def _ask(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[str, Any]
         "server": ("localhost", 80),
     }
     await app(scope, receive, send)
-    return status, json.loads(b"".join(pieces))
+    return _Reply(status, json.loads(b"".join(pieces)), wait)

@@ -24,7 +24,7 @@ class FairQueue:
     """
 
     def __init__(self, keys: Iterable[Key], *, places: int, max_waiting: int) -> None:
-        self._free = places
+        self._free = self._places = places
         self._max_waiting = max_waiting
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {key.name: deque() for key in keys}
         self._share = {key.name: key.share for key in keys}
@@ -36,6 +36,22 @@ class FairQueue:
         """Return how many requests wait for a place."""
         return sum(map(len, self._waiting.values()))
 
+    def check_prompts(self, key: Key | None, num_prompts: int) -> None:
+        """Check that so many prompts of one request can be at the engine and waiting together, if nothing else is.
+
+        Raises:
+            ApiError: 400, as the key can never have so many.
+        """
+        if key is None or not self._shares:
+            return
+        most = self._places + self._most_waiting(key)
+        if num_prompts > most:
+            raise ApiError(
+                f"prompt has {num_prompts} prompts; the key {key.name} can have {most} at once",
+                param="prompt",
+                code="invalid_value",
+            )
+
     @asynccontextmanager
     async def place(self, key: Key | None) -> AsyncIterator[None]:
         """Hold a place at the engine, once it is the key's turn.
@@ -43,7 +59,7 @@ class FairQueue:
         Raises:
             ApiError: 429, as too many wait already.
         """
-        if key is None or len(self._waiting) < 2:
+        if key is None or not self._shares:
             yield
             return
         await self._wait(key)
@@ -53,9 +69,16 @@ class FairQueue:
             self._free += 1
             self._give()
 
+    @property
+    def _shares(self) -> bool:
+        return len(self._waiting) > 1
+
+    def _most_waiting(self, key: Key) -> int:
+        return max(1, int(key.share * self._max_waiting))
+
     async def _wait(self, key: Key) -> None:
         mine = self._waiting[key.name]
-        limit = max(1, int(key.share * self._max_waiting))
+        limit = self._most_waiting(key)
         if len(mine) >= limit or self.num_waiting >= self._max_waiting:
             whose, most = (
                 (f"of the key {key.name}", limit) if len(mine) >= limit else ("of all keys", self._max_waiting)

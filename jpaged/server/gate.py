@@ -18,6 +18,7 @@ from jpaged.server.keys import find_key
 from jpaged.server.logs import REQUEST_ID
 from jpaged.server.memory_page import OPEN_PATHS
 from jpaged.server.rates import Rates
+from jpaged.server.route_path import route_path
 from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Gate:
         Raises:
             ApiError: it has none, or one that may not do this, or asks too often.
         """
-        keys, path = self._serving.settings.keys, scope["path"]
+        keys, path = self._serving.settings.keys, route_path(scope)
         if not keys or path in OPEN or scope["method"] == "OPTIONS":
             return
         scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")

@@ -37,16 +37,29 @@ class CompletionLogprobs:
         self._num_top = num_top
         self._offset = 0
 
-    def piece(self, token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob] | None]) -> dict[str, Any]:
-        """Return the log-probabilities of the next tokens; a prompt's first token has none."""
+    def piece(
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[Mapping[int, Logprob] | None],
+        *,
+        first: str = "",
+        echo: str = "",
+    ) -> dict[str, Any]:
+        """Return the log-probabilities of the next tokens; a prompt's first token has none.
+
+        Args:
+            first: text of the prompt's first token, where the prompt is among the tokens.
+            echo: the prompt's text, which leaves out that token where the tokenizer put it before the text, and a space
+                where SentencePiece put one.
+        """
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, entry in zip(token_ids, entries, strict=True):
-            text = "" if entry is None else entry[token].decoded_token or ""
+        for number, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
+            text = first if entry is None else entry[token].decoded_token or ""
             found["tokens"].append(text)
             found["token_logprobs"].append(None if entry is None else entry[token].logprob)
             found["top_logprobs"].append(None if entry is None else self._top(token, entry))
             found["text_offset"].append(self._offset)
-            self._offset += len(text)
+            self._offset += len(_shown(text, echo) if echo and number < 2 and self._offset == 0 else text)
         return found
 
     def _top(self, token: int, entry: Mapping[int, Logprob]) -> dict[str, float]:
@@ -56,6 +69,11 @@ class CompletionLogprobs:
         for other in kept:  # two tokens may decode to one text: the likelier stays
             top.setdefault(other.decoded_token or "", other.logprob)
         return top
+
+
+def _shown(text: str, echo: str) -> str:
+    """Return what of a token's text the whole text begins with: all of it, all but a space, or nothing."""
+    return next((shown for shown in (text, text.removeprefix(" ")) if echo.startswith(shown)), "")
 
 
 def prompt_logprobs(entries: Sequence[Mapping[int, Logprob] | None] | None) -> list[dict[str, Any] | None] | None:

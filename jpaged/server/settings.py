@@ -21,7 +21,7 @@ class ServerSettings:
         aliases: other names by which requests may call the model.
         host: address to listen on. Without keys it must be one that only this machine reaches.
         port: port to listen on; 0 lets the system choose.
-        keys: keys that requests may bring; none = everybody may ask.
+        keys: keys that requests may bring, each with a name of its own; none = everybody may ask.
         allow_anonymous: whether a server without keys may listen on any address.
         cors_origins: origins whose pages may read answers in a browser; none = browsers keep them from all.
         tls_certificate, tls_key: PEM files; both or neither.
@@ -42,7 +42,8 @@ class ServerSettings:
         reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
 
     Raises:
-        ValueError: a value is out of its range, or the server would be open to the network without keys.
+        ValueError: a value is out of its range, two keys have one name, or the server would be open to the network
+            without keys.
     """
 
     model: str
@@ -87,6 +88,9 @@ class ServerSettings:
             raise ValueError(
                 f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are needed together, or neither"
             )
+        names = [key.name for key in self.keys]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"keys={twice} are names of several keys: what is kept for a name must go to one key only")
         if not (self.keys or self.allow_anonymous or self.is_local):
             raise ValueError(
                 f"host={self.host!r} can be reached from other machines, and there is no key: give --api-key, or "

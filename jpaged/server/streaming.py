@@ -57,6 +57,12 @@ def whole(data: Any) -> Response:
     return Response(_json(data), media_type="application/json")
 
 
+async def disconnected(receive: Receive) -> None:
+    """Return when the client closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def while_connected(request: Request, caller: Caller, work: Coroutine[Any, Any, T]) -> T:
     """Do some work for a client; if the client goes away, or its time is over, the work is cancelled.
 
@@ -64,7 +70,7 @@ async def while_connected(request: Request, caller: Caller, work: Coroutine[Any,
         ClientGone: the client closed its connection.
         TimeoutError: the request's deadline came.
     """
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
     try:
         async with asyncio.timeout_at(caller.deadline):
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +133,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        task, watch = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
+        task, watch = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(disconnected(receive))
         stalled = asyncio.ensure_future(self._stalled())
         try:
             await asyncio.wait((task, watch, stalled), return_when=asyncio.FIRST_COMPLETED)
@@ -178,9 +184,3 @@ class EventStream(Response):
                 self._caller.log["error"] = told.code  # a message may repeat the prompt
                 await body(event(told.body))
         await body(b"", more=False)
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

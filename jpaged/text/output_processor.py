@@ -38,11 +38,11 @@ class OutputProcessor:
         return OutputBuilder(self, request, request_id)
 
     def decoded(self, token: int) -> str | None:
-        """Return the text of a token decoded alone; None without a tokenizer."""
+        """Return the text of a token decoded alone, with the space it begins with; None without a tokenizer."""
         if self.tokenizer is None:
             return None
         if token not in self._texts:
-            self._texts[token] = self.tokenizer.decode([token])
+            self._texts[token] = _decoded(self.tokenizer, token)
         return self._texts[token]
 
     def logprobs(self, token: int, logprob: float, ranking: TokenRanking) -> dict[int, Logprob]:
@@ -203,6 +203,17 @@ class _Output:
                 return self._decoder.whole(shown)
         text = "".join(map(self._decoder.push, shown))
         return text + self._decoder.finish() if ended else text
+
+
+def _decoded(tokenizer: Any, token: int) -> str:
+    """Return the text of a token where it does not begin the whole text: many of SentencePiece's decoders drop the
+    space there."""
+    text: str = tokenizer.decode([token])
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if not (isinstance(piece, str) and piece.startswith("\u2581")):
+        return text
+    twice = tokenizer.decode([token, token])
+    return twice.removeprefix(text) if twice.startswith(text) else text
 
 
 def refused(prompt: Prompt | Conversation, error: str) -> RequestOutput:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jpaged
-from jpaged.cli.main import app
+from jpaged.cli.main import _lines, app
 from jpaged.config import EngineConfig
 
 GENERATING = [["generate", "Hello"], ["chat"], ["bench", "throughput"]]
@@ -80,6 +80,11 @@ def test_a_file_of_prompts_that_is_no_text_is_named(tmp_path):
     for file, said in ((tmp_path, "directory."), (tmp_path / "bytes", "UTF-8:")):
         result = CliRunner().invoke(app, ["generate", "--file", str(file)])
         assert result.exit_code == 2 and said in result.output.replace("\u2502", "").split()
+
+
+def test_only_a_line_feed_ends_a_prompt_of_a_file(tmp_path):
+    (tmp_path / "prompts").write_bytes("a\u2028b\x0cc\r\n\r\n\nd".encode())
+    assert _lines(tmp_path / "prompts") == ["a\u2028b\x0cc", "d"]
 
 
 def test_the_version_is_the_packages():

@@ -94,6 +94,18 @@ def test_what_the_server_cannot_do_is_told_before_the_model_is_loaded(tell, opti
     assert said in told and config is None
 
 
+def test_a_key_of_the_command_line_keeps_its_name_whatever_others_there_are(tell, monkeypatch):
+    told = []
+    monkeypatch.setattr("jpaged.server.process.check_address", lambda settings: told.append(settings.keys))
+    tell("serve", "some/model", "--api-key", "one", "--api-key", "two", "--admin-api-key", "three")
+    tell("serve", "some/model", "--api-key", "two", "--admin-api-key", "one")
+    (one, two, three), (same, other) = told
+    assert two == same and len({one.name, two.name, three.name, other.name}) == 4
+    assert "two" not in two.name and three.admin and not two.admin
+    said, _ = tell("serve", "some/model", "--api-key", "one", "--api-key", "one")
+    assert one.name in said and len(told) == 2
+
+
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tell):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told, config = tell("serve", "some/model", "--port", str(taken.getsockname()[1]))

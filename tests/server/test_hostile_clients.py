@@ -6,6 +6,7 @@ import resource
 import socket
 import time
 
+import httpx
 import pytest
 from live_server import SECONDS, access_lines, until
 
@@ -328,6 +329,26 @@ def test_no_spelling_of_a_path_opens_what_is_for_admins(serve):
                 status = int(answer.split()[1])
                 assert b"jpaged:" not in answer and b"data: {" not in answer, trick
                 assert status in (400, 401, 403, 404, 307) or trick.startswith("/health"), (trick, answer)
+
+
+def test_a_path_the_server_is_mounted_at_opens_nothing_that_is_for_admins(serve):
+    server = serve(keys=(Key.of("one", "alice"), Key.of("root", "admin", admin=True)))
+
+    async def status(path, key, root_path="/llm"):
+        transport = httpx.ASGITransport(server.app, root_path=root_path)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get(path, headers=bearer(key) if key else {})).status_code
+
+    for path, key, want in (
+        ("/llm/metrics", "one", 403),
+        ("/metrics", "one", 403),
+        ("/llm/memory/events", "one", 403),
+        ("/llm/metrics", "root", 200),
+        ("/llm/health", None, 200),
+        ("/llm/llm/health", None, 401),
+        ("/llmetrics", "one", 404),
+    ):
+        assert server.call(status(path, key)) == want, (path, key)
 
 
 def test_a_file_of_the_machine_is_on_no_path(server):

@@ -12,7 +12,7 @@ from live_server import make_llm, until
 
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
-from jpaged.server.batch import Unanswered, answered, read_requests, run_batch
+from jpaged.server.batch import TRIES_ALONE, Unanswered, answered, read_requests, run_batch
 from jpaged.server.settings import ServerSettings
 
 HERE = Path(__file__).parent
@@ -154,7 +154,7 @@ def test_what_an_engine_that_stopped_did_not_answer_is_no_answer(tiny_llm, tmp_p
     assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 504])
+@pytest.mark.parametrize("status", [500, 503, 504])
 def test_what_may_yet_be_answered_has_no_line_and_the_rest_is_asked_unless_the_engine_is_gone(tmp_path, status):
     requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}") for i in range(6)]))
     output, asked = tmp_path / "out.jsonl", []
@@ -172,6 +172,61 @@ def test_what_may_yet_be_answered_has_no_line_and_the_rest_is_asked_unless_the_e
     assert answered(output) == set(answers(output)) == want and len(asked) == (2 if status == 503 else 6)
 
 
+def run_with(requests, output, answer, concurrency=1):
+    """Runs a batch on an app that answers with a status and the header Retry-After: 0; returns their seeds."""
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append(json.loads((await receive())["body"]))
+        status = await answer(asked)
+        body = {"id": "a"} if status == 200 else {"error": {"message": "not now"}}
+        await send({"type": "http.response.start", "status": status, "headers": [(b"retry-after", b"0")]})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+    asyncio.run(asyncio.wait_for(run_batch(app, requests, output, concurrency=concurrency), 60))
+    return [body["seed"] for body in asked]
+
+
+def test_a_request_that_the_server_is_too_busy_for_is_asked_again_before_the_next(tmp_path):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(4)]))
+
+    async def busy_twice(asked):
+        return 429 if len(asked) in (2, 3) else 200
+
+    assert run_with(requests, tmp_path / "out.jsonl", busy_twice) == [0, 1, 1, 1, 2, 3]
+    assert answered(tmp_path / "out.jsonl") == {"r0", "r1", "r2", "r3"}
+
+
+def test_requests_that_keep_each_other_out_are_asked_again_one_at_a_time(tmp_path):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(3)]))
+    running = []
+
+    async def room_for_one(asked):
+        running.append(asked[-1])
+        await asyncio.sleep(0.01)
+        alone = len(running) == 1
+        await asyncio.sleep(0.01)
+        running.pop()
+        return 200 if alone else 429
+
+    run_with(requests, tmp_path / "out.jsonl", room_for_one, concurrency=3)
+    assert answered(tmp_path / "out.jsonl") == {"r0", "r1", "r2"}
+
+
+def test_a_request_that_never_finds_room_though_it_is_alone_is_given_up_and_the_rest_is_asked(tmp_path):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(3)]))
+    count = []
+
+    async def none_for_the_first(asked):
+        count.append(asked[-1]["seed"])
+        return 429 if asked[-1]["seed"] == 0 else 200
+
+    with pytest.raises(Unanswered, match=r"1 of 3 requests have no answer; 'r0' got status 429: not now"):
+        run_with(requests, tmp_path / "out.jsonl", none_for_the_first)
+    assert count == [0] * (1 + TRIES_ALONE) + [1, 2]
+    assert answered(tmp_path / "out.jsonl") == {"r1", "r2"}
+
+
 def test_answers_that_do_not_count_are_taken_out_of_a_file(tmp_path):
     output = tmp_path / "out.jsonl"
     statuses = (200, 503, 400, 429)
@@ -181,12 +236,20 @@ def test_answers_that_do_not_count_are_taken_out_of_a_file(tmp_path):
     assert [json.loads(one) for one in output.read_text().splitlines()] == [lines[0], lines[2]]
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    file, text = tmp_path / "in.jsonl", "a\u2028b\u2029c\x85d"
+    lines = [json.dumps(line(name, prompt=text), ensure_ascii=False) for name in "ab"]
+    file.write_bytes("\r\n".join(lines).encode())
+    assert [request.body["prompt"] for request in read_requests(file)] == [text, text]
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
         ([line("a"), line("a")], "line 2: custom_id='a'"),
         ([line("")], "custom_id=''"),
         ([line("a", stream=True)], "stream=true"),
+        ([line("a", "/v1/responses", background=True)], "background=true"),
         ([line("a") | {"url": "/metrics"}], "url='/metrics'"),
         ([line("a") | {"method": "GET"}], "method='GET'"),
         ([line("a") | {"more": 1}], "more"),

@@ -3,6 +3,8 @@
 import pytest
 
 from jpaged import BeamSearchParams, SamplingParams
+from jpaged.outputs import Logprob
+from jpaged.server.logprobs import CompletionLogprobs
 
 PATH = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "the cab", "max_tokens": 12, "temperature": 1.0, "seed": 5, "ignore_eos": True}
@@ -65,6 +67,33 @@ def test_echo_scores_the_prompt_and_needs_no_new_token(server):
     assert "".join(found["tokens"][1:]) in "ab cd" and len(found["tokens"]) == answer["usage"]["prompt_tokens"]
     assert found["token_logprobs"][0] is None and all(value <= 0 for value in found["token_logprobs"][1:])
     assert all(2 <= len(top) <= 3 for top in found["top_logprobs"][1:])
+
+
+def test_an_echoed_prompt_has_the_text_of_its_first_token_and_every_offset_is_a_place_in_the_text(server):
+    tokenizer = server.engine.tokenizer
+    mark = tokenizer.bos_token
+    for prompt in ("ab cd", mark + "ab", tokenizer.convert_tokens_to_ids([mark, *"ab"])):
+        choice = server.complete(prompt=prompt, echo=True, logprobs=0, max_tokens=0)["choices"][0]
+        found = choice["logprobs"]
+        assert found["tokens"][0] and found["token_logprobs"][0] is None
+        placed = zip(found["tokens"], found["text_offset"], strict=True)
+        assert all(choice["text"][place:].startswith(token) for token, place in placed), choice
+        assert "".join(found["tokens"]) == choice["text"]
+
+
+def test_a_mark_that_the_tokenizer_put_before_a_text_has_no_place_in_it():
+    found = CompletionLogprobs(0).piece([1, 2], [None, {2: Logprob(-1.0, 1, "ab")}], first="<s>", echo="abc")
+    assert (found["tokens"], found["text_offset"]) == (["<s>", "ab"], [0, 0])
+    words = [None, {2: Logprob(-1.0, 1, " the")}, {3: Logprob(-1.0, 1, " cab")}]
+    found = CompletionLogprobs(0).piece([1, 2, 3, 3], [*words, words[2]], first="<s>", echo="the cab")
+    assert found["text_offset"] == [0, 0, 3, 7]
+
+
+def test_what_prompt_logprobs_may_not_be_is_refused_beside_echo_as_it_is_alone(server):
+    for value, said in ((-1, "max_logprobs"), (-5, "prompt_logprobs=-5")):
+        alone = server.refusal(PATH, BODY | {"prompt_logprobs": value})
+        assert server.refusal(PATH, BODY | {"prompt_logprobs": value, "echo": True, "logprobs": 1}) == alone
+        assert alone["param"] == "prompt_logprobs" and said in alone["message"]
 
 
 def test_logprobs_of_a_stream_are_those_of_the_whole_answer(server):
@@ -134,6 +163,14 @@ def test_a_beam_search_returns_its_beams(tiny_llm, server_after):
     server = server_after()
     got = server.complete(use_beam_search=True, n=3, max_tokens=6)["choices"]
     assert [choice["text"] for choice in got] == want
+
+
+def test_a_stream_tells_every_token_and_the_prompts_even_where_no_text_comes_yet(server):
+    mark = server.engine.tokenizer.bos_token_id  # a special token, which the text leaves out
+    body = BODY | {"prompt": [9, 10, 11], "allowed_token_ids": [mark], "max_tokens": 4, "return_token_ids": True}
+    choices = [chunk["choices"][0] for chunk in server.chunks(PATH, body)]
+    assert [token for choice in choices for token in choice["token_ids"]] == [mark] * 4
+    assert choices[0]["text"] == "" and choices[0]["prompt_token_ids"] == [9, 10, 11]
 
 
 def test_prompt_logprobs_and_token_ids_come_where_they_are_asked_for(server):

@@ -226,6 +226,21 @@ def test_a_key_asks_no_oftener_than_its_rate(keyed):
     assert keyed.http.post(PATH, json=body, headers=bearer("one")).status_code == 200
 
 
+def test_more_prompts_than_a_key_can_ever_have_at_once_are_refused_and_as_many_as_it_can_are_answered(serve):
+    small = Key("small", Key.of("one", "small").digest, "small", share=0.05)
+    server = serve(keys=(small, Key.of("two", "bob")), max_waiting=64)
+
+    def ask(secret, count):
+        body = {"prompt": [[9]] * count, "max_tokens": 1}
+        return server.http.post(PATH, json=body, headers=bearer(secret))
+
+    most = 4 + 4 + int(0.05 * 64)  # what runs, what the engine holds beside that, and the key's share of what waits
+    refused = ask("one", most + 1)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+    assert f"key small can have {most} at once" in refused.json()["error"]["message"]
+    assert ask("one", most).status_code == ask("two", 64).status_code == 200
+
+
 def test_cached_prefixes_are_not_shared_between_keys(keyed):
     def cached(secret):
         body = {"prompt": "the far cab is " * 3, "max_tokens": 1}
@@ -279,6 +294,20 @@ def test_browsers_of_other_sites_are_kept_out_unless_named(serve):
     assert headers["access-control-allow-origin"] == "https://page.example"
 
 
+def test_pages_that_are_named_may_send_what_clients_send_and_read_what_the_gate_refuses(serve):
+    server = serve(cors_origins=("https://page.example",), keys=(Key.of("one", "alice"),))
+    sent = "authorization, idempotency-key, traceparent, x-stainless-os"
+    wanted = {"Access-Control-Request-Method": "DELETE", "Access-Control-Request-Headers": sent}
+    for origin, status, named in (
+        ("https://page.example", 200, "https://page.example"),
+        ("https://a.example", 400, None),
+    ):
+        asked = server.http.options("/v1/responses/r", headers={"Origin": origin, **wanted})
+        assert (asked.status_code, asked.headers.get("access-control-allow-origin")) == (status, named)
+        refused = server.http.get("/v1/models", headers={"Origin": origin})
+        assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, named)
+
+
 def test_a_certificate_makes_it_https(serve, tmp_path):
     openssl = shutil.which("openssl")
     if openssl is None:
@@ -310,6 +339,8 @@ def test_settings_that_would_open_the_server_to_all_are_refused():
         ServerSettings(model="m", host=host, keys=(Key.of("a", "a"),))
     for host in ("127.0.0.1", "::1", "localhost"):
         ServerSettings(model="m", host=host)
+    with pytest.raises(ValueError, match=r"keys=\['a'\]"):
+        ServerSettings(model="m", keys=(Key.of("one", "a"), Key.of("two", "a"), Key.of("three", "b")))
     with pytest.raises(ValueError, match="together"):
         ServerSettings(model="m", tls_key=Path("key.pem"))
     with pytest.raises(ValueError, match="tool_parser='xml'"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds_of_tokenizers import byte_level
+from kinds_of_tokenizers import byte_level, cached
 from small_schedulers import make_request
 
 from jpaged.outputs import Logprob
@@ -140,3 +140,12 @@ def test_the_prompts_log_probabilities_come_once_in_deltas_and_always_in_the_who
         found.append((builder.delta().prompt_logprobs, builder.cumulative().prompt_logprobs))
     scored = [None, {6: Logprob(-2.0, 1, outputs.tokenizer.decode([6]))}]
     assert found == [(scored, scored), (None, scored)]
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
+def test_a_token_keeps_the_space_it_begins_with(kind):
+    tokenizer = cached(kind)
+    tokens = tokenizer.convert_tokens_to_ids(["s", "▁the", "▁cab", "s", "▁▁", "▁", "▁.", "日本"])
+    texts = [OutputProcessor(tokenizer).decoded(token) for token in tokens]
+    assert texts == ["s", " the", " cab", "s", "  ", " ", " .", "日本"]
+    assert "".join(texts) == tokenizer.decode(tokens)

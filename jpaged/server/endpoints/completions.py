@@ -62,6 +62,7 @@ class _Completion:
                 param="prompt",
                 code="invalid_value",
             )
+        self._serving.queue.check_prompts(self._caller.key, len(body.prompts))
         if body.best_of is not None and (body.best_of < body.n or (body.stream and body.best_of > body.n)):
             limit = "at least n" if body.best_of < body.n else "n where stream=true"
             raise ApiError(f"best_of={body.best_of} must be {limit}={body.n}", param="best_of", code="invalid_value")
@@ -99,7 +100,8 @@ class _Completion:
         if body.logprobs is not None:
             extra["logprobs"] = body.logprobs
         if self._scores_prompt:
-            extra["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+            wanted = (body.logprobs or 0, body.prompt_logprobs or 0)
+            extra["prompt_logprobs"] = min(wanted) if min(wanted) < 0 else max(wanted)  # -1 is all there are
         if body.best_of is not None:
             extra["n"] = body.best_of
         if body.max_tokens is not None:
@@ -135,7 +137,7 @@ class _Completion:
             tokens, entries = (list(one.token_ids), list(one.logprobs or ())) if generated else ([], [])
             if self._scores_prompt:
                 tokens, entries = [*output.prompt_token_ids, *tokens], [*(output.prompt_logprobs or ()), *entries]
-            choice["logprobs"] = piece.piece(tokens, entries)
+            choice["logprobs"] = piece.piece(tokens, entries, **self._unscored(output))
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if body.return_token_ids:
@@ -149,6 +151,13 @@ class _Completion:
         if output.prompt is not None:
             return output.prompt
         return self._serving.engine.tokenizer.decode(output.prompt_token_ids)
+
+    def _unscored(self, output: RequestOutput) -> dict[str, str]:
+        """Return the text of the prompt's first token, which has no log-probability, and that of the prompt."""
+        if not self._scores_prompt:
+            return {}
+        first = self._serving.engine.tokenizer.decode(output.prompt_token_ids[:1])
+        return {"first": first, "echo": self._echo(output)}
 
     # ------------------------------------------------------------------ streamed
 
@@ -178,12 +187,13 @@ class _Completion:
                         if self._scores_prompt:
                             tokens = [*output.prompt_token_ids, *tokens]
                             entries = [*scored[prompt], *entries]
-                    if not (text or one.finish_reason or entries):
+                    if not (text or one.finish_reason or entries or body.return_token_ids):
                         continue
                     choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}
                     if body.logprobs is not None:
                         piece = pieces.setdefault(index, CompletionLogprobs(body.logprobs))
-                        choice["logprobs"] = piece.piece(tokens, entries)
+                        unscored = self._unscored(output) if first else {}
+                        choice["logprobs"] = piece.piece(tokens, entries, **unscored)
                     if body.return_token_ids:
                         choice["token_ids"] = list(one.token_ids)
                         if first:

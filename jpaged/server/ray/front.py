@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jpaged.server.errors import ApiError
 from jpaged.server.ray.call import REPLICA, Hint
@@ -31,7 +31,8 @@ from jpaged.server.ray.every_replica import (
 from jpaged.server.ray.kept_responses import need_of
 from jpaged.server.ray.prefix_chain import prefix_chain
 from jpaged.server.ray.refusals import error_of, is_refusal
-from jpaged.server.streaming import event
+from jpaged.server.route_path import route_path
+from jpaged.server.streaming import disconnected, event
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 4
@@ -90,7 +91,7 @@ class Front:
         except ClientDisconnect:
             return
         answering = asyncio.ensure_future(self._answer_path(scope, body, send))
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -103,12 +104,14 @@ class Front:
 
     async def _answer_path(self, scope: Scope, body: bytes, send: Send) -> None:
         plain = {name: scope[name] for name in _PLAIN if name in scope}
-        respond = self._of_all.get(scope["path"]) if scope["method"] == "GET" else None
+        respond = self._of_all.get(route_path(scope)) if scope["method"] == "GET" else None
         if respond is not None:
             try:
                 await respond(plain, send)
             except ApiError as error:
                 await error.response()(scope, _nothing, send)
+            except _NotBegun as error:
+                await _not_begun(error.refusal, "the replica has ended", None)(scope, _nothing, send)
         else:
             await self._answer(scope, plain, body, send)
 
@@ -150,6 +153,7 @@ class Front:
 
         Raises:
             ApiError: there is none of that name, or none is named and there are several.
+            _NotBegun: it ended, or refused.
         """
         named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("server")
         found = await self._ask_all(scope | {"path": "/version", "raw_path": b"/version"})
@@ -179,9 +183,10 @@ class Front:
 
     async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
         """Let a replica answer: the one that keeps what the request is about, or else any."""
-        need = need_of(scope["path"], body)
+        path = route_path(scope)
+        need = need_of(path, body)
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
-        chain = prefix_chain(scope["path"], body, owner)
+        chain = prefix_chain(path, body, owner)
         avoid: set[str] = set()
         refusal: list[Message] = []
         for _ in range(ATTEMPTS):
@@ -194,15 +199,10 @@ class Front:
                 logger.info("replica %s did not begin to answer; another one is asked", error.replica)
                 if error.replica is not None:
                     avoid.add(error.replica)
-        if refusal:  # what a replica says itself is better than what can be said of it
-            for part in refusal:
-                await send(part)
-            return None
         told = f"{ATTEMPTS} replicas ended before they began to answer"
         if need.replica is not None:
             told = f"the replica {need.replica!r}, which kept the response, has ended"
-        lost = ApiError(told, status=503, param=need.field, code="replica_lost", headers={"Retry-After": "5"})
-        return await lost.response()(scope, _nothing, send)
+        return await _not_begun(refusal, told, need.field)(scope, _nothing, send)
 
     async def _once(self, hint: Hint, scope: dict[str, Any], body: bytes, send: Send) -> None:
         """Let one replica answer.
@@ -248,6 +248,17 @@ class Front:
                 outputs.cancel()
 
 
+def _not_begun(refusal: list[Message], told: str, field: str | None) -> ASGIApp:
+    """Return the answer where no replica began one: what it refused, which is better than what can be said of it."""
+
+    async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
+        for part in refusal:
+            await send(part)
+
+    lost = ApiError(told, status=503, param=field, code="replica_lost", headers={"Retry-After": "5"})
+    return pass_on if refusal else lost.response()
+
+
 def _refusal(answers: Answers) -> WholeAnswer | None:
     """Return the first answer that is none, say for want of a key."""
     return next((answer for answer in answers.told.values() if answer.status != 200), None)
@@ -269,12 +280,6 @@ async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]
     async for messages in outputs:
         for message in messages:
             yield message
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _nothing() -> Message:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
-from scripted_replicas import DIED, DIED_AT_ONCE, Replicas, Several, piece, refusal, start, whole
+from scripted_replicas import DIED, DIED_AT_ONCE, Call, Replicas, Several, piece, refusal, start, whole
 
 from jpaged.server.ray import every_replica
 from jpaged.server.ray.front import ATTEMPTS, NAMED, Front
@@ -187,6 +187,32 @@ def test_the_memory_is_that_of_the_replica_which_is_named():
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "server"
         assert told in answer.json()["error"]["message"] and "a, b" in answer.json()["error"]["message"]
     assert get(Several(a=whole(b"of a")), "/memory/events").content == b"of a"
+
+
+@pytest.mark.parametrize(("script", "code"), [([DIED], "replica_lost"), (refusal(503, "draining"), "draining")])
+def test_where_the_replica_whose_memory_is_asked_for_does_not_answer_the_client_is_told(script, code):
+    class Forgetful(Several):
+        def remote(self, hint, scope, body):
+            call = super().remote(hint, scope, body)
+            return Call(self, script, "a") if scope["path"] == "/memory/events" else call
+
+    answer = get(Forgetful(a=whole()), "/memory/events?server=a")
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == code
+
+
+def test_a_front_below_a_prefix_knows_its_paths_without_it():
+    replicas, keeper = Several(a=numbers(1, 10), b=numbers(2, 20)), Replicas(whole(), whole())
+
+    async def go():
+        for asked, method, path in ((replicas, "GET", "/llm/metrics"), (keeper, "POST", f"/llm{PATH}")):
+            transport = httpx.ASGITransport(Front(asked), root_path="/llm")
+            async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+                answers.append(await http.request(method, path, json=BODY))
+
+    answers = []
+    asyncio.run(go())
+    assert 'replica="a"' in answers[0].text and 'replica="b"' in answers[0].text
+    assert len(keeper.asked[0][0].chain) == 3
 
 
 WELL, STALLED = whole(b'{"status":"ok"}'), refusal(503, "engine_stalled")

@@ -106,9 +106,9 @@ def engine_facts(
     settings |= {"max_model_len": max_model_len, "dtype": str(dtype)}
     return machine_facts(mesh, family) | {
         "model": model,
-        "exact_matrices": num_exact(params),
         "pool_bytes": spec.device_bytes,
         **{f"settings.{name}": value for name, value in settings.items()},
+        "weights.exact_matrices": num_exact(params),  # sorted behind the settings that it follows from
     }
 
 

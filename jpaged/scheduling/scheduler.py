@@ -164,8 +164,7 @@ class Scheduler(Entrance):
             return ScheduledStep()
         self.disk_reads.begin_step()
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
-        if not (self.waiting or self.swapped):  # whoever is admitted takes rows of the sampler too
-            plan.free_rows = len(self.allocation.free_slots)
+        plan.free_rows = self._free_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.closed):
             while (request := self._next_in_line()) is not None and self._enter(request, plan):
@@ -174,6 +173,11 @@ class Scheduler(Entrance):
         plan.loads = self.allocation.adapting.take_loads()
         self.disk_reads.end_step(plan)
         return plan.step()
+
+    @property
+    def _free_rows(self) -> int:
+        """Return how many rows of the sampler drafts may take; none where requests wait, which take rows too."""
+        return 0 if self.waiting or self.swapped else len(self.allocation.free_slots)
 
     def _plan_running(self, plan: StepPlan) -> None:
         """Plan the next tokens of all running requests, in service order."""
@@ -246,7 +250,7 @@ class Scheduler(Entrance):
                 if stop is None:
                     went_on[seq] = request
                 self._drafting.took(seq)
-        self._drafting.learn(step, went_on)
+        self._drafting.learn(step, went_on, self._free_rows)
         return finished
 
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:

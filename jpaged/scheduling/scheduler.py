@@ -17,7 +17,7 @@ from jpaged.scheduling.drafting import Drafting, drafts_kept
 from jpaged.scheduling.encoding import Encoding
 from jpaged.scheduling.entrance import Entrance
 from jpaged.scheduling.next_tokens import NextTokens
-from jpaged.scheduling.order import SchedulingPolicy, service_order
+from jpaged.scheduling.order import SchedulingPolicy, service_order, urgency
 from jpaged.scheduling.plain_decodes import plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.request import Request, Sequence, Status
@@ -106,8 +106,11 @@ class Scheduler(Entrance):
         """Return how often a request's memory was taken back, by either way."""
         return self.preemption.num_recomputes + self.preemption.num_swaps
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, first: bool = False) -> None:
         """Queue a request.
+
+        Args:
+            first: whether it is served before all that are here, as urgent as the most urgent of these.
 
         Raises:
             ValueError: it needs more sequences than may run at once, could not fit an empty pool, has an image that
@@ -129,8 +132,12 @@ class Scheduler(Entrance):
                 "raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"
             )
         request.packed = self.room.is_tight(request)
-        request.arrival_number = self.num_added
-        self.num_added += 1
+        if first:
+            request.arrival_number = -1
+            request.priority = min(map(urgency, self.requests), default=None) if self.policy == "priority" else None
+        else:
+            request.arrival_number = self.num_added
+            self.num_added += 1
         self._unfinished[request.request_id] = request
         insort(self.waiting, request, key=service_order)
         self.disk_reads.arrived(request)

@@ -115,7 +115,7 @@ class PinnedPrefixes:
         Raises:
             ValueError: nothing is pinned under this id.
         """
-        if not any(seq_id in replica.pins.seq_ids for replica in self._replicas):
+        if not self._is_pinned(seq_id):
             raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
         self._unpin_everywhere(seq_id)
 
@@ -157,6 +157,11 @@ class PinnedPrefixes:
         logger.warning("pinned prefix %d was lost, finds no room and is not pinned any more", seq_id)
         with self._change():
             replica.pins.unpin(seq_id)
+            if not self._is_pinned(seq_id):
+                self._requests.pop(seq_id, None)
+
+    def _is_pinned(self, seq_id: int) -> bool:
+        return any(seq_id in replica.pins.seq_ids for replica in self._replicas)
 
     def _unpin_everywhere(self, seq_id: int) -> None:
         _, coming = self._coming.pop(seq_id, (None, None))

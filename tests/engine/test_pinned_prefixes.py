@@ -10,7 +10,9 @@ from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone, hash_model
 
 from jpaged.engine.engine import Engine
+from jpaged.engine.saved_state.loading import _take_over_memory
 from jpaged.execution import StepResults
+from jpaged.memory.saving import memory_data
 from jpaged.scheduling import Status
 
 PIN = 10**6
@@ -131,3 +133,38 @@ def test_nothing_is_left_running_where_nobody_waits_and_the_next_request_brings_
     finish(engine, request)
     engine.unpin(PIN)
     assert not engine.prefixes.lengths and engine.memory.num_used_blocks == 0
+
+
+def give_up_the_prefix(engine: Engine) -> None:
+    """Accept a request, while the prefix is lost, that fits no pool with it."""
+    lose_the_pool(engine)
+    engine.add(request := make_request([5] * 6, 40))
+    finish(engine, request)
+
+
+def test_a_prefix_that_is_given_up_is_forgotten():
+    engine = make_engine(12)
+    pin(engine, 8)
+    give_up_the_prefix(engine)
+    assert not engine.prefixes.lengths and not engine.prefixes.requests
+    with pytest.raises(ValueError, match="is not pinned, or no longer"):
+        engine.unpin(PIN)
+    pin(engine, 8)
+
+
+def test_a_saved_prefix_that_a_replica_does_not_hold_is_a_lost_one():
+    """As one of several replicas may have given it up."""
+    engine, other = make_engine(12), make_engine(12)
+    pin(engine, 8)
+    pins = engine.prefixes.requests
+    give_up_the_prefix(engine)
+    with other.change():
+        saved = {"memory": memory_data(engine.memory), "lost_pins": []}
+        _take_over_memory(other.replicas[0], saved, [], pins)
+        other.prefixes.take_over(pins)
+    assert other.replicas[0].pins.lost == {PIN}
+    other.add(request := make_request([6] * 6, 4))  # what is cached holds nothing here
+    finish(other, request)
+    assert other.memory.pinned_prefix([*range(8), 3]) == 8
+    other.unpin(PIN)
+    assert other.memory.num_used_blocks == 0

@@ -70,18 +70,26 @@ def _gather(settings: str) -> Leader:
 def _greet(peer: socket.socket, token: str, settings: str) -> int | None:
     """Greet whoever connects; returns which follower it is, or None for a stranger."""
     try:
-        known, process, theirs = json.loads(read_frame(peer, MAX_SILENCES, _HELLO_BYTES))
-    except (OSError, ValueError):
+        hello = json.loads(read_frame(peer, MAX_SILENCES, _HELLO_BYTES))
+    except (OSError, ValueError, RecursionError):
+        hello = None
+    if not _is_known(hello, token):
         peer.close()
         return None
-    if not hmac.compare_digest(known, token):
-        peer.close()
-        return None
+    _, process, theirs = hello
     agreed = theirs == settings
     write_frame(peer, json.dumps([agreed, settings]).encode(), threading.Lock())
     if not agreed:
         raise ValueError(f"process {process} was given {theirs}, process 0 {settings}")
     return process
+
+
+def _is_known(hello: Any, token: str) -> bool:
+    """Tell whether a first message is a follower's: [the token, its number, its settings]."""
+    match hello:
+        case [str(known), int(), str()]:
+            return hmac.compare_digest(known.encode("utf-8", "surrogatepass"), token.encode())
+    return False
 
 
 def _connect(settings: str) -> Follower:

@@ -51,11 +51,12 @@ class Leader:
     def lead(self, runner: Runner) -> None:
         """Have the followers make the runner's device calls too, from now on."""
         runner.worker.announce = self._announce
+        runner.worker.failed = self._end_run
         runner.worker.fetch = self._watch.fetch
 
     def fail(self, error: BaseException) -> None:
         """Tell the followers that this process could not go on."""
-        self._send(encode("failed", (f"process 0 failed: {error!r}",)))
+        self._send(encode("failed", (_failure(error),)))
 
     def close(self) -> None:
         """Let the followers end."""
@@ -65,6 +66,17 @@ class Leader:
     def _announce(self, name: str, args: tuple[Any, ...]) -> None:
         self._watch.check()
         self._send(encode(name, args))
+
+    def _end_run(self, error: BaseException) -> None:
+        """End the run after a device call that failed here: the followers were told of it, and would be a call ahead.
+
+        Raises:
+            ProcessLost: another process was lost, which explains it.
+        """
+        if isinstance(error, Exception):
+            self._watch.wait_for_news()
+        self.fail(error)
+        self._watch.lose(_failure(error))
 
     def _send(self, message: bytes) -> None:
         for follower in self._followers.values():
@@ -82,3 +94,7 @@ class Leader:
         self._watch.lose(message)
         self._values.put(None)
         self._send(encode("failed", (message,)))
+
+
+def _failure(error: BaseException) -> str:
+    return f"process 0 failed: {error!r}"

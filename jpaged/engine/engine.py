@@ -28,7 +28,7 @@ class Engine:
     An exception, Ctrl-C included, may leave any method at any moment, and the engine goes on afterwards: signals wait
     while its state is half changed, and where another exception comes between, or the device fails, the requests that
     are left are computed again from their tokens, over an empty pool. Prefixes that were pinned are computed and pinned
-    again then before anything else is returned.
+    again then, before all that waits.
 
     Args:
         schedulers: one a replica; each request goes to the one with the fewest unfinished sequences.
@@ -53,7 +53,9 @@ class Engine:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self.background: BackgroundCompiler | None = None
-        self.prefixes = PinnedPrefixes(self.replicas, self.change, self._compute)
+        self.prefixes = PinnedPrefixes(
+            self.replicas, self.change, compute=self._compute, begin=self._begin, abort=self.abort
+        )
 
     @property
     def turn(self) -> threading.RLock:
@@ -89,9 +91,9 @@ class Engine:
             self.abort(request)
             raise
 
-    def _add_to(self, replica: Replica, request: Request) -> None:
+    def _add_to(self, replica: Replica, request: Request, *, first: bool = False) -> None:
         with self.change(refusal=ValueError):
-            replica.add(request)
+            replica.add(request, first=first)
             self.requests.register(replica, request)
 
     @property
@@ -133,8 +135,15 @@ class Engine:
             RuntimeError: the devices' memory was given back.
         """
         self.check_awake("generating")
-        self.prefixes.pin_again()
-        self._advance()
+        try:
+            self.prefixes.pin_again()
+            self._advance()
+            self.prefixes.pin_again()
+        except BaseException:
+            self.prefixes.stop()
+            raise
+        if len(self.requests.unfinished) == self.prefixes.num_coming:
+            self.prefixes.stop()  # nobody waits for anything; what is computed so far is cached
         if not self.has_work:
             self.give_back_memory()
         return self.requests.take_finished()
@@ -273,6 +282,7 @@ class Engine:
         Raises:
             RuntimeError: requests are running, which were promised the memory.
         """
+        self.prefixes.stop()
         if self.has_work:
             raise RuntimeError("pin_prefix() is refused while requests run, which were promised the memory")
         return self.prefixes.pin(seq_id, requests)
@@ -289,3 +299,11 @@ class Engine:
                 self._advance()
         finally:
             self.abort(request)
+
+    def _begin(self, replica: Replica, request: Request) -> None:
+        """Queue a request in a replica before all others."""
+        try:
+            self._add_to(replica, request, first=True)
+        except BaseException:
+            self.abort(request)
+            raise

@@ -120,6 +120,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
     """
     if not engine.is_asleep:
         engine.settle("update_params()")
+    engine.prefixes.stop()  # what it computes is of no use afterwards
     if running == "finish" and any(request.images for request in engine.requests.unfinished.values()):
         raise ValueError(
             "running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'"

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from jpaged.engine.replica import Replica
-from jpaged.scheduling import Request
+from jpaged.scheduling import Request, Status
 from jpaged.scheduling.restart import renewed
 
 logger = logging.getLogger(__name__)
@@ -27,15 +27,26 @@ class PinnedPrefixes:
         replicas: the engine's; each has `Pins` of its own.
         change: guards whatever changes a pool.
         compute: runs a request to its end in a replica.
+        begin: queues a request in a replica before all others; raises ValueError where it could never fit.
+        abort: drops requests, wherever they are.
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], change: Change, compute: Callable[[Replica, Request], None]
+        self,
+        replicas: Sequence[Replica],
+        change: Change,
+        *,
+        compute: Callable[[Replica, Request], None],
+        begin: Callable[[Replica, Request], None],
+        abort: Callable[..., None],
     ) -> None:
         self._replicas = replicas
         self._change = change
         self._compute = compute
+        self._begin = begin
+        self._abort = abort
         self._requests: dict[int, list[Request]] = {}  # what computed each prefix, by the pin's sequence id
+        self._coming: dict[int, tuple[Replica, Request]] = {}  # what computes a lost one now, in a replica at a time
 
     def pin(self, seq_id: int, requests: list[Request]) -> int:
         """Pin a prefix in each replica and return how many tokens are kept.
@@ -66,20 +77,37 @@ class PinnedPrefixes:
         return length
 
     def pin_again(self) -> None:
-        """Compute and pin the prefixes that were lost when the engine was mended. One that leaves a request no room
-        which was accepted meanwhile is not pinned any more."""
+        """Pin what was lost, as when the engine was mended, and is computed again by now; have the rest computed,
+        before all that waits, by the steps that follow. To be called before each step and behind it.
+
+        A prefix that leaves a request no room which was accepted meanwhile is not pinned any more.
+        """
+        for seq_id, (replica, request) in list(self._coming.items()):
+            if request.status is Status.FINISHED:
+                if request.sequences[0].finish_reason != "abort" and not self._keep(replica, seq_id, request):
+                    self._give_up(replica, seq_id)
+                del self._coming[seq_id]
         for number, replica in enumerate(self._replicas):
-            for seq_id in sorted(replica.pins.lost):
+            for seq_id in sorted(replica.pins.lost - self._coming.keys()):
                 request = renewed(self._requests[seq_id][number])
                 try:
-                    self._compute(replica, request)
-                    held = self._pin_in(replica, seq_id, request) and _leaves_room(replica)
+                    self._begin(replica, request)
                 except ValueError:
-                    held = False
-                if not held:
-                    logger.warning("pinned prefix %d was lost, finds no room and is not pinned any more", seq_id)
-                    with self._change():
-                        replica.pins.unpin(seq_id)
+                    self._give_up(replica, seq_id)
+                else:
+                    self._coming[seq_id] = replica, request
+
+    @property
+    def num_coming(self) -> int:
+        """Return how many requests compute lost prefixes now."""
+        return len(self._coming)
+
+    def stop(self) -> None:
+        """Let go of the requests that compute lost prefixes; the next step begins with them anew."""
+        if self._coming:
+            requests = [request for _, request in self._coming.values()]
+            self._coming.clear()
+            self._abort(*requests)
 
     def unpin(self, seq_id: int) -> None:
         """Let a prefix be evicted again, in every replica.
@@ -87,7 +115,7 @@ class PinnedPrefixes:
         Raises:
             ValueError: nothing is pinned under this id.
         """
-        if not any(seq_id in replica.pins.seq_ids for replica in self._replicas):
+        if not self._is_pinned(seq_id):
             raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
         self._unpin_everywhere(seq_id)
 
@@ -108,6 +136,7 @@ class PinnedPrefixes:
 
     def forget(self) -> None:
         """Know of no prefix any more; the replicas' memories hold none."""
+        self.stop()
         self._requests.clear()
         for replica in self._replicas:
             replica.pins.seq_ids.clear()
@@ -117,7 +146,27 @@ class PinnedPrefixes:
         with self._change(refusal=ValueError):
             return replica.pins.pin(seq_id, request.prompt_token_ids, request.cache_salt, request.spans)
 
+    def _keep(self, replica: Replica, seq_id: int, request: Request) -> bool:
+        """Pin a prefix that was computed again, if there is room for it."""
+        try:
+            return self._pin_in(replica, seq_id, request) and _leaves_room(replica)
+        except ValueError:
+            return False
+
+    def _give_up(self, replica: Replica, seq_id: int) -> None:
+        logger.warning("pinned prefix %d was lost, finds no room and is not pinned any more", seq_id)
+        with self._change():
+            replica.pins.unpin(seq_id)
+            if not self._is_pinned(seq_id):
+                self._requests.pop(seq_id, None)
+
+    def _is_pinned(self, seq_id: int) -> bool:
+        return any(seq_id in replica.pins.seq_ids for replica in self._replicas)
+
     def _unpin_everywhere(self, seq_id: int) -> None:
+        _, coming = self._coming.pop(seq_id, (None, None))
+        if coming is not None:
+            self._abort(coming)
         with self._change():
             self._requests.pop(seq_id, None)
             for replica in self._replicas:

@@ -46,13 +46,16 @@ class Replica:
         """Tell whether a request is unfinished; nobody waits for what is in flight otherwise."""
         return self.scheduler.has_work
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, first: bool = False) -> None:
         """Queue a request.
+
+        Args:
+            first: whether it is served before all others, see `Scheduler.add`.
 
         Raises:
             ValueError: it could never fit the pool.
         """
-        self.scheduler.add(request)
+        self.scheduler.add(request, first=first)
         self.load += len(request.sequences)
 
     def let_go(self, request: Request) -> None:

@@ -19,7 +19,7 @@ from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, make_pool, make_zero_pages
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.deterministic import launches
-from jpaged.execution.device_calls import DEVICE_CALLS, device_call, tell_nobody
+from jpaged.execution.device_calls import DEVICE_CALLS, blame_nobody, device_call, tell_nobody
 from jpaged.execution.disk import BlockThread, DiskBlocks
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.host_store import HostStore
@@ -59,6 +59,7 @@ class Worker:
     Attributes:
         models: weights and programs of the model, and of what drafts.
         announce: told the name and arguments of every device call before it is made.
+        failed: told what a device call raised.
         blocks: copies blocks of the pool to be saved, and back.
         copy: the program of `copy_blocks`.
         fetch: brings arrays to the host when the device is done with them.
@@ -81,6 +82,7 @@ class Worker:
         self.spec = spec
         self.mesh = mesh
         self.announce: Callable[[str, tuple[Any, ...]], None] = tell_nobody
+        self.failed: Callable[[BaseException], None] = blame_nobody
         self.fetch: Callable[[Any], Any] = jax.device_get
         self.compilations = Compilations()
         self.programs = programs

@@ -33,34 +33,46 @@ class Described:
     checkpoint: Path | None = None
 
 
-def describe_model(name: str | Path) -> Described:
+def describe_model(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    language_model_only: bool = False,
+) -> Described:
     """Read the config of anything that `load_model` takes, of a folder without weights, or of a file ``*.json``.
 
     Only the config of a hub id is fetched.
 
+    Args:
+        revision, download_dir: see `resolve_source`.
+        language_model_only: whether of a multimodal model only the text model is described.
+
     Raises:
-        ValueError: nothing of that name, or a family that is not installed.
+        ValueError: nothing of that name, a family that is not installed, or a revision of what is no hub id.
     """
     check_name(name)
     path = Path(name).expanduser()
+    if revision is not None and (path.exists() or path.suffix == ".json"):
+        raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")
     if path.suffix == ".json":
-        return _of_config(path)
+        return _of_config(path, language_model_only)
     if path.is_dir() and (path / "config.json").exists() and not any(path.glob("*.safetensors")):
-        return _of_config(path / "config.json")
+        return _of_config(path / "config.json", language_model_only)
     if not path.exists() and _is_hub_id(str(name)):
-        return _of_config(_config_of_hub(str(name)))
-    opened = open_model(name)
+        return _of_config(_config_of_hub(str(name), revision, download_dir), language_model_only)
+    opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
     stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
     gguf = opened.gguf.path if opened.gguf else None
     return Described(opened.config, opened.family, stored, gguf, opened.source.path)
 
 
-def _of_config(file: Path) -> Described:
+def _of_config(file: Path, language_model_only: bool) -> Described:
     if not file.exists():
         raise ValueError(f"model={str(file)!r} does not exist")
     with tempfile.TemporaryDirectory() as folder:  # transformers reads no file of another name
         (Path(folder) / "config.json").write_bytes(file.read_bytes())
-        config, family = described(Path(folder), file)
+        config, family = described(Path(folder), file, language_model_only=language_model_only)
     dtype = getattr(config, "dtype", None)
     held = {"float32": np.float32, "float16": np.float16}.get(str(dtype).removeprefix("torch."), ml_dtypes.bfloat16)
     return Described(config, family, StoredAs(np.dtype(held), is_quantised(config)))
@@ -70,12 +82,12 @@ def _is_hub_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith(".gguf")
 
 
-def _config_of_hub(repo_id: str) -> Path:
+def _config_of_hub(repo_id: str, revision: str | None, download_dir: str | Path | None) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo_id, "config.json"))
+        return Path(hf_hub_download(repo_id, "config.json", revision=revision, cache_dir=download_dir))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,13 +35,31 @@ def published_shapes() -> list[str]:
     return sorted(file.stem for file in SHAPES.glob("*.json"))
 
 
-def _described(name: str) -> Described:
+def _described(config: EngineConfig | SizedConfig) -> Described:
     """Describe a published shape, or any model that has a config."""
-    published = SHAPES / f"{name}.json"
+    published = SHAPES / f"{config.model}.json"
     try:
-        return describe_model(published if published.exists() else name)
+        return describe_model(
+            published if published.exists() else config.model,
+            revision=config.revision,
+            download_dir=config.download_dir,
+            language_model_only=config.language_model_only,
+        )
     except ValueError as error:
         raise ValueError(f"{error}; published shapes are {', '.join(published_shapes())}") from error
+
+
+def refuse_settings(asked: EngineConfig, names: Iterable[str], reason: str) -> None:
+    """Refuse settings that are not what they are by default.
+
+    Raises:
+        ValueError: one of `names` is another; names it, its value and the reason.
+    """
+    plain = EngineConfig(model=asked.model)
+    for name in names:
+        value = getattr(asked, name)
+        if value != getattr(plain, name):
+            raise ValueError(f"{name}={value!r}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +90,7 @@ class Question:
         """
         kind = device.chip.kind
         config = sized(asked, "gpu" if kind == "cuda" else kind, memory_bytes or device.chip.limit)
-        described = _described(config.model)
+        described = _described(config)
         resolve_max_model_len(config.max_model_len, described.config)
         capability = None if device.chip.cuda is None else float("{}.{}".format(*device.chip.cuda.capability))
         check_dtype(config.dtype, kind, capability)

@@ -7,10 +7,13 @@ from typing import Any
 
 from jpaged.config import EngineConfig
 from jpaged.execution.device_memory import ProgramSize
-from jpaged.planning.child_process import Question
+from jpaged.planning.child_process import Question, refuse_settings
 from jpaged.planning.compilers import compiler_python
 from jpaged.planning.devices import find_device
 from jpaged.planning.result import GroupPlan, Plan
+
+_REFUSED = ("speculative", "kv_budget", "data_parallel_size", "images", "compiled_programs")
+"""Settings that a plan does not know the cost of, which have to be what they are by default."""
 
 
 def plan(
@@ -36,10 +39,12 @@ def plan(
         max_num_batched_tokens: tokens of a step; by default what the engine would choose.
         memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU what is free now.
         compiler_env: a virtual environment with the compiler, see `compiler_python`.
-        settings: any other setting of `EngineConfig`, such as dtype or block_size.
+        settings: any other setting of `EngineConfig`, such as dtype or block_size; but for speculative, kv_budget,
+            data_parallel_size, images and compiled_programs, which are refused.
 
     Raises:
-        ValueError: an unknown device or model, a setting out of its range, or a model that is not implemented.
+        ValueError: an unknown device or model, a setting that is refused or out of its range, or a model that is not
+            implemented.
         RuntimeError: the compiler failed for another reason than memory.
     """
     target = find_device(device)
@@ -55,6 +60,7 @@ def plan(
         tensor_parallel_size=target.count,
         **settings,
     )
+    refuse_settings(asked, _REFUSED, "plans are made without")
     question = Question.of(asked, target, memory_bytes)
     found = question.ask(compiler_python(target.chip.kind, compiler_env), "plan")
     found["groups"] = tuple(GroupPlan(**group) for group in found.get("groups", ()))

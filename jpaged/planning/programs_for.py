@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jpaged.config import EngineConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution.program_store import check_free
-from jpaged.planning.child_process import Question
+from jpaged.planning.child_process import Question, refuse_settings
 from jpaged.planning.compilers import compiler_python
 from jpaged.planning.devices import find_device
 
@@ -18,6 +17,7 @@ _REFUSED = (
     "kv_budget",
     "data_parallel_size",
     "language_model_only",
+    "images",
     "enforce_eager",
     "compiled_programs",
 )
@@ -65,10 +65,7 @@ def compile_programs_for(
     if memory_bytes is not None and memory_bytes < 1:
         raise ValueError(f"memory_bytes={memory_bytes} must be positive")
     asked = EngineConfig(**{"model": str(model), **settings, "tensor_parallel_size": target.count})
-    defaults = {field.name: field.default for field in fields(EngineConfig)}
-    for name in _REFUSED:
-        if getattr(asked, name) != defaults[name]:
-            raise ValueError(f"{name}={getattr(asked, name)!r}: programs for another device are compiled without")
+    refuse_settings(asked, _REFUSED, "programs for another device are compiled without")
     python = compiler_python(kind, compiler_env)
     if python is None:
         raise ValueError(f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it")

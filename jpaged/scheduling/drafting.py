@@ -32,9 +32,7 @@ class Drafting:
 
     def drafts(self, request: Request, seq: Sequence, plan: StepPlan) -> tuple[int, ...]:
         """Return the drafts to verify behind a sequence's newest token, which is all that it has to compute."""
-        if self._speculation is None or seq.num_pending or request.alone:
-            return ()
-        if any(other.parent is seq for other in request.sequences):
+        if self._speculation is None or seq.num_pending or not _may_draft(request, seq):
             return ()
         most = min(plan.free_rows, plan.left - plan.reserved)
         return self._speculation.draft(request, seq, most, batch=self._batch, verifies=plan.num_drafts > 0)
@@ -44,11 +42,14 @@ class Drafting:
         if self._speculation is not None:
             self._speculation.took(seq)
 
-    def learn(self, step: ScheduledStep, went_on: Mapping[Sequence, Request]) -> None:
+    def learn(self, step: ScheduledStep, went_on: Mapping[Sequence, Request], free_rows: int) -> None:
         """Take note of what became of a step's drafts, and say which sequences await the host for new ones.
+
+        Where drafts would find no rows nobody waits: the engine runs ahead as without speculation.
 
         Args:
             went_on: sequences that got tokens from the step, with their requests.
+            free_rows: rows of the sampler that the drafts of a step planned now may take.
         """
         if self._speculation is None:
             return
@@ -58,7 +59,14 @@ class Drafting:
                 kept = max(0, len(chunk.seq.token_ids) - known - 1)
                 self._speculation.verified(chunk.seq, len(chunk.drafts), kept)
         for seq, request in went_on.items():
-            seq.needs_host = not seq.finished and self._speculation.worth_waiting(request, seq, self._batch)
+            could = free_rows > 0 and not seq.finished and _may_draft(request, seq)
+            seq.needs_host = could and self._speculation.worth_waiting(request, seq, free_rows, batch=self._batch)
+
+
+def _may_draft(request: Request, seq: Sequence) -> bool:
+    """Tell whether a sequence may have drafts at all: its request does not need the pool for itself, and no other
+    sequence is about to be forked from it."""
+    return not request.alone and all(other.parent is not seq for other in request.sequences)
 
 
 def drafts_kept(seq: Sequence, chunk: Chunk) -> bool:

@@ -13,22 +13,22 @@ from jpaged.scheduling.request import Sequence
 
 
 def plan_forks(live: list[Sequence]) -> None:
-    """Say for each sequence of a request, none of which has blocks, which earlier one it is to be forked from."""
+    """Say for each sequence of a request, none of which has blocks, which earlier one it is to be forked from: the
+    first that shares most with it."""
+    outputs = [seq.output_token_ids for seq in live]  # they have the prompt in common
     for number, seq in enumerate(live):
         seq.parent, seq.fork_at = None, 0
-        for other in live[:number]:
-            shared = common_tokens(other, seq)
+        for other, output in zip(live[:number], outputs, strict=False):
+            shared = seq.num_prompt + num_common(output, outputs[number])
             if shared > seq.fork_at:
                 seq.parent, seq.fork_at = other, shared
+            if shared == len(seq.token_ids):  # nobody shares more
+                break
 
 
-def common_tokens(a: Sequence, b: Sequence) -> int:
-    """Return how many tokens two sequences of one request have in common before they differ."""
-    if a.token_ids == b.token_ids:
-        return len(a.token_ids)
-    start = a.num_prompt
-    pairs = zip(a.token_ids[start:], b.token_ids[start:], strict=False)
-    return start + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+def num_common(a: list[int], b: list[int]) -> int:
+    """Return how many tokens two outputs have in common before they differ."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def tokens_to_fork(sequences: list[Sequence], seq: Sequence) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 
 from jpaged.memory import Fit, MemoryManager, Relief
@@ -104,17 +105,33 @@ class Room:
         Args:
             is_enough: tells whether so many tokens are enough for the request to begin.
         """
-        victims: list[Request] = []
-        slots, tokens, relief = len(self._allocation.free_slots), plan.left - plan.reserved, None
-        while True:
-            others = self._running[: len(self._running) - len(victims)]
-            crowded = others and (request.alone or others[0].alone)
-            if len(request.live) <= slots and is_enough(tokens) and not crowded and self.fits(request, others, relief):
-                return victims
-            if not others or urgency(others[-1]) <= urgency(request):
-                return None
-            victim = others[-1]
-            relief = relief or self._memory.relief()
+        running = self._running
+        most = len(running) - bisect_right(running, urgency(request), key=urgency)
+        if self._enters(request, plan, is_enough, 0):
+            return []
+        if not most or not self._enters(request, plan, is_enough, most):
+            return None
+        # Whoever enters without some requests also enters without more.
+        count = bisect_left(range(most), True, lo=1, key=lambda n: self._enters(request, plan, is_enough, n))
+        return running[len(running) - count :][::-1]
+
+    def _enters(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool], count: int) -> bool:
+        """Tell whether a request enters without the last `count` running ones. O(their blocks)."""
+        first = len(self._running) - count
+        others, victims = self._running[:first], self._running[first:]
+        if others and (request.alone or others[0].alone):
+            return False
+        slots = len(self._allocation.free_slots) + sum(len(victim.live) for victim in victims)
+        tokens = plan.left - plan.reserved
+        tokens += sum(missing_tokens(victim, seq) == 1 for victim in victims for seq in victim.live)
+        if len(request.live) > slots or not is_enough(tokens):
+            return False
+        return self.fits(request, others, self._relief(request, victims) if victims else None)
+
+    def _relief(self, request: Request, victims: list[Request]) -> Relief:
+        """Return what `victims` would free for a request."""
+        relief = self._memory.relief()
+        for victim in victims:
             for seq in victim.live:
                 if seq.parent is None:
                     self._memory.count_relief(relief, seq.seq_id)
@@ -123,9 +140,7 @@ class Room:
                     self._memory.count_image_relief(relief, held)
             if victim.held_adapter is not None and not victim.shares_adapter(request):  # else it goes on being held
                 self._memory.count_adapter_relief(relief, victim.held_adapter)
-            slots += len(victim.live)
-            tokens += sum(missing_tokens(victim, seq) == 1 for seq in victim.live)
-            victims.append(victim)
+        return relief
 
     def _outstanding(self, requests: Iterable[Request]) -> list[int] | None:
         """Return how many blocks of each group the prompts of `requests` have yet to take; None = no block."""

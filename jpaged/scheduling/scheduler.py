@@ -17,7 +17,7 @@ from jpaged.scheduling.drafting import Drafting, drafts_kept
 from jpaged.scheduling.encoding import Encoding
 from jpaged.scheduling.entrance import Entrance
 from jpaged.scheduling.next_tokens import NextTokens
-from jpaged.scheduling.order import SchedulingPolicy, service_order
+from jpaged.scheduling.order import SchedulingPolicy, service_order, urgency
 from jpaged.scheduling.plain_decodes import plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.request import Request, Sequence, Status
@@ -106,8 +106,11 @@ class Scheduler(Entrance):
         """Return how often a request's memory was taken back, by either way."""
         return self.preemption.num_recomputes + self.preemption.num_swaps
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, first: bool = False) -> None:
         """Queue a request.
+
+        Args:
+            first: whether it is served before all that are here, as urgent as the most urgent of these.
 
         Raises:
             ValueError: it needs more sequences than may run at once, could not fit an empty pool, has an image that
@@ -129,8 +132,12 @@ class Scheduler(Entrance):
                 "raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"
             )
         request.packed = self.room.is_tight(request)
-        request.arrival_number = self.num_added
-        self.num_added += 1
+        if first:
+            request.arrival_number = -1
+            request.priority = min(map(urgency, self.requests), default=None) if self.policy == "priority" else None
+        else:
+            request.arrival_number = self.num_added
+            self.num_added += 1
         self._unfinished[request.request_id] = request
         insort(self.waiting, request, key=service_order)
         self.disk_reads.arrived(request)
@@ -164,8 +171,7 @@ class Scheduler(Entrance):
             return ScheduledStep()
         self.disk_reads.begin_step()
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
-        if not (self.waiting or self.swapped):  # whoever is admitted takes rows of the sampler too
-            plan.free_rows = len(self.allocation.free_slots)
+        plan.free_rows = self._free_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.closed):
             while (request := self._next_in_line()) is not None and self._enter(request, plan):
@@ -174,6 +180,11 @@ class Scheduler(Entrance):
         plan.loads = self.allocation.adapting.take_loads()
         self.disk_reads.end_step(plan)
         return plan.step()
+
+    @property
+    def _free_rows(self) -> int:
+        """Return how many rows of the sampler drafts may take; none where requests wait, which take rows too."""
+        return 0 if self.waiting or self.swapped else len(self.allocation.free_slots)
 
     def _plan_running(self, plan: StepPlan) -> None:
         """Plan the next tokens of all running requests, in service order."""
@@ -246,7 +257,7 @@ class Scheduler(Entrance):
                 if stop is None:
                     went_on[seq] = request
                 self._drafting.took(seq)
-        self._drafting.learn(step, went_on)
+        self._drafting.learn(step, went_on, self._free_rows)
         return finished
 
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:

@@ -10,13 +10,14 @@ from checkpoints import CHECKPOINTS, make_checkpoint
 from gguf import GGMLQuantizationType
 from gguf_files import write_quantised_llama
 from typer.testing import CliRunner
+from vision_checkpoints import gemma3_config
 
-from jpaged import LLM
+from jpaged import LLM, ImageSources, NGram, PyramidKV
 from jpaged.cli.main import app
 from jpaged.execution import device_memory
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.gpu_share import VARIABLES
-from jpaged.planning import plan
+from jpaged.planning import compile_programs_for, plan
 from jpaged.planning.compile_step import answer
 
 SIZES = {"block_size": 8, "max_num_batched_tokens": 64}
@@ -186,6 +187,51 @@ def test_bad_values_are_named_before_anything_is_compiled(change, message, tmp_p
     asked = {"model": config_of("llama", tmp_path), "device": "cpu", "context": 512, **change}
     with pytest.raises(ValueError, match=message):
         plan(asked.pop("model"), asked.pop("device"), **asked)
+
+
+@pytest.mark.parametrize("make", [plan, compile_programs_for])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"speculative": NGram(tokens=4)},
+        {"kv_budget": PyramidKV(budget=64), "enable_prefix_caching": False},
+        {"data_parallel_size": 2},
+        {"images": ImageSources(folders=["/"])},
+        {"compiled_programs": "folder"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_settings_that_nothing_is_made_with_are_refused_by_name(make, setting, tmp_path):
+    folder = {} if make is plan else {"folder": tmp_path / "programs"}
+    with pytest.raises(ValueError, match=f"^{next(iter(setting))}=.*(plans are made|are compiled) without$"):
+        make("qwen3-0.6b", "v5e-1", **folder, **setting)
+
+
+def test_of_a_model_that_sees_the_language_model_alone_is_planned_where_that_is_asked(
+    no_compiler, in_process, tmp_path
+):
+    gemma3_config().to_json_file(tmp_path / "plan.json")
+    file = str(tmp_path / "plan.json")
+    seeing = plan(file, "l4", context=64, concurrency=2, **SIZES)
+    blind = plan(file, "l4", context=64, concurrency=2, language_model_only=True, **SIZES)
+    assert blind.weight_bytes < seeing.weight_bytes
+
+
+def test_the_config_of_a_hub_id_is_that_of_the_revision_and_kept_where_asked(
+    no_compiler, in_process, tmp_path, monkeypatch
+):
+    file, asked = config_of("gemma2", tmp_path), []
+
+    def download(repo_id, name, **options):
+        asked.append((repo_id, name, options))
+        return file
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    where = {"revision": "v2", "download_dir": str(tmp_path)}
+    plan("org/model", "l4", context=64, concurrency=2, **where, **SIZES)
+    assert asked == [("org/model", "config.json", {"revision": "v2", "cache_dir": str(tmp_path)})]
+    with pytest.raises(ValueError, match="revision='v2' needs a hub id"):
+        plan(file, "l4", context=64, revision="v2")
 
 
 def test_a_model_that_is_not_implemented_is_refused(in_process, tmp_path):

@@ -7,8 +7,8 @@ from fake_device import Loop
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
-from jpaged.scheduling import Sequence
-from jpaged.scheduling.forks import common_tokens, plan_forks, tokens_to_fork
+from jpaged.scheduling import Sequence, forks
+from jpaged.scheduling.forks import num_common, plan_forks, tokens_to_fork
 
 
 def outputs(request) -> list[list[int]]:
@@ -182,6 +182,20 @@ def test_sequences_are_forked_along_the_tree_they_form():
     assert tokens_to_fork(live, live[0]) == 1, "its last token: nobody else is forked from it"
 
 
-@pytest.mark.parametrize(("a", "b", "want"), [([], [], 2), ([1], [1], 3), ([1, 2], [1], 3), ([1], [2], 2)])
-def test_common_tokens(a, b, want):
-    assert common_tokens(*sequences(a, b)) == want
+def test_new_outputs_are_each_compared_with_one_other_and_never_by_their_prompt(monkeypatch):
+    compared = []
+
+    def counted(a, b) -> int:
+        compared.append((a, b))
+        return num_common(a, b)
+
+    monkeypatch.setattr(forks, "num_common", counted)
+    live = make_request(50, width=40).sequences
+    plan_forks(live)
+    assert {(seq.parent, seq.fork_at) for seq in live[1:]} == {(live[0], 50)}
+    assert compared == [([], [])] * 39
+
+
+@pytest.mark.parametrize(("a", "b", "want"), [([], [], 0), ([1], [1], 1), ([1, 2], [1], 1), ([1], [2], 0)])
+def test_outputs_have_in_common_what_comes_before_they_differ(a, b, want):
+    assert num_common(a, b) == num_common(b, a) == want

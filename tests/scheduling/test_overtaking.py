@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from arrivals import GROUPS, drawn_arrivals, in_order, pages_for, serve
 from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from thorough import examples
 from unpaged import alone
 
 from jpaged.scheduling import Request, Scheduler, Status
+from jpaged.scheduling.room import Room
+from jpaged.scheduling.step_builder import missing_tokens
 
 MODES = ["recompute", "swap"]
 
@@ -139,6 +142,84 @@ def may_enter(scheduler: Scheduler, request: Request, blocks: dict[int, int]) ->
     return (
         len(staying) < scheduler.max_num_seqs and held + blocks_to_enter(request) <= scheduler.memory.layout.num_pages
     )
+
+
+def plain_search(scheduler: Scheduler, request: Request, plan, is_enough) -> list[Request] | None:
+    """`Room.find_victims` by asking for one victim after another."""
+    victims: list[Request] = []
+    slots, tokens, memory = len(scheduler.allocation.free_slots), plan.left - plan.reserved, scheduler.memory
+    relief = memory.relief()
+    while True:
+        others = scheduler.running[: len(scheduler.running) - len(victims)]
+        crowded = others and (request.alone or others[0].alone)
+        has_place = len(request.live) <= slots and is_enough(tokens) and not crowded
+        if has_place and scheduler.room.fits(request, others, relief):
+            return victims
+        if not others or others[-1].priority <= request.priority:
+            return None
+        victims.append(others[-1])
+        for seq in others[-1].live:
+            if seq.parent is None:
+                memory.count_relief(relief, seq.seq_id)
+        slots += len(others[-1].live)
+        tokens += sum(missing_tokens(others[-1], seq) == 1 for seq in others[-1].live)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    arrivals=drawn_arrivals,
+    priorities=st.lists(st.integers(0, 3), min_size=10, max_size=10),
+    groups=st.sampled_from(sorted(GROUPS.keys() - {"budgets"})),
+    spare_pages=st.integers(0, 30),
+    max_num_seqs=st.integers(2, 8),
+    prefix_caching=st.booleans(),
+    watermark=st.sampled_from([0.0, 0.1]),
+    mode=st.sampled_from(MODES),
+)
+def test_as_few_give_way_as_a_search_one_by_one_finds(
+    arrivals, priorities, groups, spare_pages, max_num_seqs, prefix_caching, watermark, mode
+):
+    options = {
+        "groups": GROUPS[groups],
+        "max_num_seqs": max_num_seqs,
+        "budget": 64,
+        "prefix_caching": prefix_caching,
+        "watermark": watermark,
+    }
+    num_pages = pages_for(arrivals, options) + spare_pages
+    loop = priority_loop(num_pages, preemption_mode=mode, swap_blocks=num_pages, **options)
+    scheduler, find_victims = loop.scheduler, loop.scheduler.room.find_victims
+
+    def find_and_compare(request, plan, is_enough):
+        found = find_victims(request, plan, is_enough)
+        assert found == plain_search(scheduler, request, plan, is_enough)
+        return found
+
+    scheduler.room.find_victims = find_and_compare
+    coming = in_order(arrivals)
+    for arrival, priority in zip(coming, priorities, strict=False):
+        arrival.request.priority = priority
+    serve(loop, coming)
+    assert loop.num_used_blocks == 0
+
+
+def test_a_request_that_finds_no_room_asks_no_oftener_where_more_are_less_urgent(monkeypatch):
+    asked = []
+    fits = Room.fits
+    monkeypatch.setattr(Room, "fits", lambda *args: asked.append(args) or fits(*args))
+    numbers = []
+    for count in (4, 16):
+        loop = priority_loop(200, max_num_seqs=20, budget=600)
+        loop.scheduler.add(make_request([1] * 500, 40, priority=0))
+        for number in range(count):
+            loop.scheduler.add(make_request([number] * 4, 40, priority=5))
+        loop.step()
+        loop.scheduler.add(urgent := make_request([7] * 400, 2, priority=1))
+        asked.clear()
+        loop.step()
+        assert urgent.first_scheduled_time is None
+        numbers.append(len(asked))
+    assert numbers == [2, 2]
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -64,6 +64,45 @@ def test_a_step_verifies_no_more_drafts_than_the_sampler_has_rows_left():
     assert sum(len(chunk.drafts) for step in steps for chunk in step.chunks) > 0
 
 
+def runs_ahead(step) -> bool:
+    """Whether a step takes every token from the step before, as it was planned before the host had them."""
+    return all(chunk.source_row >= 0 for chunk in step.chunks)
+
+
+def test_a_full_batch_runs_ahead_of_the_host_until_there_are_rows_for_drafts():
+    requests = [make_request([5] * 4, 40 if i else 20) for i in range(4)]
+    scheduler = make_scheduler(speculative=ALWAYS, max_num_seqs=4, budget=64)
+    loop = Loop(scheduler, in_circles)
+    steps = [step for step in loop.run(*requests) if step.chunks]
+    full = [step for step in steps if len(step.chunks) == 4]
+    assert len(full) >= 20 and all(map(runs_ahead, full[1:]))
+    assert scheduler.speculation.num_accepted > 10, "the others wait for drafts once one has ended"
+    assert [len(request.sequences[0].output_token_ids) for request in requests] == [20, 40, 40, 40]
+
+
+def test_nobody_awaits_the_host_while_a_request_waits_for_memory():
+    running, waits = make_request([5] * 5, 27), make_request(28, 4)  # two blocks at once, and seven of eight
+    scheduler = make_scheduler(8, speculative=ALWAYS)
+    loop = Loop(scheduler, in_circles)
+    scheduler.add(running)
+    scheduler.add(waits)
+    steps = [loop.step() for _ in range(27)]
+    assert all(map(runs_ahead, steps[1:])) and not scheduler.speculation.num_drafted
+    loop.run()
+    assert loop.finished == [running, waits]
+
+
+def test_nobody_awaits_the_host_who_has_the_pool_to_itself():
+    request = make_request([5] * 4, 30)
+    scheduler = make_scheduler(speculative=ALWAYS)
+    loop = Loop(scheduler, in_circles)
+    scheduler.add(request)
+    loop.step()
+    request.alone = True
+    steps = [loop.step() for _ in range(15)]
+    assert all(step.chunks and runs_ahead(step) for step in steps) and not scheduler.speculation.num_drafted
+
+
 def test_a_request_never_computes_beyond_its_last_token():
     for most in range(1, 9):
         request = make_request([5] * 6, most)

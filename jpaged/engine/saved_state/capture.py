@@ -85,6 +85,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
     """
     start = time.perf_counter()
     engine.settle()
+    engine.prefixes.stop()
     if engine.requests.is_pinning:
         raise RuntimeError("save_state() is refused while pin_prefix() computes a prefix: save when it has returned")
     worker, now = engine.runner.worker, time.monotonic()

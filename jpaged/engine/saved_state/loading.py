@@ -118,7 +118,7 @@ def _take_over_memory(
     Cached blocks go first, the least recently needed before others, then the newest requests, which are computed again.
     """
     scheduler, fitting = replica.scheduler, Fitting(replica.memory, data["memory"])
-    lost = set(data["lost_pins"])
+    lost = set(data["lost_pins"]) | (set(pins) - set(data["memory"]["pinned"]))  # a replica may have given one up
 
     def give_up(part: Request) -> None:
         fitting.give_up(seq.seq_id for seq in part.sequences)

@@ -26,15 +26,16 @@ class Speculation(ABC):
         self.num_drafted = 0
         self.num_accepted = 0
 
-    def worth_waiting(self, request: Request, seq: Sequence, batch: int) -> bool:
+    def worth_waiting(self, request: Request, seq: Sequence, most: int, *, batch: int) -> bool:
         """Tell, when the host has got a token of the sequence, whether the next one should be awaited so that drafts
         can be made behind it.
 
         Args:
+            most: most drafts that a step has room for.
             batch: number of sequences that run.
         """
-        left = request.max_total_tokens - len(seq.token_ids) - 1
-        return request.beam is None and left > 0 and self._worth_waiting(seq, min(left, self.tokens), batch)
+        most = min(most, self.tokens, request.max_total_tokens - len(seq.token_ids) - 1)
+        return request.beam is None and most > 0 and self._worth_waiting(seq, most, batch)
 
     def draft(self, request: Request, seq: Sequence, most: int, *, batch: int, verifies: bool) -> tuple[int, ...]:
         """Return drafts of the tokens behind the sequence's newest, which the host has; none where they do not pay.

@@ -110,8 +110,12 @@ def test_salts_are_kept_apart(runner):
 def test_a_pinned_prefix_is_kept_whole(runner):
     scheduler, system = make_scheduler(runner), prompt(100, 9)
     replica = SimpleNamespace(pins=Pins(scheduler.memory, 40), scheduler=scheduler)
+
+    def compute(_, own) -> None:
+        serve(runner, scheduler, [own])
+
     prefixes = PinnedPrefixes(
-        [replica], lambda refusal=(): nullcontext(), lambda _, own: serve(runner, scheduler, [own])
+        [replica], lambda refusal=(): nullcontext(), compute=compute, begin=compute, abort=lambda *requests: None
     )
     assert prefixes.pin(10**6, [greedy(system, 1)]) == 96
     for number in range(3):  # what comes between takes the rest of the pool
@@ -122,6 +126,7 @@ def test_a_pinned_prefix_is_kept_whole(runner):
     assert outputs([request]) == [expected(request.prompt_token_ids)]
     scheduler.restart()
     replica.pins.lose()
+    prefixes.pin_again()  # has it computed
     prefixes.pin_again()
     assert scheduler.memory.pinned_prefix([*system, 5, 6, 7]) == 96
     prefixes.unpin(10**6)

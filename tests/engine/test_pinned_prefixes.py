@@ -1,0 +1,170 @@
+"""Pinned prefixes that are lost and computed again, beside requests on the made-up device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from fake_device import FakeDevice
+from small_schedulers import group, make_request, make_scheduler
+from unpaged import alone, hash_model
+
+from jpaged.engine.engine import Engine
+from jpaged.engine.saved_state.loading import _take_over_memory
+from jpaged.execution import StepResults
+from jpaged.memory.saving import memory_data
+from jpaged.scheduling import Status
+
+PIN = 10**6
+
+
+class InFlight:
+    """A step of the made-up device, computed as soon as it was dispatched."""
+
+    def __init__(self, step, sampled) -> None:
+        self.step = step
+        self._sampled = sampled
+
+    def read_back(self) -> StepResults:
+        tokens, top = self._sampled
+        return StepResults((tokens, [-0.5] * len(tokens), top), [], [])
+
+
+class FakeRunner:
+    """Stands in the place of `jpaged.execution.Runner`, and counts the steps of its device."""
+
+    def __init__(self, scheduler) -> None:
+        self._device = FakeDevice(scheduler.memory.layout, hash_model)
+        self.num_steps = 0
+        self.worker = SimpleNamespace(
+            restart=lambda: None, close=lambda: None, compilations=SimpleNamespace(running=None, num_recompiles=0)
+        )
+
+    def dispatch_all(self, steps) -> list[InFlight | None]:
+        (step,) = steps
+        self.num_steps += bool(step.chunks)
+        sampled = self._device.run(step)
+        return [InFlight(step, sampled) if step.chunks else None]
+
+    def give_back(self, pages) -> None:
+        pass
+
+
+def make_engine(num_blocks: int, budget: int = 64, **options) -> Engine:
+    scheduler = make_scheduler(num_blocks, prefix_caching=True, max_num_seqs=4, budget=budget, **options)
+    return Engine([scheduler], FakeRunner(scheduler), max_model_len=40)
+
+
+def pin(engine: Engine, num_tokens: int) -> None:
+    assert engine.pin_prefix(PIN, [make_request(range(num_tokens), 1)]) == num_tokens
+
+
+def lose_the_pool(engine: Engine) -> None:
+    """Do what new weights do with requests that run, and a step that failed."""
+    with engine.change():
+        engine.recovery.begin_again()
+
+
+def forget_the_old_weights(engine: Engine) -> None:
+    """Do what new weights do where running requests keep what the old ones computed."""
+    with engine.change():
+        engine.replicas[0].pins.release()
+        engine.memory.new_generation()
+
+
+def steps_until_pinned(engine: Engine) -> int:
+    """The steps until no prefix is lost, each of which is one of the device."""
+    before = engine.runner.num_steps
+    steps = 0
+    while engine.replicas[0].pins.lost:
+        engine.step()
+        steps += 1
+        assert engine.runner.num_steps - before == steps < 200
+    return steps
+
+
+def finish(engine: Engine, *requests) -> None:
+    while engine.has_work:
+        engine.step()
+    assert [r.sequences[0].output_token_ids for r in requests] == [alone(r, [group()])[0] for r in requests]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_lost_prefix_is_computed_before_the_queue_and_a_step_is_one_of_the_device(policy):
+    engine = make_engine(400, policy=policy)
+    pin(engine, 16)
+    urgencies = [None if policy == "fcfs" else i % 3 for i in range(40)]
+    requests = [make_request([9, i], 10, priority=urgency) for i, urgency in enumerate(urgencies)]
+    for request in requests:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    lose_the_pool(engine)
+    assert steps_until_pinned(engine) <= 3
+    assert engine.prefixes.lengths == {PIN: 16} and engine.memory.pinned_prefix([*range(16), 3]) == 16
+    finish(engine, *requests)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_requests_that_run_go_on_until_a_lost_prefix_has_a_place_beside_them(policy):
+    engine = make_engine(400, policy=policy)
+    pin(engine, 16)
+    requests = [make_request([9, i], 10 if i else 4) for i in range(6)]
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    forget_the_old_weights(engine)
+    steps_until_pinned(engine)
+    assert requests[0].status is Status.FINISHED and requests[5].first_scheduled_time is None
+    finish(engine, *requests)
+
+
+def test_nothing_is_left_running_where_nobody_waits_and_the_next_request_brings_the_prefix_back():
+    engine = make_engine(40, budget=8)
+    pin(engine, 36)
+    request = make_request([9, 9], 3)
+    engine.add(request)
+    engine.step()
+    forget_the_old_weights(engine)
+    finish(engine, request)
+    assert not engine.requests.unfinished and engine.replicas[0].pins.lost == {PIN}
+    engine.add(request := make_request([9, 9], 3))
+    assert steps_until_pinned(engine) <= 6
+    finish(engine, request)
+    engine.unpin(PIN)
+    assert not engine.prefixes.lengths and engine.memory.num_used_blocks == 0
+
+
+def give_up_the_prefix(engine: Engine) -> None:
+    """Accept a request, while the prefix is lost, that fits no pool with it."""
+    lose_the_pool(engine)
+    engine.add(request := make_request([5] * 6, 40))
+    finish(engine, request)
+
+
+def test_a_prefix_that_is_given_up_is_forgotten():
+    engine = make_engine(12)
+    pin(engine, 8)
+    give_up_the_prefix(engine)
+    assert not engine.prefixes.lengths and not engine.prefixes.requests
+    with pytest.raises(ValueError, match="is not pinned, or no longer"):
+        engine.unpin(PIN)
+    pin(engine, 8)
+
+
+def test_a_saved_prefix_that_a_replica_does_not_hold_is_a_lost_one():
+    """As one of several replicas may have given it up."""
+    engine, other = make_engine(12), make_engine(12)
+    pin(engine, 8)
+    pins = engine.prefixes.requests
+    give_up_the_prefix(engine)
+    with other.change():
+        saved = {"memory": memory_data(engine.memory), "lost_pins": []}
+        _take_over_memory(other.replicas[0], saved, [], pins)
+        other.prefixes.take_over(pins)
+    assert other.replicas[0].pins.lost == {PIN}
+    other.add(request := make_request([6] * 6, 4))  # what is cached holds nothing here
+    finish(other, request)
+    assert other.memory.pinned_prefix([*range(8), 3]) == 8
+    other.unpin(PIN)
+    assert other.memory.num_used_blocks == 0

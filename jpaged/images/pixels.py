@@ -81,14 +81,15 @@ def picture_of(image: Image, name: str, max_pixels: int) -> Picture:
         raise ValueError(f"{name} has no pixels: {width} x {height}")
     try:
         # A phone's JPEG that carries a depth map besides; its first picture counts.
-        frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-        if frames == 1:
+        # To count the frames would take a file of many pages minutes; whether there are two, it tells at once.
+        several = image.format != "MPO" and getattr(image, "is_animated", False)
+        if not several:
             upright = pillow("ImageOps").exif_transpose(image)
             pixels = np.array(_rgb(upright), np.uint8)
     except Exception as error:  # decoders of broken files raise many kinds
         raise _corrupt(name, error) from error
-    if frames != 1:
-        raise ValueError(f"{name} is animated or has pages: it has {frames} frames, the limit is 1")
+    if several:
+        raise ValueError(f"{name} is animated or has pages: it has more than one frame, the limit is 1")
     pixels.flags.writeable = False
     return Picture(pixels, _digest(pixels))
 

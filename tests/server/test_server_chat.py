@@ -241,6 +241,14 @@ def test_a_shape_may_come_behind_a_thought(serve, tiny_llm):
     assert ended and all(message["content"] == '"yes"' for message in ended)
 
 
+def test_shapes_behind_a_thought_are_refused_by_name(serve):
+    server = serve(reasoning_parser="think")
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
+    body = BODY | {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    for shape in ({"choice": ["a"] * 10_001}, {"grammar": "foo ::= 'a'"}, {"regex": "a", "choice": ["b"]}):
+        assert server.refusal(PATH, body | {"structured_outputs": shape})["param"] == "structured_outputs"
+
+
 def test_thoughts_come_beside_the_answer(serve):
     server = serve(reasoning_parser="think")
     body = BODY | {"structured_outputs": {"choice": ["<think>hm</think>yes"]}, "ignore_eos": False}

@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
+from jpaged.server.message.conversation import Turn
 from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.message.reasoning import ThinkReader
 from jpaged.server.message.thought_grammar import behind_thought
 from jpaged.server.message.tool_calls import ToolReader
 from jpaged.server.message.tool_formats import FORMATS, format_of
+from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.settings import ServerSettings
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -172,6 +175,28 @@ def test_json_may_come_behind_a_thought(allows):
     ):
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
         assert allows(behind_thought(schema, thought), text) is want, (thought, text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "other"),
+    [
+        ({"choice": ["yes", '"']}, "yes", "no"),
+        ({"regex": r"a/[/b]\/c\d|x"}, "a///c1", "a//c1"),
+        ({"json": {"const": "yes"}}, '"yes"', "yes"),
+        ({"json_object": True, "disable_any_whitespace": True}, '{"a":1}', '{"a": 1}'),
+        ({"grammar": 'start: shape "b"\nshape: "a" // }'}, "ab", "b"),
+        ({"grammar": 'root ::= "a" b\nb ::= "b"'}, "ab", "b"),
+    ],
+)
+def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, text, other):
+    body = ChatRequest(messages=[{"role": "user", "content": "hi"}], structured_outputs=shape)
+    turn = Turn(body, ServerSettings(model="tiny", reasoning_parser="think"), byte_level_tokenizer())
+    turn.starts_behind("hi")
+    assert turn.parameters() == {}
+    turn.starts_behind("hi<think> ")
+    grammar = turn.parameters()["structured_outputs"].grammar
+    assert allows(grammar, f"so it is</think>{text}") and allows(grammar, f"{text}</think>  {text}")
+    assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
 
 
 # ---------------------------------------------------------------------- answers that may be text

@@ -1,6 +1,7 @@
 """Tool calls and thoughts are read out of text, however it is cut into pieces; the grammar allows what readers read."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -150,6 +151,26 @@ def test_arguments_follow_the_schema_of_their_function(allows, family):
     assert allows(family, written(family, ("f", {"a": 1}), ("g", {})))
     assert not allows(family, written(family, ("f", {"a": "one"})))
     assert not allows(family, written(family, ("h", {})))
+
+
+@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("parameters", [{"properties": {"a": {}}}, {"description": "some"}, {}, {"type": ["object"]}])
+def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(allows, family, parameters):
+    options = {"forced": True, "parallel": False, "thought": "none"}
+    form = FORMATS[family]
+    grammar = form.grammar([{"name": "f", "parameters": parameters}], lambda text: None, **options)
+    assert allows(grammar, written(family, ("f", {"a": 1}))) and read(
+        ToolReader(form), written(family, ("f", {"a": 1}))
+    )
+    for values in (5, "x", [1], None, True):
+        assert not allows(grammar, written(family, ("f", values)))
+
+
+@pytest.mark.parametrize("kind", ["string", ["object", "null"], None, 5])
+def test_parameters_of_another_type_are_refused_by_name(kind):
+    options = {"forced": True, "parallel": False, "thought": "none"}
+    with pytest.raises(ValueError, match=f"parameters of 'f' have the type {re.escape(repr(kind))}: arguments are an"):
+        FORMATS["hermes"].grammar([{"name": "f", "parameters": {"type": kind}}], lambda text: None, **options)
 
 
 @pytest.mark.parametrize("family", FORMATS)

@@ -101,13 +101,16 @@ class Turn:
         body, choice = self._body, self._body.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else None
         functions = [tool.function for tool in self._tools if named in (None, tool.function.name)]
-        grammar = self._form.grammar(
-            [{"name": function.name, "parameters": function.parameters} for function in functions],
-            self._special,
-            forced=named is not None or choice == "required",
-            parallel=body.parallel_tool_calls and named is None,
-            thought=self._thought,
-        )
+        try:
+            grammar = self._form.grammar(
+                [{"name": function.name, "parameters": function.parameters} for function in functions],
+                self._special,
+                forced=named is not None or choice == "required",
+                parallel=body.parallel_tool_calls and named is None,
+                thought=self._thought,
+            )
+        except ValueError as error:
+            raise _refusal("tools", str(error)) from error
         shown = {"skip_special_tokens": False} if any(self._special(mark) for mark in self._form.special) else {}
         if shown and body.skip_special_tokens:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")

@@ -16,6 +16,10 @@ from jpaged.text.gbnf import is_gbnf, lark_of
 from jpaged.text.grammar_limits import check_limits
 from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
 
+_MOST_ITEMS = 1000
+"""Most places in its rules where a text may stand; an ambiguous grammar has more of them with each token, and a step
+takes their square. llguidance has 2,000."""
+
 
 class Grammar:
     """Follows one sequence's tokens.
@@ -81,9 +85,11 @@ class GrammarCompiler:
             ValueError: the grammar is not well-formed, is beyond what `check_limits` lets through, or the model's
                 tokenizer cannot be used for grammars.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        grammar = Grammar(LLMatcher(self._tokens, _source(params), log_level=0), -(-self._vocab_size // 32))
+        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
+        matcher = LLMatcher(self._tokens, _source(params), log_level=0, limits=limits)
+        grammar = Grammar(matcher, -(-self._vocab_size // 32))
         if grammar.error is not None:
             raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} cannot be followed: {grammar.error}")
         return grammar

@@ -66,3 +66,11 @@ def test_chains_that_would_take_the_whole_stack_are_refused_by_name():
     for shape in chains(20_000):
         with pytest.raises(ValueError, match=rf"nests \d+ levels deep, .*, the limit is {MOST_LEVELS}"):
             compiled(**shape)
+
+
+def test_a_text_that_stands_at_too_many_places_of_a_grammar_cannot_be_followed():
+    for num, error in ((900, None), (1100, "row has 1100 items; max is 1000")):
+        rules = "".join(f'\na{i}: "x" b{i} "y"\nb{i}: /[a-z]+/' for i in range(num))
+        followed = compiled(grammar="start: " + " | ".join(f"a{i}" for i in range(num)) + rules)
+        followed.accept(letters().token_to_id("x"))
+        assert followed.error is None if error is None else error in followed.error

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
 
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.reference_chains import longest_chain
@@ -76,21 +75,31 @@ def check_lark(lark: str) -> None:
 
 def check_schemas(name: str, schemas: Sequence[Any]) -> None:
     """Refuse JSON schemas that the compiler cannot be given together; see `check_limits`."""
-    multiple, num_values = 1, 0
+    num_values = 0
     for schema in schemas:
         levels, references = _levels_of(schema)
         _check_levels(name, longest_chain(levels, references))
+        multiple = 1
         for node, _, _ in _nodes(schema):
             if isinstance(values := node.get("enum"), list):
                 num_values += len(values)
-            if isinstance(step := node.get("multipleOf"), int | float) and math.isfinite(step) and step > 0:
-                multiple = math.lcm(multiple, int("".join(map(str, Decimal(str(step)).normalize().as_tuple().digits))))
+            if isinstance(step := node.get("multipleOf"), int | float) and 0 < step < math.inf:
+                multiple = math.lcm(multiple, _digits(step))
+                if multiple > MOST_MULTIPLES:
+                    raise ValueError(
+                        f"{name} has values of multipleOf whose least common multiple, by their digits, is {multiple}, "
+                        f"the limit is {MOST_MULTIPLES}"
+                    )
     _check(name, "values of enum", num_values, MOST_CHOICES)
-    if multiple > MOST_MULTIPLES:
-        raise ValueError(
-            f"{name} has values of multipleOf whose least common multiple, without a decimal point and the zeros at "
-            f"the end, is {multiple}, the limit is {MOST_MULTIPLES}"
-        )
+
+
+def _digits(number: float) -> int:
+    """Return a number without its decimal point and the zeros at its end.
+
+    >>> _digits(0.25), _digits(5000)
+    (25, 5)
+    """
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 
 def _check(name: str, things: str, number: int, most: int) -> None:
@@ -135,7 +144,8 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
     """
     nodes = list(_nodes(schema))
     aims = [(id(node), _aim(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
-    if any(aim is None for _, aim in aims) or any("$id" in node for node, holder, _ in nodes if holder is not None):
+    bases = (node.get(key) for node, holder, _ in nodes if holder is not None for key in ("$id", "id"))
+    if any(aim is None for _, aim in aims) or any(isinstance(base, str) for base in bases):
         deepest = max((depth for _, _, depth in nodes), default=0)
         return {0: (1 + deepest) * (1 + len(aims))}, {}  # each may lead anywhere
     begins = {id(schema), *(id(aim) for _, aim in aims)}
@@ -154,11 +164,11 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
 
 
 def _aim(schema: Any, reference: str) -> Any:
-    """Return what a JSON pointer in the schema leads to; None if it is another kind of reference, or leads nowhere."""
-    if reference != "#" and not reference.startswith("#/"):
+    """Return what a JSON pointer in the schema leads to; None for what it cannot tell, or where that is nothing."""
+    if (reference != "#" and not reference.startswith("#/")) or "%" in reference:
         return None
     value = schema
-    for part in unquote(reference).split("/")[1:]:
+    for part in reference.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping):
             value = value.get(key)

@@ -45,14 +45,15 @@ def test_a_schemas_references_go_so_deep_and_no_deeper(kind):
             check(json=schema_chain(most + more, link))
 
 
-@pytest.mark.parametrize("name", ["/$defs/a{}", "http://a.example/#/$defs/a{}", "#name{}"])
+@pytest.mark.parametrize("name", ["/$defs/a{}", "http://a.example/#/$defs/a{}", "#name{}", "#/%24defs/a{}"])
 def test_references_by_another_name_are_no_way_around_the_limit(name):
     with pytest.raises(ValueError, match="levels deep"):
         check(json=schema_chain(1000, lambda ref: ref, name))
 
 
-def test_parts_that_have_ids_are_no_way_around_the_limit():
-    parts = {f"a{i}": {"$id": f"http://a.example/{i}", "$ref": f"http://a.example/{i + 1}"} for i in range(1000)}
+@pytest.mark.parametrize("key", ["$id", "id"])
+def test_parts_that_have_ids_are_no_way_around_the_limit(key):
+    parts = {f"a{i}": {key: f"http://a.example/{i}", "$ref": f"#/$defs/a{i + 1}"} for i in range(1000)}
     with pytest.raises(ValueError, match="levels deep"):
         check(json={"$ref": "#/$defs/a0", "$defs": parts})
 
@@ -132,8 +133,11 @@ def test_multiples_are_counted_by_their_digits_and_together():
         check(json={"type": "number", "multipleOf": step})
     with pytest.raises(ValueError, match=r"json has values of multipleOf .* is 999983, the limit is 10000"):
         check(json={"type": "integer", "multipleOf": 999983})
+    with pytest.raises(ValueError, match=r"least common multiple, by their digits, is \d+, the limit is 10000"):
+        check(json={"multipleOf": 7**500})
     with pytest.raises(ValueError, match=f"is {9973 * 9967}, the limit"):
         check(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})
+    check(grammar='start: a b\na: %json {"multipleOf": 9973}\nb: %json {"multipleOf": 9967}')
 
 
 def test_a_schema_too_deep_to_be_written_is_a_value_error():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from jpaged.training import TrainableModel
 
 T = TypeVar("T")
+_GRAMMAR_THREADS = 2
+"""Threads that make requests with structured_outputs, so that slow grammars leave all others to plain requests."""
 
 
 class AsyncLLM(AsyncHandle):
@@ -66,6 +70,7 @@ class AsyncLLM(AsyncHandle):
     def _start(self, llm: LLM, max_waiting_requests: int) -> None:
         self._llm = llm
         self._lender: LLM | None = llm
+        self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "jpaged-grammars")
         self.tokenizer = llm.tokenizer
         self.input_processor = llm.input_processor
         self.output_processor = llm.output_processor
@@ -145,7 +150,11 @@ class AsyncLLM(AsyncHandle):
         ticket = self._thread.reserve(request_id)
         try:
             make = partial(self.input_processor.process, streamed=not whole, tokenization=tokenization, lora=lora)
-            request = await asyncio.to_thread(make, prompt, params, rank)
+            if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+                inside = partial(copy_context().run, make, prompt, params, rank)
+                request = await asyncio.get_running_loop().run_in_executor(self._grammar_threads, inside)
+            else:
+                request = await asyncio.to_thread(make, prompt, params, rank)
             builder = self.output_processor.builder(request, request_id)
             self._thread.submit(ticket, request, TokenReader(request, whole=whole))
             async with aclosing(_told(ticket, builder, kind)) as outputs:
@@ -237,6 +246,7 @@ class AsyncLLM(AsyncHandle):
         """
         await self.stop_saving()
         await asyncio.to_thread(self._thread.stop)
+        self._grammar_threads.shutdown(wait=False)
         if self._owns:
             await asyncio.to_thread(self._engine.stop_compiling)
         lender, self._lender = self._lender, None

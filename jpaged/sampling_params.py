@@ -23,6 +23,15 @@ _NUMBERS = (  # name, least, most, whether the least is out of range
 MOST_OUTPUTS = 16384
 """Most outputs of one request, as in vLLM."""
 
+MOST_STOPS = 64
+"""Most strings of `stop`: each is looked for whenever a token comes."""
+MOST_STOP_CHARACTERS = 4096
+"""Most characters of `stop` in all."""
+MOST_BAD_WORDS = 1024
+"""Most texts of `bad_words`: each is compared with the output's end whenever a token is drawn."""
+MOST_BAD_WORD_CHARACTERS = 65536
+"""Most characters of `bad_words` in all."""
+
 _INTEGERS = (  # name, least, most
     ("n", 1, MOST_OUTPUTS),
     ("top_k", -1, None),
@@ -77,13 +86,14 @@ class SamplingParams:
             multiplied where negative; in [0.001, 1000], 1 = none.
         logit_bias: numbers added to the logits of token ids, before the penalties; in [-100, 100].
         allowed_token_ids: the only tokens that can be drawn; None = all.
-        bad_words: texts whose tokens, with and without a leading space, the output cannot hold.
+        bad_words: texts whose tokens, with and without a leading space, the output cannot hold; at most 1,024, and
+            65,536 characters in all.
         max_tokens: most tokens to generate; None = up to the engine's max_model_len.
         min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
             ends in the text of the first min_tokens tokens does not end the sequence: it stays in the text.
         seed: seed of the sequence's random stream; None = one drawn from the engine's, different for each request.
         stop: text that ends the sequence; it is cut from the text. Of several, the one that ends first counts, and of
-            those that end together the one that is listed first.
+            those that end together the one that is listed first. At most 64, and 4,096 characters in all.
         stop_token_ids: tokens that end the sequence; they stay in token_ids.
         include_stop_str_in_output: whether the stop string, or the text of the token that ended the sequence, stays in
             the text.
@@ -151,6 +161,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         self._store("stop", texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
+        _check_size("stop", self.stop_strings, MOST_STOPS, MOST_STOP_CHARACTERS)
         for name in _FLAGS:
             boolean(name, getattr(self, name))
         if not isinstance(self.output_kind, RequestOutputKind):
@@ -177,6 +188,7 @@ class SamplingParams:
         if isinstance(self.bad_words, str):
             raise ValueError(f"bad_words={self.bad_words!r} must be a list of strings")
         self._store("bad_words", texts("bad_words", self.bad_words))
+        _check_size("bad_words", self.bad_words, MOST_BAD_WORDS, MOST_BAD_WORD_CHARACTERS)
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise ValueError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
@@ -209,6 +221,13 @@ class SamplingParams:
 
 
 _LAST = fields(SamplingParams)[-1].name
+
+
+def _check_size(name: str, given: Sequence[str], most: int, most_characters: int) -> None:
+    if len(given) > most:
+        raise ValueError(f"{name} has {len(given)} strings, the limit is {most}")
+    if (characters := sum(map(len, given))) > most_characters:
+        raise ValueError(f"{name} has {characters} characters in all, the limit is {most_characters}")
 
 
 @dataclass(frozen=True)

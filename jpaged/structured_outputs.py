@@ -79,7 +79,7 @@ def _schema(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"json={value!r} is not JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise ValueError(f"json={value!r} must be a schema: a mapping, its JSON text, or a pydantic class")
@@ -87,4 +87,6 @@ def _schema(value: Any) -> dict[str, Any]:
         json.dumps(dict(value))
     except (TypeError, ValueError) as error:
         raise ValueError(f"json={value!r} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("json is a schema that nests too deep to be written as JSON") from error
     return dict(value)

@@ -44,7 +44,9 @@ def is_pil(value: Any) -> bool:
     return module is not None and isinstance(value, module.Image)
 
 
-def decoded(data: bytes, name: str, max_pixels: int) -> Picture:
+def decoded(
+    data: bytes, name: str, max_pixels: int, num_before: int = 0, max_total_pixels: int | None = None
+) -> Picture:
     """Return the picture that the bytes encode; see `picture_of`."""
     image_module = pillow()
     try:
@@ -56,10 +58,12 @@ def decoded(data: bytes, name: str, max_pixels: int) -> Picture:
     except Exception as error:  # decoders of broken files raise many kinds
         raise _corrupt(name, error) from error
     with image:
-        return picture_of(image, name, max_pixels)
+        return picture_of(image, name, max_pixels, num_before, max_total_pixels)
 
 
-def picture_of(image: Image, name: str, max_pixels: int) -> Picture:
+def picture_of(
+    image: Image, name: str, max_pixels: int, num_before: int = 0, max_total_pixels: int | None = None
+) -> Picture:
     """Return the image upright, as its EXIF orientation says, in RGB, its transparency laid on white.
 
     These are transformers' conventions: it turns files upright, and its image processors lay transparency on white.
@@ -68,27 +72,35 @@ def picture_of(image: Image, name: str, max_pixels: int) -> Picture:
     Args:
         name: how errors name the image.
         max_pixels: the limit, compared with the size that the header states.
+        num_before: pixels of the images of the same request that were decoded before this one.
+        max_total_pixels: limit of those and this one's; None = there is none.
 
     Raises:
-        ValueError: it has more pixels, has none, has several frames, is corrupt or truncated.
+        ValueError: it has more pixels, or all together have, it has none, has several frames, is corrupt or truncated.
     """
     width, height = image.size
     if width * height > max_pixels:
         raise ValueError(
             f"{name} has {width} x {height} = {width * height} pixels, the limit is max_pixels={max_pixels}"
         )
+    if max_total_pixels is not None and num_before + width * height > max_total_pixels:
+        raise ValueError(
+            f"{name} has {width} x {height} pixels, which makes {num_before + width * height} with the images before "
+            f"it, the limit is max_total_pixels={max_total_pixels}"
+        )
     if not width or not height:
         raise ValueError(f"{name} has no pixels: {width} x {height}")
     try:
         # A phone's JPEG that carries a depth map besides; its first picture counts.
-        frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-        if frames == 1:
+        # To count the frames would take a file of many pages minutes; whether there are two, it tells at once.
+        several = image.format != "MPO" and getattr(image, "is_animated", False)
+        if not several:
             upright = pillow("ImageOps").exif_transpose(image)
             pixels = np.array(_rgb(upright), np.uint8)
     except Exception as error:  # decoders of broken files raise many kinds
         raise _corrupt(name, error) from error
-    if frames != 1:
-        raise ValueError(f"{name} is animated or has pages: it has {frames} frames, the limit is 1")
+    if several:
+        raise ValueError(f"{name} is animated or has pages: it has more than one frame, the limit is 1")
     pixels.flags.writeable = False
     return Picture(pixels, _digest(pixels))
 

@@ -26,6 +26,7 @@ class ImageSources:
         max_bytes: most bytes of an encoded image.
         max_pixels: most pixels of a decoded image, known from its header before anything is decoded.
         max_images: most images of one request.
+        max_total_pixels: most pixels of all images of one request, each known from its header before it is decoded.
         timeout: most seconds that fetching one URL may take, redirects included.
 
     Raises:
@@ -37,6 +38,7 @@ class ImageSources:
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
     max_images: int = 16
+    max_total_pixels: int = 100_000_000
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class ImageSources:
                 raise ValueError(f"hosts={list(hosts)}: {host!r} is neither 'host' nor 'host:port'")
         object.__setattr__(self, "folders", tuple(Path(folder).resolve() for folder in folders))
         object.__setattr__(self, "hosts", hosts)
-        for name in ("max_bytes", "max_pixels", "max_images"):
+        for name in ("max_bytes", "max_pixels", "max_images", "max_total_pixels"):
             object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
         object.__setattr__(self, "timeout", number("timeout", self.timeout, low=0.0, open_low=True))
 

@@ -28,26 +28,35 @@ def read_images(images: Any, sources: ImageSources) -> list[Picture]:
         sources: where they may come from and how large they may be.
 
     Raises:
-        ValueError: there are too many, one is too large, not allowed, corrupt, truncated, animated, of a type that is
-            not read, or could not be fetched; the message names the image and the limit.
+        ValueError: there are too many, one or all together are too large, one is not allowed, corrupt, truncated,
+            animated, of a type that is not read, or could not be fetched; the message names the image and the limit.
         TypeError: one is of another Python type.
         ImportError: Pillow is not installed.
     """
     given = list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
     if len(given) > sources.max_images:
         raise ValueError(f"{len(given)} images were given, the limit is max_images={sources.max_images}")
-    return [_read(image, f"image {number} of {len(given)}", sources) for number, image in enumerate(given, start=1)]
+    pictures: list[Picture] = []
+    num_pixels = 0
+    for number, image in enumerate(given, start=1):
+        pictures.append(_read(image, f"image {number} of {len(given)}", sources, num_pixels))
+        height, width = pictures[-1].size
+        num_pixels += height * width
+    return pictures
 
 
-def _read(image: Any, place: str, sources: ImageSources) -> Picture:
+def _read(image: Any, place: str, sources: ImageSources, num_before: int) -> Picture:
+    """Return one picture; those before it have `num_before` pixels."""
     if isinstance(image, os.PathLike):
         path = os.fspath(image)
         image = os.fsdecode(path) if isinstance(path, bytes) else path
     if isinstance(image, str):
         name = f"{place}, {_shown(image)}"
-        return decoded(_bytes_of(image, name, sources), name, sources.max_pixels)
+        data = _bytes_of(image, name, sources)
+        return decoded(data, name, sources.max_pixels, num_before, sources.max_total_pixels)
     if is_pil(image):
-        return picture_of(image, f"{place}, a PIL image", sources.max_pixels)
+        name = f"{place}, a PIL image"
+        return picture_of(image, name, sources.max_pixels, num_before, sources.max_total_pixels)
     raise TypeError(f"{place} is a {type(image).__name__}; it must be a PIL image, a URL or a path")
 
 

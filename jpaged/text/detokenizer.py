@@ -31,6 +31,7 @@ class Detokenizer:
         self._decoding = decoding(params)
         self._stops = params.stop_strings
         self._longest = max(map(len, self._stops), default=0)
+        self._firsts = frozenset(stop[0] for stop in self._stops)
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self.restart()
@@ -83,11 +84,15 @@ class Detokenizer:
         """Return how many characters at the text's end may begin a stop string which would be cut off."""
         if self._include_stop:
             return 0
-        most = min(self._longest - 1, len(self.text))
-        return next((n for n in range(most, 0, -1) if self._may_become_stop(self.text[-n:])), 0)
+        start = max(0, len(self.text) - self._longest + 1)
+        begins = (i for i in range(start, len(self.text)) if self.text[i] in self._firsts)
+        return next((len(self.text) - i for i in begins if self._may_become_stop(i)), 0)
 
-    def _may_become_stop(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)
+    def _may_become_stop(self, start: int) -> bool:
+        """Tell whether the text from `start` on is the beginning of a stop string."""
+        end = len(self.text) - start
+        longer = (stop for stop in self._stops if len(stop) > end and stop[end - 1] == self.text[-1])
+        return any(self.text.startswith(stop[:end], start) for stop in longer)
 
 
 def decoding(params: SamplingParams) -> dict[str, bool]:

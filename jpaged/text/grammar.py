@@ -13,7 +13,12 @@ from jaxtyping import Int
 
 from jpaged.sampling_params import StructuredOutputsParams
 from jpaged.text.gbnf import is_gbnf, lark_of
+from jpaged.text.grammar_limits import check_limits
 from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
+
+_MOST_ITEMS = 1000
+"""Most places in its rules where a text may stand; an ambiguous grammar has more of them with each token, and a step
+takes their square. llguidance has 2,000."""
 
 
 class Grammar:
@@ -77,11 +82,14 @@ class GrammarCompiler:
         """Return the grammar at its beginning.
 
         Raises:
-            ValueError: the grammar is not well-formed, or the model's tokenizer cannot be used for grammars.
+            ValueError: the grammar is not well-formed, is beyond what `check_limits` lets through, or the model's
+                tokenizer cannot be used for grammars.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        grammar = Grammar(LLMatcher(self._tokens, _source(params), log_level=0), -(-self._vocab_size // 32))
+        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
+        matcher = LLMatcher(self._tokens, _source(params), log_level=0, limits=limits)
+        grammar = Grammar(matcher, -(-self._vocab_size // 32))
         if grammar.error is not None:
             raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} cannot be followed: {grammar.error}")
         return grammar
@@ -130,14 +138,19 @@ def _source(params: StructuredOutputsParams) -> str:
     """Return the grammar in llguidance's own form."""
     from llguidance import LLMatcher
 
+    lark = None if params.grammar is None else _lark(params.grammar)
+    check_limits(params, lark)
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(ascii_classes(params.regex))
     if params.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in params.choice))
-    if params.grammar is not None:
-        lark = lark_of(params.grammar) if is_gbnf(params.grammar) else params.grammar
-        return LLMatcher.grammar_from_lark(ascii_classes_in_lark(lark))
+    if lark is not None:
+        return LLMatcher.grammar_from_lark(lark)
     schema = params.json if params.json is not None else {"type": "object"}
     if params.disable_any_whitespace:
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
     return LLMatcher.grammar_from_json_schema(schema)
+
+
+def _lark(grammar: str) -> str:
+    return ascii_classes_in_lark(lark_of(grammar) if is_gbnf(grammar) else grammar)

@@ -14,6 +14,8 @@ _CONTEXT = 8
 """Tokens of a prompt's end behind which the first one is decoded: more than a character has bytes."""
 _MOST_BYTES = 4
 """Most bytes of a character in UTF-8."""
+_MOST_HELD = 16
+"""Tokens that are held back as an unfinished character; of more the first ones cannot belong to it."""
 
 
 class IncrementalDecoder:
@@ -21,7 +23,7 @@ class IncrementalDecoder:
 
     A token is decoded behind those of the piece before it, which tell a decoder that it does not begin the text. What
     later tokens could change is held back: an unfinished UTF-8 character, a run of SentencePiece's byte tokens
-    (one bad byte spoils the run), spaces that the tokenizer cleans up.
+    (one bad byte spoils the run; it is decoded when it ends), spaces that the tokenizer cleans up.
 
     Args:
         tokenizer: a transformers tokenizer with a `tokenizers` backend.
@@ -49,7 +51,7 @@ class IncrementalDecoder:
         self._window = list(prompt[self._start_of_end(prompt) :])
         self._num_before = self._num_settled()  # tokens of the window whose text is no part of the next piece
         self._before = self._decode(self._window[: self._num_before])  # their text
-        self._now = self._decode(self._window)  # the window's text
+        self._now: str | None = self._decode(self._window)  # the window's text; None behind a byte token
 
     def whole(self, tokens: Sequence[int]) -> str:
         """Return the text of all the tokens there will be; `push` was not called."""
@@ -59,10 +61,19 @@ class IncrementalDecoder:
 
     def push(self, token: int) -> str:
         """Take one more token and return the text that it settles; often that is empty."""
-        self._window.append(token)
-        before, self._now = self._now, self._decode(self._window)
-        if self._now.endswith(_UNFINISHED) or self._now == before or self._is_byte(token):
+        piece = self._backend.id_to_token(token)
+        if piece is None or self._is_left_out(token):
             return ""
+        self._window.append(token)
+        if _BYTE.fullmatch(piece):
+            self._now = None
+            return ""
+        before = self._decode(self._window[:-1]) if self._now is None else self._now
+        self._now = self._decode(self._window)
+        if self._now == before:
+            return ""
+        if self._now.endswith(_UNFINISHED):
+            return self._cleaned(self._give_out_head(self._now))
         return self._cleaned(self._give_out())
 
     def finish(self) -> str:
@@ -89,11 +100,29 @@ class IncrementalDecoder:
         return next((n for n in before if not self._decode(self._window[:n]).endswith(_UNFINISHED)), count)
 
     def _give_out(self) -> str:
-        piece = self._now[len(self._before) :]
+        now = self._decode(self._window) if self._now is None else self._now
+        piece = now[len(self._before) :]
         self._window = self._window[self._num_before :]
         self._num_before = len(self._window)
         self._before = self._now = self._decode(self._window)
         return piece
+
+    def _give_out_head(self, now: str) -> str:
+        """Return the text of the first tokens of many that are held back, which an unfinished character at their end
+        leaves as it is; empty where they are few."""
+        if len(self._window) - self._num_before <= _MOST_HELD:
+            return ""
+        last = len(self._window) - _MOST_BYTES
+        for end in range(last, last - _MOST_BYTES, -1):
+            head = self._decode(self._window[:end])
+            if now.startswith(head) and not self._is_byte(self._window[end - 1]):
+                self._window = self._window[self._num_before :]
+                self._num_before = end - self._num_before
+                piece = head[len(self._before) :]
+                self._before = self._decode(self._window[: self._num_before])
+                self._now = self._decode(self._window)
+                return piece
+        return ""
 
     def _decode(self, tokens: list[int]) -> str:
         if not self._joined:
@@ -101,6 +130,12 @@ class IncrementalDecoder:
         cuts = [i for i in range(1, len(tokens)) if {tokens[i - 1], tokens[i]} <= self._joined]
         runs = (tokens[start:end] for start, end in pairwise([0, *cuts, len(tokens)]))
         return "".join(self._backend.decode(run, skip_special_tokens=False) for run in runs)
+
+    def _is_left_out(self, token: int) -> bool:
+        """Tell whether the token is a special one that has no part in the text."""
+        if not self._skip or self._backend.decode([token], skip_special_tokens=True):
+            return False
+        return bool(self._backend.decode([token], skip_special_tokens=False))
 
     def _is_byte(self, token: int) -> bool:
         piece = self._backend.id_to_token(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 import time
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from dataclasses import replace
 import pytest
 from tiny_chat_model import make_chat_model
 
-from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams
+from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams, StructuredOutputsParams
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
@@ -459,4 +460,33 @@ def test_an_engine_that_comes_to_no_end_of_a_step_is_not_healthy(llm, monkeypatc
             await task
             await engine.check_health(timeout=5)
 
+    run(main())
+
+
+def test_slow_grammars_leave_the_threads_of_plain_requests_alone(llm, monkeypatch):
+    go_on = threading.Event()
+    process, names = llm.input_processor.process, []
+
+    def slow(prompt, params, *rest, **options):
+        if params.structured_outputs is not None:
+            names.append(threading.current_thread().name)
+            go_on.wait(SECONDS)
+            raise ValueError("no grammar")
+        return process(prompt, params, *rest, **options)
+
+    async def main():
+        async with serving(llm) as engine:
+            shaped = replace(DRAWN, structured_outputs=StructuredOutputsParams(regex="a*"))
+            waiting = [asyncio.ensure_future(last(engine, shaped, f"shaped-{i}")) for i in range(64)]
+            await asyncio.sleep(0)
+            plain = await last(engine, DRAWN, "plain")
+            assert plain.finished and not any(task.done() for task in waiting) and len(names) == 2
+            go_on.set()
+            refused = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {str(error) for error in refused} == {"no grammar"} and len(set(names)) == 2
+
+    async def last(engine, params, request_id):
+        return [output async for output in engine.generate(TEXT, params, request_id)][-1]
+
+    monkeypatch.setattr(llm.input_processor, "process", slow)
     run(main())

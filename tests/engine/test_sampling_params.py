@@ -166,6 +166,10 @@ REFUSED = [
     ({"allowed_token_ids": [VOCAB_SIZE]}, rf"allowed_token_ids: token id {VOCAB_SIZE} is outside the vocabulary"),
     ({"allowed_token_ids": [9], "stop_token_ids": [9], "min_tokens": 1}, "may leave no token to draw"),
     ({"bad_words": "AB"}, "bad_words='AB' must be a list of strings"),
+    ({"bad_words": ["a"] * 1025}, "bad_words has 1025 strings, the limit is 1024"),
+    ({"bad_words": ["a" * 65_537]}, "bad_words has 65537 characters in all, the limit is 65536"),
+    ({"stop": ["a"] * 65}, "stop has 65 strings, the limit is 64"),
+    ({"stop": ["a", "b" * 4_096]}, "stop has 4097 characters in all, the limit is 4096"),
     ({"bad_words": [""]}, "bad_words=.* must be non-empty strings"),
     ({"bad_words": ["  "]}, "bad_words has '  ', which has no tokens"),
 ]

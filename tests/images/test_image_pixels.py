@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import GifImagePlugin, Image, TiffImagePlugin
 from transformers.image_transforms import convert_to_rgb
 from transformers.image_utils import load_image
 
@@ -79,8 +79,20 @@ def test_every_format_is_read_and_its_truncation_noticed(kind):
 def test_animations_and_pages_are_refused(kind):
     frames, file = [Image.fromarray(noise(8, 8, 3)) for _ in range(3)], io.BytesIO()
     frames[0].save(file, kind, save_all=True, append_images=frames[1:])
-    with pytest.raises(ValueError, match="it is animated or has pages: it has 3 frames, the limit is 1"):
+    with pytest.raises(ValueError, match="it is animated or has pages: it has more than one frame, the limit is 1"):
         decoded(file.getvalue(), "it", 10**6)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF"])
+def test_frames_are_not_counted(kind, monkeypatch):
+    frames, file = [Image.fromarray(noise(8, 8, 3)) for _ in range(50)], io.BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+    module = {"GIF": GifImagePlugin.GifImageFile, "TIFF": TiffImagePlugin.TiffImageFile}[kind]
+    seek, seeks = module._seek, []
+    monkeypatch.setattr(module, "_seek", lambda self, frame, *rest: seeks.append(frame) or seek(self, frame, *rest))
+    with pytest.raises(ValueError, match="it is animated or has pages: it has more than one frame, the limit is 1"):
+        decoded(file.getvalue(), "it", 10**6)
+    assert max(seeks) <= 1
 
 
 def test_a_phones_two_pictures_in_one_jpeg_are_its_first():

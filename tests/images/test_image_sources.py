@@ -113,6 +113,17 @@ def test_too_many_images_are_refused_before_any_is_read():
         read_images(["nowhere"] * 3, ImageSources(max_images=2))
 
 
+def test_the_pixels_of_all_images_are_limited_before_the_one_too_many_is_decoded(monkeypatch):
+    pictures = [data_url(encoded((10, 8))), Image.new("RGB", (5, 4)), data_url(encoded((10, 10)))]
+    assert len(read_images(pictures, ImageSources(max_total_pixels=200))) == 3
+    message = "image 3 of 3, .* has 10 x 10 pixels, which makes 200 with .*, the limit is max_total_pixels=199"
+    with pytest.raises(ValueError, match=message):
+        read_images(pictures, ImageSources(max_total_pixels=199))
+    monkeypatch.setattr(Image.Image, "convert", None)
+    with pytest.raises(ValueError, match=r"image 1 of 1, a PIL image has 5 x 4 pixels, .*max_total_pixels=19"):
+        read_images(pictures[1], ImageSources(max_total_pixels=19))
+
+
 def test_local_files_need_a_named_folder(tmp_path):
     (tmp_path / "x.png").write_bytes(encoded())
     with pytest.raises(ValueError, match=r"image 1 of 1, '.*x.png' is a local file, and .*folders=\(\)\) names no"):
@@ -296,6 +307,7 @@ def test_private_addresses_are_known_however_they_are_written():
         ("hosts", ["example.org/path"], "neither 'host' nor 'host:port'"),
         ("max_bytes", 0, "max_bytes=0"),
         ("max_images", True, "max_images=True"),
+        ("max_total_pixels", 0, "max_total_pixels=0"),
         ("timeout", 0, "timeout=0"),
     ],
 )

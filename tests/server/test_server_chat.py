@@ -224,6 +224,7 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
@@ -239,6 +240,14 @@ def test_a_shape_may_come_behind_a_thought(serve, tiny_llm):
     messages = [answer["choices"][0]["message"] for answer in answers]
     ended = [m for a, m in zip(answers, messages, strict=True) if a["choices"][0]["finish_reason"] == "stop"]
     assert ended and all(message["content"] == '"yes"' for message in ended)
+
+
+def test_shapes_behind_a_thought_are_refused_by_name(serve):
+    server = serve(reasoning_parser="think")
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
+    body = BODY | {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    for shape in ({"choice": ["a"] * 10_001}, {"grammar": "foo ::= 'a'"}, {"regex": "a", "choice": ["b"]}):
+        assert server.refusal(PATH, body | {"structured_outputs": shape})["param"] == "structured_outputs"
 
 
 def test_thoughts_come_beside_the_answer(serve):

@@ -1,6 +1,7 @@
 """Tool calls and thoughts are read out of text, however it is cut into pieces; the grammar allows what readers read."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,14 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
+from jpaged.server.message.conversation import Turn
 from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.message.reasoning import ThinkReader
 from jpaged.server.message.thought_grammar import behind_thought
 from jpaged.server.message.tool_calls import ToolReader
 from jpaged.server.message.tool_formats import FORMATS, format_of
+from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.settings import ServerSettings
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -150,6 +154,26 @@ def test_arguments_follow_the_schema_of_their_function(allows, family):
 
 
 @pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("parameters", [{"properties": {"a": {}}}, {"description": "some"}, {}, {"type": ["object"]}])
+def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(allows, family, parameters):
+    options = {"forced": True, "parallel": False, "thought": "none"}
+    form = FORMATS[family]
+    grammar = form.grammar([{"name": "f", "parameters": parameters}], lambda text: None, **options)
+    assert allows(grammar, written(family, ("f", {"a": 1}))) and read(
+        ToolReader(form), written(family, ("f", {"a": 1}))
+    )
+    for values in (5, "x", [1], None, True):
+        assert not allows(grammar, written(family, ("f", values)))
+
+
+@pytest.mark.parametrize("kind", ["string", ["object", "null"], None, 5])
+def test_parameters_of_another_type_are_refused_by_name(kind):
+    options = {"forced": True, "parallel": False, "thought": "none"}
+    with pytest.raises(ValueError, match=f"parameters of 'f' have the type {re.escape(repr(kind))}: arguments are an"):
+        FORMATS["hermes"].grammar([{"name": "f", "parameters": {"type": kind}}], lambda text: None, **options)
+
+
+@pytest.mark.parametrize("family", FORMATS)
 def test_calls_are_free_forced_and_single_as_was_asked(allows, family):
     one, two = written(family, ("f", {"a": 1})), written(family, ("f", {"a": 1}), ("g", {}))
     assert allows(family, "just text") and not allows(family, "just text", forced=True)
@@ -172,6 +196,28 @@ def test_json_may_come_behind_a_thought(allows):
     ):
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
         assert allows(behind_thought(schema, thought), text) is want, (thought, text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "other"),
+    [
+        ({"choice": ["yes", '"']}, "yes", "no"),
+        ({"regex": r"a/[/b]\/c\d|x"}, "a///c1", "a//c1"),
+        ({"json": {"const": "yes"}}, '"yes"', "yes"),
+        ({"json_object": True, "disable_any_whitespace": True}, '{"a":1}', '{"a": 1}'),
+        ({"grammar": 'start: shape "b"\nshape: "a" // }'}, "ab", "b"),
+        ({"grammar": 'root ::= "a" b\nb ::= "b"'}, "ab", "b"),
+    ],
+)
+def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, text, other):
+    body = ChatRequest(messages=[{"role": "user", "content": "hi"}], structured_outputs=shape)
+    turn = Turn(body, ServerSettings(model="tiny", reasoning_parser="think"), byte_level_tokenizer())
+    turn.starts_behind("hi")
+    assert turn.parameters() == {}
+    turn.starts_behind("hi<think> ")
+    grammar = turn.parameters()["structured_outputs"].grammar
+    assert allows(grammar, f"so it is</think>{text}") and allows(grammar, f"{text}</think>  {text}")
+    assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
 
 
 # ---------------------------------------------------------------------- answers that may be text

@@ -136,3 +136,22 @@ def test_nothing_waits_for_a_stop_string_that_will_be_shown_anyway(tokenizer):
 def test_text_of_the_first_min_tokens_waits_too_as_a_stop_string_may_begin_in_it(tokenizer):
     assert shown(tokenizer, ["S", "S", "T", "a"], stop="ST", min_tokens=3) == ["", "S", "SST", "SSTa", "SSTa"]
     assert shown(tokenizer, ["S", "T", "a"], stop="ST", min_tokens=1) == ["", ""]
+
+
+class CountedStop(str):
+    """A stop string that counts how often it is cut to be compared."""
+
+    cuts = 0
+
+    def __getitem__(self, key):
+        CountedStop.cuts += isinstance(key, slice)
+        return super().__getitem__(key)
+
+
+def test_a_stop_string_is_compared_only_where_its_first_character_stands(tokenizer):
+    params = SamplingParams(stop=[CountedStop("S" + "a" * 1000)])
+    detokenizer = Detokenizer(tokenizer, params)
+    CountedStop.cuts = 0
+    assert detokenizer.push([ID["a"]] * 500) is None and CountedStop.cuts == 0
+    assert detokenizer.push([ID["S"]] + [ID["a"]] * 9) is None and CountedStop.cuts == 10
+    assert (detokenizer.num_settled, len(detokenizer.text)) == (500, 510)

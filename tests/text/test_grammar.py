@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from jpaged.text.grammar import Grammar
+from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.text.grammar import Grammar, GrammarCompiler
+from jpaged.text.grammar_limits import MOST_LEVELS
 
 
-def grammar(regex: str) -> Grammar:
+def letters() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({**{letter: i for i, letter in enumerate(alphabet)}, "<end>": 256}, []))
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
+    return backend
+
+
+def compiled(**shape) -> Grammar:
+    compiler = GrammarCompiler(SimpleNamespace(backend_tokenizer=letters()), 257, frozenset({256}))
+    return compiler.compile(StructuredOutputsParams(**shape))
+
+
+def grammar(regex: str) -> Grammar:
+    backend = letters()
     tokens = LLTokenizer(backend.to_str(), n_vocab=257, eos_token=256)
     follower = Grammar(LLMatcher(tokens, LLMatcher.grammar_from_regex(regex), log_level=0), 9)
     follower.letter = backend.token_to_id
@@ -31,3 +46,31 @@ def test_a_restart_forgets_what_was_accepted_and_follows_the_tokens_it_is_given(
     assert restarted.complete and restarted.error is None
     restarted.restart([])
     assert np.array_equal(restarted.mask, grammar("ab*c").mask) and not restarted.complete
+
+
+def chains(levels: int) -> list[dict]:
+    """Shapes whose references go so deep, in the ways that take the most stack."""
+    rules = "\n".join(f"a{i}: a{i + 1}" for i in range(levels - 2))
+    parts = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"type": "null"}]} for i in range(levels // 2 - 2)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**parts, f"a{len(parts)}": {"type": "string"}}}
+    return [{"grammar": f'start: a0\n{rules}\na{levels - 2}: "x"'}, {"json": schema}]
+
+
+def test_the_deepest_chains_of_references_are_compiled_and_followed():
+    for shape in chains(MOST_LEVELS):
+        followed = compiled(**shape)
+        assert followed.error is None and followed.copy().mask.any()
+
+
+def test_chains_that_would_take_the_whole_stack_are_refused_by_name():
+    for shape in chains(20_000):
+        with pytest.raises(ValueError, match=rf"nests \d+ levels deep, .*, the limit is {MOST_LEVELS}"):
+            compiled(**shape)
+
+
+def test_a_text_that_stands_at_too_many_places_of_a_grammar_cannot_be_followed():
+    for num, error in ((900, None), (1100, "row has 1100 items; max is 1000")):
+        rules = "".join(f'\na{i}: "x" b{i} "y"\nb{i}: /[a-z]+/' for i in range(num))
+        followed = compiled(grammar="start: " + " | ".join(f"a{i}" for i in range(num)) + rules)
+        followed.accept(letters().token_to_id("x"))
+        assert followed.error is None if error is None else error in followed.error

@@ -152,7 +152,7 @@ def animated():
 MESSAGES = [
     (with_image([picture(n) for n in range(4)], "<begin>" * 4), "4 images were given, the limit is max_images=3"),
     (with_image(picture(0, (80, 80))), "80 x 80 = 6400 pixels, the limit is max_pixels=5000"),
-    (with_image(animated()), "is animated or has pages: it has 2 frames"),
+    (with_image(animated()), "is animated or has pages: it has more than one frame"),
     (with_image(data_url(picture(0))[:200]), "is corrupt or truncated|not valid base64"),
     (with_image("http://localhost/a.png"), r"is not in hosts=\[\]"),
     (with_image(7), "image 1 of 1 is a int; it must be a PIL image, a URL or a path"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kinds_of_tokenizers import TOKENIZERS, byte_level, cached, sentencepiece
 from thorough import examples
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from jpaged.text.incremental_decoder import IncrementalDecoder
 
@@ -46,6 +48,49 @@ def test_random_tokens_give_the_whole_decode(tokenizer, data, skip):
     special = st.sampled_from(sorted(tokenizer.backend_tokenizer.get_added_tokens_decoder()))
     ids = data.draw(st.lists(st.one_of(st.integers(0, most - 1), special), max_size=40))
     assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("name", ["byte level", "sentencepiece"])
+def test_long_runs_of_bytes_give_the_whole_decode(name, data):
+    tokenizer = cached(name)
+    values = [0x41, 0x80, 0x9F, 0x98, 0xC3, 0xE6, 0xED, 0xF0, 0xFF]
+    letters = bytes_to_unicode()
+    names = [letters[value] if name == "byte level" else f"<0x{value:02X}>" for value in values]
+    tokens = [*tokenizer.convert_tokens_to_ids(names), *sorted(tokenizer.backend_tokenizer.get_added_tokens_decoder())]
+    some = data.draw(st.lists(st.sampled_from(tokens), min_size=1, max_size=6))
+    ids = data.draw(st.lists(st.sampled_from(some), max_size=120))
+    for skip in (False, True):
+        assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+class CountedBackend:
+    """A backend that counts the tokens it decodes."""
+
+    def __init__(self, backend):
+        self._backend = backend
+        self.num_decoded = 0
+
+    def decode(self, tokens, **options):
+        self.num_decoded += len(tokens)
+        return self._backend.decode(tokens, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+
+@pytest.mark.parametrize("name", ["byte level", "sentencepiece"])
+def test_bytes_that_are_no_text_are_decoded_a_few_times_each_and_not_held_back_for_ever(name):
+    tokenizer = cached(name)
+    bad, end = tokenizer.convert_tokens_to_ids([bytes_to_unicode()[0x80] if name == "byte level" else "<0x80>", "</s>"])
+    counted = CountedBackend(tokenizer.backend_tokenizer)
+    wrapped = SimpleNamespace(backend_tokenizer=counted, clean_up_tokenization_spaces=False)
+    decoder = IncrementalDecoder(wrapped)
+    shown = "".join(decoder.push(token) for token in [bad, end] * 2000)
+    assert counted.num_decoded < 2000 * 200
+    assert len(shown) > 1900 or name == "sentencepiece"  # whose run may yet turn out to be text
+    assert shown + decoder.finish() == "\ufffd" * 2000
 
 
 @settings(max_examples=examples(150), deadline=None)

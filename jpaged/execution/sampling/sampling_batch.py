@@ -10,8 +10,8 @@ from jpaged.scheduling.step import Sample
 
 RANKED = 8
 """Most likely tokens that every sampler but the plain one can give back; more compile another."""
-_LEAST_TOP_P = float(np.finfo(np.float32).tiny)
-"""Below it float32 arithmetic has 0, a nucleus of no token."""
+_LEAST = float(np.finfo(np.float32).tiny)
+"""Least temperature and top_p: below it float32 arithmetic has 0, logits divided by 0 and a nucleus of no token."""
 
 
 def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> SamplingArrays:
@@ -20,8 +20,8 @@ def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> Sampl
     for row, (request, seq, chunk) in enumerate(samples):
         params = request.params
         if params.temperature > 0:
-            arrays.temperature[row] = params.temperature
-            arrays.top_p[row] = max(params.top_p, _LEAST_TOP_P)
+            arrays.temperature[row] = max(params.temperature, _LEAST)
+            arrays.top_p[row] = max(params.top_p, _LEAST)
             arrays.min_p[row] = params.min_p
             if params.top_k > 0:
                 arrays.top_k[row] = min(params.top_k, vocab_size)

@@ -52,6 +52,9 @@ class ToolFormat:
             forced: whether the answer is a call; else it may be text, or begin with text.
             parallel: whether there may be several calls.
             thought: what may come before the answer.
+
+        Raises:
+            ValueError: the parameters of a function are those of another type than an object.
         """
         calls = f"opening call {'(between call)*' if parallel else ''} closing"
         rules = [*(self._forced(special, thought) if forced else self._free(special, thought)), f"calls: {calls}"]
@@ -60,7 +63,7 @@ class ToolFormat:
             rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
-            schema = {**(function.get("parameters") or {"type": "object", "properties": {}}), "x-guidance": _JSON_STYLE}
+            schema = {**_arguments(function), "x-guidance": _JSON_STYLE}
             rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
             rules += [f"args_{i}: %json {json.dumps(schema)}"]
         return "\n".join(rules)
@@ -125,6 +128,17 @@ class ToolFormat:
 
     def _ids(self, special: Special) -> list[int]:
         return [token for text in self.special if (token := special(text)) is not None]
+
+
+def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object also where its parameters do not say so."""
+    parameters = function.get("parameters") or {"properties": {}}
+    schema = {"type": "object", **parameters}
+    if schema["type"] not in ("object", ["object"]):
+        raise ValueError(
+            f"the parameters of {function['name']!r} have the type {schema['type']!r}: arguments are an object"
+        )
+    return schema
 
 
 def _loose(text: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jpaged.execution.sampling.logit_edits_batch import BANS, NO_ROW
+from jpaged.execution.sampling.sampler import sample
 from jpaged.execution.sampling.sampling_batch import all_plain, greedy_rows, of_one_shape, sampling_arrays
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
@@ -42,6 +44,14 @@ def test_sampling_settings_become_rows_and_padding_is_greedy():
     np.testing.assert_allclose(args.min_p, [0.1, 0.0, 0.0, 0.0])
     assert args.seed[0].tolist() == [5, 9]
     assert (args.edits.ban_row == NO_ROW).all() and (args.edits.token_row == NO_ROW).all()
+
+
+def test_temperatures_that_float32_arithmetic_takes_for_0_draw_the_most_likely_token():
+    logits = np.random.default_rng(0).normal(size=(4, VOCAB)).astype(np.float32)
+    tiny = [5e-324, 1e-46, 1e-40, 1e-38]
+    args = sampling_of(*(request(sequence([1], i), temperature=t, top_p=1e-40) for i, t in enumerate(tiny)))
+    drawn, _ = sample(jnp.asarray(logits), args, jnp.zeros(4, jnp.int32))
+    assert drawn.tolist() == logits.argmax(1).tolist()
 
 
 def test_every_output_has_a_random_stream_of_its_own_and_output_0_the_requests():

@@ -1,0 +1,189 @@
+"""Refuses schemas and grammars that would take the compiler's whole stack, or more time than a request may have."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.text.reference_chains import longest_chain
+
+MOST_LEVELS = 400
+"""Most levels of nesting that a chain of references has in all. llguidance takes up to 5 KB of stack for one, and a
+thread has 8 MiB."""
+MOST_CHOICES = 10_000
+"""Most texts of `choice`, and most values of the `enum`s of a schema."""
+MOST_INTERSECTIONS = 12
+"""Most `&` of a Lark grammar; each may double the states that the compiler looks at."""
+MOST_MULTIPLES = 10_000
+"""Limit of the least common multiple of a schema's `multipleOf`, in units of the last decimal: as many states."""
+
+_HIDDEN = re.compile(
+    r"""
+    "(?:\\.|[^"\\\n])*"              # a text
+    | (?://|\#)[^\n]*                # a comment
+    | /(?:\\.|[^/\\\n])+/            # a regular expression
+    | <[^<>\s]+>                     # special tokens
+    """,
+    re.VERBOSE,
+)
+_JSON = re.compile(r"%json\s*")
+_RULE = re.compile(
+    r"\b([A-Za-z_]\w*)(?: ?\{[\w ,]{0,200}\})?(?:::\w+)?"  # its name and parameters
+    r"(?: ?\.-?\d+)?(?: ?\[[^\]]{0,200}\])?(?: ?\.-?\d+)? ?:(?!:)"  # its priority and attributes
+)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def check_limits(params: StructuredOutputsParams, lark: str | None) -> None:
+    """Refuse a shape that the compiler cannot be given.
+
+    Args:
+        lark: what is compiled for `params.grammar`.
+
+    Raises:
+        ValueError: references go too deep, there are too many choices or intersections, or a multiple is too large; the
+            message names the value and the limit.
+    """
+    if params.choice is not None:
+        _check("choice", "texts", len(params.choice), MOST_CHOICES)
+    if params.json is not None:
+        check_schemas("json", [params.json])
+    if lark is not None:
+        check_lark(lark)
+
+
+def check_lark(lark: str) -> None:
+    """Refuse a Lark grammar that the compiler cannot be given; see `check_limits`."""
+    rules, schemas = _without_schemas(lark)
+    check_schemas("a schema of grammar", schemas)
+    plain = " ".join(_HIDDEN.sub(' "" ', rules).split())
+    _check("grammar", "intersections (&)", plain.count("&"), MOST_INTERSECTIONS)
+    found = list(_RULE.finditer(plain))
+    levels: dict[str, int] = {}
+    names: dict[str, list[str]] = {}
+    for rule, after in zip(found, [*found[1:], None], strict=True):
+        body = plain[rule.end() : after.start() if after else len(plain)]
+        levels[rule[1]] = max(levels.get(rule[1], 0), 1 + _nesting(body))
+        names.setdefault(rule[1], []).extend(_NAME.findall(body))
+    _check_levels("grammar", longest_chain(levels, names))
+
+
+def check_schemas(name: str, schemas: Sequence[Any]) -> None:
+    """Refuse JSON schemas that the compiler cannot be given together; see `check_limits`."""
+    num_values = 0
+    for schema in schemas:
+        levels, references = _levels_of(schema)
+        _check_levels(name, longest_chain(levels, references))
+        multiple = 1
+        for node, _, _ in _nodes(schema):
+            if isinstance(values := node.get("enum"), list):
+                num_values += len(values)
+            if isinstance(step := node.get("multipleOf"), int | float) and 0 < step < math.inf:
+                multiple = math.lcm(multiple, _digits(step))
+                if multiple > MOST_MULTIPLES:
+                    raise ValueError(
+                        f"{name} has values of multipleOf whose least common multiple, by their digits, is {multiple}, "
+                        f"the limit is {MOST_MULTIPLES}"
+                    )
+    _check(name, "values of enum", num_values, MOST_CHOICES)
+
+
+def _digits(number: float) -> int:
+    """Return a number without its decimal point and the zeros at its end.
+
+    >>> _digits(0.25), _digits(5000)
+    (25, 5)
+    """
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
+
+
+def _check(name: str, things: str, number: int, most: int) -> None:
+    if number > most:
+        raise ValueError(f"{name} has {number} {things}, the limit is {most}")
+
+
+def _check_levels(name: str, levels: int) -> None:
+    if levels > MOST_LEVELS:
+        raise ValueError(f"{name} nests {levels} levels deep, its references followed, the limit is {MOST_LEVELS}")
+
+
+def _without_schemas(lark: str) -> tuple[str, list[Any]]:
+    """Return a grammar without the JSON that follows `%json`, and what was taken out."""
+    kept, schemas, at = [], [], 0
+    for mark in _JSON.finditer(lark):
+        if mark.start() < at:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, mark.end())
+        except (json.JSONDecodeError, RecursionError):
+            continue  # the compiler refuses both
+        kept.append(lark[at : mark.end()])
+        schemas.append(schema)
+        at = end
+    return "".join([*kept, lark[at:]]), schemas
+
+
+def _nesting(body: str) -> int:
+    """Return how deep the brackets of a rule are."""
+    deep = most = 0
+    for letter in body:
+        deep += (letter in "([{") - (letter in ")]}" and deep > 0)
+        most = max(most, deep)
+    return most
+
+
+def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Return how many levels each part of a schema has that is referred to, and what each one refers to.
+
+    Parts are named by their Python id; the schema itself is one, without those in it.
+    """
+    nodes = list(_nodes(schema))
+    aims = [(id(node), _aim(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
+    bases = (node.get(key) for node, holder, _ in nodes if holder is not None for key in ("$id", "id"))
+    if any(aim is None for _, aim in aims) or any(isinstance(base, str) for base in bases):
+        deepest = max((depth for _, _, depth in nodes), default=0)
+        return {0: (1 + deepest) * (1 + len(aims))}, {}  # each may lead anywhere
+    begins = {id(schema), *(id(aim) for _, aim in aims)}
+    levels: dict[int, int] = {}
+    references: dict[int, list[int]] = {}
+    part_of: dict[int | None, int] = {}
+    start: dict[int, int] = {}  # depth at which each part begins
+    for node, holder, depth in nodes:  # what holds an object comes before it
+        part = part_of[id(node)] = id(node) if id(node) in begins else part_of[holder]
+        if part == id(node) and holder is not None:
+            references.setdefault(part_of[holder], []).append(part)
+        levels[part] = max(levels.get(part, 0), 1 + depth - start.setdefault(part, depth))
+    for node_id, aim in aims:
+        references.setdefault(part_of[node_id], []).append(id(aim))
+    return levels, references
+
+
+def _aim(schema: Any, reference: str) -> Any:
+    """Return what a JSON pointer in the schema leads to; None for what it cannot tell, or where that is nothing."""
+    if (reference != "#" and not reference.startswith("#/")) or "%" in reference:
+        return None
+    value = schema
+    for part in reference.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        else:
+            value = value[int(key)] if isinstance(value, list) and key.isdecimal() and int(key) < len(value) else None
+    return value
+
+
+def _nodes(schema: Any) -> Iterable[tuple[Mapping[str, Any], int | None, int]]:
+    """Yield the objects in a schema, each with the id of the one that holds it and how many hold that one."""
+    waiting: list[tuple[Any, int | None, int]] = [(schema, None, 0)]
+    while waiting:
+        value, holder, depth = waiting.pop()
+        if isinstance(value, Mapping):
+            yield value, holder, depth
+            waiting += [(each, id(value), depth + 1) for each in value.values() if isinstance(each, Mapping | list)]
+        elif isinstance(value, list):
+            waiting += [(each, holder, depth) for each in value if isinstance(each, Mapping | list)]

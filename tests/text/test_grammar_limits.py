@@ -1,0 +1,148 @@
+"""Shapes that would take the compiler's stack, or more time than a request may have, are refused before it begins."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.text.grammar_limits import MOST_CHOICES, MOST_INTERSECTIONS, MOST_LEVELS, check_limits
+from jpaged.text.reference_chains import longest_chain
+
+
+def schema_chain(num, link, pointer="#/$defs/a{}"):
+    """A schema whose parts refer to one another, one after the other."""
+    parts = {f"a{i}": link({"$ref": pointer.format(i + 1)}) for i in range(num)}
+    return {"$ref": pointer.format(0), "$defs": {**parts, f"a{num}": {"type": "string"}}}
+
+
+def lark_chain(num, line, name="a"):
+    rules = [line.format(i, i + 1) for i in range(num)]
+    return "\n".join([f"start: {name}0", *rules, f'{name}{num}: "x"'])
+
+
+def check(**shape):
+    params = StructuredOutputsParams(**shape)
+    check_limits(params, params.grammar)
+
+
+LINKS = {
+    "a reference": (lambda ref: ref, 1),
+    "all of": (lambda ref: {"allOf": [ref]}, 2),
+    "a property": (lambda ref: {"type": "object", "properties": {"x": ref}}, 3),
+    "items": (lambda ref: {"type": "array", "items": {"items": ref}}, 3),
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_schemas_references_go_so_deep_and_no_deeper(kind):
+    link, levels = LINKS[kind]
+    most = (MOST_LEVELS - 3) // levels  # two levels are those of the schema itself, one that of the last part
+    check(json=schema_chain(most, link))
+    for more in (1, 10_000):
+        with pytest.raises(ValueError, match=rf"json nests \d+ levels deep, .*, the limit is {MOST_LEVELS}"):
+            check(json=schema_chain(most + more, link))
+
+
+@pytest.mark.parametrize("name", ["/$defs/a{}", "http://a.example/#/$defs/a{}", "#name{}", "#/%24defs/a{}"])
+def test_references_by_another_name_are_no_way_around_the_limit(name):
+    with pytest.raises(ValueError, match="levels deep"):
+        check(json=schema_chain(1000, lambda ref: ref, name))
+
+
+@pytest.mark.parametrize("key", ["$id", "id"])
+def test_parts_that_have_ids_are_no_way_around_the_limit(key):
+    parts = {f"a{i}": {key: f"http://a.example/{i}", "$ref": f"#/$defs/a{i + 1}"} for i in range(1000)}
+    with pytest.raises(ValueError, match="levels deep"):
+        check(json={"$ref": "#/$defs/a0", "$defs": parts})
+
+
+def test_many_parts_that_do_not_refer_to_one_another_are_no_chain():
+    parts = {f"a{i}": {"type": "object", "properties": {"x": {"type": "string"}}} for i in range(2000)}
+    check(json={"anyOf": [{"$ref": f"#/$defs/a{i}"} for i in range(2000)], "$defs": parts})
+    check(grammar="start: " + " | ".join(f"a{i}" for i in range(2000)) + "".join(f'\na{i}: "x"' for i in range(2000)))
+
+
+def test_a_schema_may_refer_to_itself():
+    check(json={"$ref": "#"})
+    check(json={"properties": {"next": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": {"items": {"$ref": "#"}}}})
+    check(json={"properties": {"x": {"$ref": "#/$defs/named"}}, "$defs": {"named": True}})
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("a{}: a{}", "a"),
+        ("A{}: A{}", "A"),
+        ('a{}: "x" a{} | "y"', "a"),
+        ("a{}.5: a{}", "a"),
+        ("?a{}[lazy]: a{}", "a"),
+        ('a{} :\n  a{} // "', "a"),
+        ('a{}: <x"> a{} <y">', "a"),
+    ],
+)
+def test_a_grammars_rules_go_so_deep_and_no_deeper(line, name):
+    check(grammar=lark_chain(MOST_LEVELS - 2, line, name))
+    with pytest.raises(
+        ValueError, match=f"grammar nests {MOST_LEVELS + 1} levels deep, .*, the limit is {MOST_LEVELS}"
+    ):
+        check(grammar=lark_chain(MOST_LEVELS - 1, line, name))
+
+
+def test_brackets_count_in_each_rule_of_a_chain():
+    with pytest.raises(ValueError, match="levels deep"):
+        check(grammar=lark_chain(MOST_LEVELS // 10, "a{}: " + "(" * 10 + "a{}" + ")" * 10))
+
+
+def test_rules_in_a_circle_count_once():
+    check(grammar=lark_chain(MOST_LEVELS - 2, "a{}: a{} | a0"))
+    assert longest_chain({"a": 1, "b": 2, "c": 5, "d": 1}, {"a": "b", "b": "ac", "c": "x", "d": "a"}) == 9
+
+
+def test_what_stands_in_texts_comments_and_regular_expressions_is_no_reference():
+    check(grammar=lark_chain(MOST_LEVELS * 2, 'a{0}: "a{1}" /a{1}/ # a{1}'))
+
+
+@pytest.mark.parametrize("shape", ["schema", "enum", "multipleOf"])
+def test_schemas_within_a_grammar_have_the_limits_of_schemas(shape):
+    schema = {
+        "schema": schema_chain(1000, lambda ref: ref),
+        "enum": {"enum": list(range(MOST_CHOICES + 1))},
+        "multipleOf": {"multipleOf": 999983},
+    }[shape]
+    with pytest.raises(ValueError, match=r"a schema of grammar (nests|has)"):
+        check(grammar=f'start: "x" b\nb: %json {json.dumps(schema)}\nc: "x"')
+
+
+def test_choices_values_and_intersections_are_counted():
+    check(choice=["x"] * MOST_CHOICES)
+    with pytest.raises(ValueError, match=f"choice has {MOST_CHOICES + 1} texts, the limit is {MOST_CHOICES}"):
+        check(choice=["x"] * (MOST_CHOICES + 1))
+    enums = {"anyOf": [{"enum": [0] * (MOST_CHOICES // 2)}, {"enum": [1] * (MOST_CHOICES // 2 + 1)}]}
+    with pytest.raises(ValueError, match=f"json has {MOST_CHOICES + 1} values of enum, the limit is {MOST_CHOICES}"):
+        check(json=enums)
+    terms = ["/x/"] * (MOST_INTERSECTIONS + 1)
+    check(grammar="start: A\nA: " + " & ".join(terms) + ' "&&&&&&&&&&&&&"')
+    with pytest.raises(ValueError, match=rf"grammar has {MOST_INTERSECTIONS + 1} intersections \(&\), the limit is"):
+        check(grammar="start: A\nA: " + " & ".join([*terms, "/x/"]))
+
+
+def test_multiples_are_counted_by_their_digits_and_together():
+    for step in (0.01, 0.25, 5000, 1_000_000, 9973):
+        check(json={"type": "number", "multipleOf": step})
+    with pytest.raises(ValueError, match=r"json has values of multipleOf .* is 999983, the limit is 10000"):
+        check(json={"type": "integer", "multipleOf": 999983})
+    with pytest.raises(ValueError, match=r"least common multiple, by their digits, is \d+, the limit is 10000"):
+        check(json={"multipleOf": 7**500})
+    with pytest.raises(ValueError, match=f"is {9973 * 9967}, the limit"):
+        check(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})
+    check(grammar='start: a b\na: %json {"multipleOf": 9973}\nb: %json {"multipleOf": 9967}')
+
+
+def test_a_schema_too_deep_to_be_written_is_a_value_error():
+    schema: dict = {}
+    for _ in range(100_000):
+        schema = {"not": schema}
+    with pytest.raises(ValueError, match="json is a schema that nests too deep"):
+        StructuredOutputsParams(json=schema)

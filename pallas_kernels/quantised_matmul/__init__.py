@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
-from pallas_kernels.matmul import chosen_product, cpu, matmul, matmul_table
+from pallas_kernels.matmul import chosen_product, matmul, matmul_table
+from pallas_kernels.matmul.cpu import matmul_panels
 from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.panelled_floats import PanelledFloats
 from pallas_kernels.platform import Impl, resolve_impl
@@ -55,7 +56,7 @@ def quantised_matmul(
     """
     dtype = jnp.dtype(out_dtype or x.dtype)
     if resolve_impl(impl) == "cpu" and _all_panelled(matrices):
-        return cpu.matmul_panels(x, matrices, index, rows).astype(dtype)
+        return matmul_panels(x, matrices, index, rows).astype(dtype)
     if resolve_impl(impl) == "cpu" and _all_tiled(matrices):
         return bfloat16_matmul(x, matrices, index, rows=rows).astype(dtype)
     if isinstance(matrices[0], TiledFloats | PanelledFloats):

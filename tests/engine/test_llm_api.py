@@ -28,8 +28,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def warm(model):
-    """An engine, whose weights are arrays as tests ask for them, and how many shapes its warm-up compiled: decodes of 1,
-    2, 4, a mixed step of 64, block copies, two samplers (plain and full) for 1 and 4 rows."""
+    """An engine and how many shapes its warm-up compiled: decodes of 1, 2, 4, a mixed step of 64, block
+    copies, two samplers (plain and full) for 1 and 4 rows. Its weights are arrays, as tests ask for them."""
     llm = LLM(model.folder, max_num_batched_tokens=64, **SETTINGS)
     assert llm.params is not None
     return SimpleNamespace(llm=llm, known=llm._engine.runner.num_warmup, compiled=llm.warmup(use_tqdm=False))

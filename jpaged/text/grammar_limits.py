@@ -12,7 +12,7 @@ from typing import Any
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.reference_chains import longest_chain
 
-MOST_LEVELS = 400
+MOST_LEVELS = 800
 """Most levels of nesting that a chain of references has in all. llguidance takes up to 5 KB of stack for one, and a
 thread has 8 MiB."""
 MOST_CHOICES = 10_000

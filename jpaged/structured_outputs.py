@@ -10,6 +10,8 @@ from typing import Any, Self
 from jpaged.validation import boolean, texts
 from jpaged.vllm_requests import refuse_shape_parameters
 
+MOST_CHOICES = 10_000
+"""Most texts of `choice`, and most values of the `enum`s of a schema."""
 _SHAPES = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -21,7 +23,7 @@ class StructuredOutputsParams:
         json: a JSON schema: a mapping, its text, or a class with `model_json_schema()`, as pydantic's have.
         regex: a regular expression (Rust's syntax) that the whole text matches. ``\\d``, ``\\w``, ``\\s`` and their
             negations mean ASCII, unless the flag ``u`` is set in it: ``(?u)\\d+`` matches the digits of all scripts.
-        choice: texts of which the output is one.
+        choice: texts of which the output is one, at most 10,000.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it, with regular expressions that mean
             what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``.
         json_object: True asks for any JSON object.
@@ -60,6 +62,8 @@ class StructuredOutputsParams:
             choice = () if isinstance(self.choice, str) else texts("choice", self.choice)
             if not choice:
                 raise ValueError(f"choice={self.choice!r} must be a list of non-empty strings")
+            if len(choice) > MOST_CHOICES:
+                raise ValueError(f"choice has {len(choice)} texts, the limit is {MOST_CHOICES}")
             object.__setattr__(self, "choice", choice)
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))

@@ -9,14 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from jpaged.structured_outputs import StructuredOutputsParams
+from jpaged.structured_outputs import MOST_CHOICES, StructuredOutputsParams
 from jpaged.text.reference_chains import longest_chain
 
 MOST_LEVELS = 800
 """Most levels of nesting that a chain of references has in all. llguidance takes up to 5 KB of stack for one, and a
 thread has 8 MiB."""
-MOST_CHOICES = 10_000
-"""Most texts of `choice`, and most values of the `enum`s of a schema."""
 MOST_INTERSECTIONS = 12
 """Most `&` of a Lark grammar; each may double the states that the compiler looks at."""
 MOST_MULTIPLES = 10_000
@@ -46,11 +44,9 @@ def check_limits(params: StructuredOutputsParams, lark: str | None) -> None:
         lark: what is compiled for `params.grammar`.
 
     Raises:
-        ValueError: references go too deep, there are too many choices or intersections, or a multiple is too large; the
+        ValueError: references go too deep, there are too many values or intersections, or a multiple is too large; the
             message names the value and the limit.
     """
-    if params.choice is not None:
-        _check("choice", "texts", len(params.choice), MOST_CHOICES)
     if params.json is not None:
         check_schemas("json", [params.json])
     if lark is not None:

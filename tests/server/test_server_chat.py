@@ -246,7 +246,7 @@ def test_shapes_behind_a_thought_are_refused_by_name(serve):
     server = serve(reasoning_parser="think")
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
     body = BODY | {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
-    for shape in ({"choice": ["a"] * 10_001}, {"grammar": "foo ::= 'a'"}, {"regex": "a", "choice": ["b"]}):
+    for shape in ({"choice": ["a"] * 10_001}, {"grammar": 'root ::= "a"'}, {"regex": "a", "choice": ["b"]}):
         assert server.refusal(PATH, body | {"structured_outputs": shape})["param"] == "structured_outputs"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from functools import partial
 from typing import Any
 
@@ -11,17 +9,13 @@ from jpaged import StructuredOutputsParams
 from jpaged.server.errors import ApiError
 from jpaged.server.message.parts import PlainReader, Reader
 from jpaged.server.message.reasoning import BEGIN, END, ThinkReader
+from jpaged.server.message.shape_rule import shape_rule
 from jpaged.server.message.thought_grammar import Thought, before_shape, behind_thought
 from jpaged.server.message.thought_tokens import ThoughtTokens
 from jpaged.server.message.tool_calls import ToolReader
 from jpaged.server.message.tool_formats import format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
 from jpaged.server.settings import ServerSettings
-from jpaged.text.gbnf import is_gbnf, lark_of
-from jpaged.text.grammar_limits import check_limits
-
-_ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
-"""What would end a regular expression in a Lark grammar, and what is escaped."""
 
 
 class Turn:
@@ -124,9 +118,7 @@ class Turn:
         if self._inside and self._body.structured_outputs is not None:
             before, rules = before_shape(self._thought)
             try:
-                given = self._body.structured_outputs.shape()
-                check_limits(given, None)
-                rule = _rule_of(given)
+                rule = shape_rule(self._body.structured_outputs.shape())
             except (ValueError, TypeError) as error:
                 raise _refusal("structured_outputs", str(error)) from error
             grammar = "\n".join([f"start: {before} shape", *rules, f"shape: {rule}"])
@@ -164,23 +156,6 @@ class Turn:
         end = tokenizer.convert_tokens_to_ids(END)
         decode = partial(tokenizer.decode, skip_special_tokens=self._body.skip_special_tokens is not False)
         return ThoughtTokens(reader, None if end == tokenizer.unk_token_id else end, decode)
-
-
-def _rule_of(shape: StructuredOutputsParams) -> str:
-    """Return what a rule of a Lark grammar has for a shape."""
-    if shape.choice is not None:
-        return " | ".join(json.dumps(text) for text in shape.choice)
-    if shape.regex is not None:
-        plain = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
-        regex = _ENDS.sub(lambda match: plain.get(match[0], match[0]), shape.regex)
-        return f"/{regex}/"
-    if shape.grammar is not None:
-        lark = lark_of(shape.grammar) if is_gbnf(shape.grammar) else shape.grammar
-        return f"%lark {{\n{lark}\n}}"
-    schema: dict[str, Any] = shape.json if shape.json is not None else {"type": "object"}
-    if shape.disable_any_whitespace:
-        schema = {**schema, "x-guidance": {**schema.get("x-guidance", {}), "whitespace_flexible": False}}
-    return f"%json {json.dumps(schema)}"
 
 
 def _refusal(name: str, message: str) -> ApiError:

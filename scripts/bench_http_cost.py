@@ -87,12 +87,17 @@ def steps_before(
     streams: Sequence[Sequence[float]], steps: np.ndarray, begin: float, end: float
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds between the steps from which the tokens of those gaps came, once for each gap, and from
-    each token's step to its arrival."""
+    each token's step to its arrival.
+
+    While all streams run each step has a token for each, so a stream's tokens are those of steps that follow one
+    another, and none is of a later step than the latest before it: it may arrive when the next one is over already.
+    """
     between: list[float] = []
     behind: list[float] = []
     for times in streams:
         arrived = np.array([at for at in times if begin <= at <= end])
-        made = steps[np.searchsorted(steps, arrived) - 1]
+        number = np.arange(len(arrived))
+        made = steps[number + (np.searchsorted(steps, arrived) - 1 - number).min(initial=len(steps))]
         between += (1e3 * np.diff(made)).tolist()
         behind += (1e3 * (arrived - made)).tolist()
     return between, behind

@@ -1,8 +1,8 @@
 """Holds a float32 matrix in panels of columns, each one run of memory, as a CPU's products read it.
 
 Cut out of an array, a panel's rows lie as far apart as the array is wide, mostly further than a processor fetches
-ahead by itself, and a few rows of x do not give enough to do to wait for them. Numbers and products are those of the
-array, to the last bit.
+ahead by itself, and a few rows of x do not give enough to do to wait for them. Numbers are those of the array, and so
+are products, to the last bit, with as many rows as `pallas_kernels.matmul` does not leave to XLA.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ PANEL = 48
 """Columns of a panel: three cache lines of float32."""
 _WHOLE_VECTORS = 16
 """What divides the columns of a matrix that all processors' loops multiply, whatever vectors they have."""
+_BYTES_AT_ONCE = 1 << 26
+"""Bytes of a matrix that are read at once: some readers map the whole of it each time."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("numbers",), meta_fields=("outputs",))
@@ -67,13 +69,16 @@ def panelled_floats(matrix: Any) -> PanelledFloats:
     whole = abstract(matrix.shape)
     numbers = np.empty(whole.numbers.shape, np.float32)
     outputs = whole.outputs
+    columns = max(1, _BYTES_AT_ONCE // (whole.shape[-2] * PANEL * numbers.itemsize)) * PANEL
     for place in np.ndindex(numbers.shape[:-3]):
         at = tuple(slice(index, index + 1) for index in place)
-        for panel, own in enumerate(numbers[place]):
-            columns = slice(panel * PANEL, min((panel + 1) * PANEL, outputs))
-            given = np.asarray(matrix[(*at, slice(None), columns)])
-            own[:, : given.shape[-1]] = given.reshape(given.shape[-2:])
-            own[:, given.shape[-1] :] = 0
+        for start in range(0, outputs, columns):
+            given = np.asarray(matrix[(*at, slice(None), slice(start, min(start + columns, outputs)))])
+            given = given.reshape(given.shape[-2:])
+            for panel in range(0, given.shape[-1], PANEL):
+                own, part = numbers[(*place, (start + panel) // PANEL)], given[:, panel : panel + PANEL]
+                own[:, : part.shape[-1]] = part
+                own[:, part.shape[-1] :] = 0
     return PanelledFloats(numbers, outputs)
 
 

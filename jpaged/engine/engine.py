@@ -142,8 +142,7 @@ class Engine:
         except BaseException:
             self.prefixes.stop()
             raise
-        if len(self.requests.unfinished) == self.prefixes.num_coming:
-            self.prefixes.stop()  # nobody waits for anything; what is computed so far is cached
+        self._stop_where_nobody_waits()
         if not self.has_work:
             self.give_back_memory()
         return self.requests.take_finished()
@@ -271,6 +270,12 @@ class Engine:
             for request in requests:
                 for part in request.parts:
                     self.requests.abort(part)
+        self._stop_where_nobody_waits()
+
+    def _stop_where_nobody_waits(self) -> None:
+        """Let go of what computes lost prefixes if no other request is left; what is computed so far is cached."""
+        if len(self.requests.unfinished) == self.prefixes.num_coming:
+            self.prefixes.stop()
 
     def change(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]:
         """Do what stands within as a whole; see `Recovery.change`."""

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jpaged.execution.exact_params import num_exact, widened
 from jpaged.loading.language_model_only import LanguageModelReader
 from jpaged.loading.parameters.targets import targets_of
-from jpaged.loading.parameters.weights import read_params
+from jpaged.loading.parameters.weights import abstract_params, read_params
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.model_api import CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
@@ -99,9 +99,12 @@ def params_of(
         for name in whole.names():
             if whole.dtype(name) != dtype and (multimodal or name in used):
                 raise ValueError(f"{name} in {LOCATION} is {whole.dtype(name)}, the engine is {dtype}: give cast=True")
-    has_exact = num_exact(old) > 0
-    new = read_params(model, nnx.state(model), reader, mesh, quantization=quantization, may_be_exact=has_exact)
     structure: Any = jax.tree.structure(old)
+    alike = False
+    if num_exact(old):
+        shapes = abstract_params(model, mesh, quantization=quantization, reader=reader, dtype_of=reader.dtype)
+        alike = jax.tree.structure(shapes) == structure
+    new = read_params(model, nnx.state(model), reader, mesh, quantization=quantization, may_be_exact=alike)
     return new if jax.tree.structure(new) == structure else widened(new)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.sampling_params import StructuredOutputsParams
+from jpaged.text.deep_stack import with_deep_stack
 from jpaged.text.gbnf import is_gbnf, lark_of
 from jpaged.text.grammar_limits import check_limits
 from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
@@ -88,7 +89,8 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
-        matcher = LLMatcher(self._tokens, _source(params), log_level=0, limits=limits)
+        source = _source(params)
+        matcher = with_deep_stack(lambda: LLMatcher(self._tokens, source, log_level=0, limits=limits))
         grammar = Grammar(matcher, -(-self._vocab_size // 32))
         if grammar.error is not None:
             raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} cannot be followed: {grammar.error}")

@@ -7,18 +7,21 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 from jpaged.structured_outputs import MOST_CHOICES, StructuredOutputsParams
 from jpaged.text.reference_chains import longest_chain
 
-MOST_LEVELS = 800
-"""Most levels of nesting that a chain of references has in all. llguidance takes up to 5 KB of stack for one, and a
-thread has 8 MiB."""
+MOST_LEVELS = 6000
+"""Most levels of nesting that a chain of references has in all. llguidance takes up to 5 KB of stack for one, and
+`jpaged.text.deep_stack` has 64 MiB."""
 MOST_INTERSECTIONS = 12
 """Most `&` of a Lark grammar; each may double the states that the compiler looks at."""
-MOST_MULTIPLES = 10_000
-"""Limit of the least common multiple of a schema's `multipleOf`, in units of the last decimal: as many states."""
+MOST_MULTIPLES = 65_536
+"""Limit of a schema's `multipleOf` by its digits, and of the least common multiple of those that may meet in one
+number: as many states."""
 
 _HIDDEN = re.compile(
     r"""
@@ -29,6 +32,10 @@ _HIDDEN = re.compile(
     """,
     re.VERBOSE,
 )
+_VALUES = frozenset(("enum", "const", "default", "example", "examples"))
+"""Keywords of a schema that hold values, not schemas."""
+_NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Keywords whose objects have names for keys, not keywords."""
 _JSON = re.compile(r"%json\s*")
 _RULE = re.compile(
     r"\b([A-Za-z_]\w*)(?: ?\{[\w ,]{0,200}\})?(?:::\w+)?"  # its name and parameters
@@ -62,7 +69,8 @@ def check_lark(lark: str) -> None:
     found = list(_RULE.finditer(plain))
     levels: dict[str, int] = {}
     names: dict[str, list[str]] = {}
-    for rule, after in zip(found, [*found[1:], None], strict=True):
+    for rule, after in pairwise([*found, None]):
+        assert rule is not None
         body = plain[rule.end() : after.start() if after else len(plain)]
         levels[rule[1]] = max(levels.get(rule[1], 0), 1 + _nesting(body))
         names.setdefault(rule[1], []).extend(_NAME.findall(body))
@@ -75,18 +83,20 @@ def check_schemas(name: str, schemas: Sequence[Any]) -> None:
     for schema in schemas:
         levels, references = _levels_of(schema)
         _check_levels(name, longest_chain(levels, references))
-        multiple = 1
-        for node, _, _ in _nodes(schema):
-            if isinstance(values := node.get("enum"), list):
-                num_values += len(values)
-            if isinstance(step := node.get("multipleOf"), int | float) and 0 < step < math.inf:
-                multiple = math.lcm(multiple, _digits(step))
-                if multiple > MOST_MULTIPLES:
-                    raise ValueError(
-                        f"{name} has values of multipleOf whose least common multiple, by their digits, is {multiple}, "
-                        f"the limit is {MOST_MULTIPLES}"
-                    )
+        nodes = [node for node, _, _ in _nodes(schema)]
+        num_values += sum(len(values) for node in nodes if isinstance(values := node.get("enum"), list))
+        _check_multiples(name, nodes)
     _check(name, "values of enum", num_values, MOST_CHOICES)
+
+
+def _check_multiples(name: str, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Check the steps of numbers: each, or all together where a number may have to follow several."""
+    steps = [step for node in nodes if isinstance(step := node.get("multipleOf"), int | float)]
+    digits = [_digits(step) for step in steps if not isinstance(step, bool) and 0 < step < math.inf]
+    if any("allOf" in node or "$ref" in node for node in nodes):
+        digits = [math.lcm(*digits)]
+    if (most := max(digits, default=1)) > MOST_MULTIPLES:
+        raise ValueError(f"{name} has a multipleOf of {most}, by its digits, the limit is {MOST_MULTIPLES}")
 
 
 def _digits(number: float) -> int:
@@ -117,7 +127,7 @@ def _without_schemas(lark: str) -> tuple[str, list[Any]]:
         try:
             schema, end = json.JSONDecoder().raw_decode(lark, mark.end())
         except (json.JSONDecodeError, RecursionError):
-            continue  # the compiler refuses both
+            break  # the compiler refuses both
         kept.append(lark[at : mark.end()])
         schemas.append(schema)
         at = end
@@ -139,7 +149,11 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
     Parts are named by their Python id; the schema itself is one, without those in it.
     """
     nodes = list(_nodes(schema))
-    aims = [(id(node), _aim(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
+    aims = _aims(schema, nodes)
+    known = {id(node) for node, _, _ in nodes}
+    if any(isinstance(aim, Mapping) and id(aim) not in known for _, aim in aims):  # a reference to an example
+        nodes = list(_nodes(schema, values_too=True))
+        aims = _aims(schema, nodes)
     bases = (node.get(key) for node, holder, _ in nodes if holder is not None for key in ("$id", "id"))
     if any(aim is None for _, aim in aims) or any(isinstance(base, str) for base in bases):
         deepest = max((depth for _, _, depth in nodes), default=0)
@@ -159,12 +173,17 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
     return levels, references
 
 
+def _aims(schema: Any, nodes: Iterable[tuple[Mapping[str, Any], int | None, int]]) -> list[tuple[int, Any]]:
+    """Return for each object that refers to something its id and what that is."""
+    return [(id(node), _aim(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
+
+
 def _aim(schema: Any, reference: str) -> Any:
     """Return what a JSON pointer in the schema leads to; None for what it cannot tell, or where that is nothing."""
-    if (reference != "#" and not reference.startswith("#/")) or "%" in reference:
+    if reference != "#" and not reference.startswith("#/"):
         return None
     value = schema
-    for part in reference.split("/")[1:]:
+    for part in unquote(reference).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping):
             value = value.get(key)
@@ -173,13 +192,19 @@ def _aim(schema: Any, reference: str) -> Any:
     return value
 
 
-def _nodes(schema: Any) -> Iterable[tuple[Mapping[str, Any], int | None, int]]:
-    """Yield the objects in a schema, each with the id of the one that holds it and how many hold that one."""
-    waiting: list[tuple[Any, int | None, int]] = [(schema, None, 0)]
+def _nodes(schema: Any, *, values_too: bool = False) -> Iterable[tuple[Mapping[str, Any], int | None, int]]:
+    """Yield the objects in a schema, each with the id of the one that holds it and how many hold that one.
+
+    Args:
+        values_too: whether to look into what is a value by its keyword, such as an example.
+    """
+    waiting: list[tuple[Any, int | None, int, bool]] = [(schema, None, 0, False)]
     while waiting:
-        value, holder, depth = waiting.pop()
+        value, holder, depth, names = waiting.pop()
         if isinstance(value, Mapping):
             yield value, holder, depth
-            waiting += [(each, id(value), depth + 1) for each in value.values() if isinstance(each, Mapping | list)]
+            for key, each in value.items():
+                if isinstance(each, Mapping | list) and (names or values_too or key not in _VALUES):
+                    waiting.append((each, id(value), depth + 1, not names and key in _NAMES))
         elif isinstance(value, list):
-            waiting += [(each, holder, depth) for each in value if isinstance(each, Mapping | list)]
+            waiting += [(each, holder, depth, False) for each in value if isinstance(each, Mapping | list)]

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from jpaged import LLM, AsyncLLM, Layers, SamplingParams
 from jpaged.execution.device_memory import device_bytes
+from jpaged.loading.parameters import streaming
 from jpaged.planning import plan
 from jpaged.training import logprobs
 
@@ -131,14 +132,34 @@ def test_trained_weights_are_held_in_float32_and_not_rounded(models):
         jax.grad(lambda params: logprobs(llm, params, jnp.asarray([LONGEST])).sum())(llm.params)
 
 
-def test_a_float32_state_dict_that_would_be_rounded_is_not(models):
+def test_a_float32_state_dict_that_would_be_rounded_is_not(models, monkeypatch):
     judge = models[1][1]
     state = {name: tensor * (1 + 2**-12) for name, tensor in judge.state_dict().items()}
     with LLM(models[0][0], **SHAPES) as llm:
+        monkeypatch.setattr(streaming, "panelled_floats", None)  # arrays are made at once, not of panels
         llm.update_params(state)
         assert num_exact(llm) == 0
         found = np.asarray(llm.params["embed_tokens"]["weight"][...])[:211]
     np.testing.assert_array_equal(found, state["model.embed_tokens.weight"].numpy())
+
+
+def test_a_float32_checkpoints_matrices_stay_in_panels_with_a_state_dict_and_become_arrays_with_a_tree(
+    models, tmp_path
+):
+    for place, judge in zip(("old", "new"), models[1], strict=True):
+        judge.save_pretrained(tmp_path / place)
+    with LLM(str(tmp_path / "new"), **SHAPES) as llm:
+        want, params = answers(llm), llm.params
+        assert answers(llm) == want, "panels and arrays have the same bits"
+    with LLM(str(tmp_path / "old"), **SHAPES) as llm:
+        number = num_exact(llm)
+        answers(llm)
+        compiled = llm.num_recompiles
+        llm.update_params({name: tensor.float() for name, tensor in models[1][1].state_dict().items()})
+        assert num_exact(llm) == number > 0 and llm.num_recompiles == compiled
+        assert answers(llm) == want
+        llm.update_params(params)
+        assert num_exact(llm) == 0 and answers(llm) == want
 
 
 def test_a_bfloat16_state_dict_is_held_as_it_is(models):

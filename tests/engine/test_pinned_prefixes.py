@@ -135,6 +135,19 @@ def test_nothing_is_left_running_where_nobody_waits_and_the_next_request_brings_
     assert not engine.prefixes.lengths and engine.memory.num_used_blocks == 0
 
 
+def test_nothing_is_left_running_once_the_last_request_is_dropped():
+    engine = make_engine(40, budget=8)
+    pin(engine, 36)
+    request = make_request([9, 9], 3)
+    engine.add(request)
+    engine.step()
+    forget_the_old_weights(engine)
+    engine.step()
+    assert engine.prefixes.num_coming == 1
+    engine.abort(request)
+    assert not engine.has_work and not engine.requests.unfinished and engine.replicas[0].pins.lost == {PIN}
+
+
 def give_up_the_prefix(engine: Engine) -> None:
     """Accept a request, while the prefix is lost, that fits no pool with it."""
     lose_the_pool(engine)

@@ -206,6 +206,7 @@ def test_json_may_come_behind_a_thought(allows):
         ({"json": {"const": "yes"}}, '"yes"', "yes"),
         ({"json_object": True, "disable_any_whitespace": True}, '{"a":1}', '{"a": 1}'),
         ({"grammar": 'start: shape "b"\nshape: "a" // }'}, "ab", "b"),
+        ({"grammar": 'start: "a" "::=" "b"'}, "a::=b", "ab"),
     ],
 )
 def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, text, other):

@@ -48,12 +48,12 @@ def test_a_schemas_references_go_so_deep_and_no_deeper(kind):
 @pytest.mark.parametrize("name", ["/$defs/a{}", "http://a.example/#/$defs/a{}", "#name{}", "#/%24defs/a{}"])
 def test_references_by_another_name_are_no_way_around_the_limit(name):
     with pytest.raises(ValueError, match="levels deep"):
-        check(json=schema_chain(1000, lambda ref: ref, name))
+        check(json=schema_chain(MOST_LEVELS, lambda ref: ref, name))
 
 
 @pytest.mark.parametrize("key", ["$id", "id"])
 def test_parts_that_have_ids_are_no_way_around_the_limit(key):
-    parts = {f"a{i}": {key: f"http://a.example/{i}", "$ref": f"#/$defs/a{i + 1}"} for i in range(1000)}
+    parts = {f"a{i}": {key: f"http://a.example/{i}", "$ref": f"#/$defs/a{i + 1}"} for i in range(MOST_LEVELS)}
     with pytest.raises(ValueError, match="levels deep"):
         check(json={"$ref": "#/$defs/a0", "$defs": parts})
 
@@ -107,12 +107,36 @@ def test_what_stands_in_texts_comments_and_regular_expressions_is_no_reference()
 @pytest.mark.parametrize("shape", ["schema", "enum", "multipleOf"])
 def test_schemas_within_a_grammar_have_the_limits_of_schemas(shape):
     schema = {
-        "schema": schema_chain(1000, lambda ref: ref),
+        "schema": schema_chain(MOST_LEVELS, lambda ref: ref),
         "enum": {"enum": list(range(MOST_CHOICES + 1))},
         "multipleOf": {"multipleOf": 999983},
     }[shape]
     with pytest.raises(ValueError, match=r"a schema of grammar (nests|has)"):
         check(grammar=f'start: "x" b\nb: %json {json.dumps(schema)}\nc: "x"')
+
+
+def test_values_in_a_schema_are_no_schemas():
+    leaf = {"type": "object", "examples": [{"id": "u-1", "multipleOf": 999983}], "default": {"$id": "u-1"}}
+    parts = {f"a{i}": {"properties": {"x": {"$ref": "#/$defs/leaf"}}} for i in range(2000)}
+    check(json={"$ref": "#/$defs/a0", "$defs": {**parts, "leaf": leaf}})
+    check(json={"properties": {"examples": {"$ref": "#/%24defs/a0"}}, "$defs": {"a0": {"const": {"$id": "x"}}}})
+
+
+def test_what_a_reference_to_a_value_leads_to_counts():
+    parts = [{"$ref": f"#/examples/{i + 1}"} for i in range(MOST_LEVELS)]
+    with pytest.raises(ValueError, match="levels deep"):
+        check(json={"$ref": "#/examples/0", "examples": [*parts, {}]})
+
+
+def test_a_union_of_many_parts_that_refer_to_it_is_taken():
+    names = [f"n{i}" for i in range(200)]
+    parts = {name: {"type": "object", "properties": {"kids": {"items": {"$ref": "#/$defs/node"}}}} for name in names}
+    union = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    check(json={"$ref": "#/$defs/node", "$defs": {"node": union, **parts}})
+
+
+def test_a_grammar_without_rules_is_left_to_the_compiler():
+    check(grammar="start = 5")
 
 
 def test_choices_values_and_intersections_are_counted():
@@ -131,12 +155,14 @@ def test_choices_values_and_intersections_are_counted():
 def test_multiples_are_counted_by_their_digits_and_together():
     for step in (0.01, 0.25, 5000, 1_000_000, 9973):
         check(json={"type": "number", "multipleOf": step})
-    with pytest.raises(ValueError, match=r"json has values of multipleOf .* is 999983, the limit is 10000"):
+    with pytest.raises(ValueError, match=r"json has a multipleOf of 999983, by its digits, the limit is 65536"):
         check(json={"type": "integer", "multipleOf": 999983})
-    with pytest.raises(ValueError, match=r"least common multiple, by their digits, is \d+, the limit is 10000"):
+    with pytest.raises(ValueError, match=r"multipleOf of \d+, by its digits, the limit is 65536"):
         check(json={"multipleOf": 7**500})
-    with pytest.raises(ValueError, match=f"is {9973 * 9967}, the limit"):
+    with pytest.raises(ValueError, match=f"of {9973 * 9967}, by its digits, the limit"):
         check(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})
+    check(json={"properties": {"width": {"multipleOf": 1024}, "height": {"multipleOf": 15}}})
+    check(json={"multipleOf": True})  # which the compiler refuses
     check(grammar='start: a b\na: %json {"multipleOf": 9973}\nb: %json {"multipleOf": 9967}')
 
 

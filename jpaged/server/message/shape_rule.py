@@ -10,6 +10,8 @@ from jpaged import StructuredOutputsParams
 
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 """What would end a regular expression in a Lark grammar, and what is escaped."""
+_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+"""A rule of a grammar in GBNF."""
 
 
 def shape_rule(shape: StructuredOutputsParams) -> str:
@@ -25,7 +27,7 @@ def shape_rule(shape: StructuredOutputsParams) -> str:
         regex = _ENDS.sub(lambda match: plain.get(match[0], match[0]), shape.regex)
         return f"/{regex}/"
     if shape.grammar is not None:
-        if "::=" in shape.grammar:
+        if _GBNF.search(shape.grammar):
             raise ValueError("a grammar in GBNF cannot stand behind a thought: write it in Lark's syntax")
         return f"%lark {{\n{shape.grammar}\n}}"
     schema: dict[str, Any] = shape.json if shape.json is not None else {"type": "object"}

@@ -135,11 +135,11 @@ def test_outputs_that_cannot_be_queued_leave_none_of_their_request_behind(llm, m
     scheduler, queued = llm._engine.scheduler, []
     add = scheduler.add
 
-    def refuse_the_third(request):
+    def refuse_the_third(request, **options):
         if len(queued) == 2:
             raise ValueError("no more")
         queued.append(request)
-        add(request)
+        add(request, **options)
 
     monkeypatch.setattr(scheduler, "add", refuse_the_third)
     with pytest.raises(ValueError, match="prompt 0: no more"):

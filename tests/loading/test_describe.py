@@ -50,7 +50,7 @@ def test_a_gguf_file_describes_itself(tmp_path):
 
 
 def test_of_a_hub_id_only_the_config_is_fetched(tmp_path, monkeypatch):
-    def fetch(repo_id, filename):
+    def fetch(repo_id, filename, **place):
         assert (repo_id, filename) == ("org/model", "config.json")
         return str(write_config(tmp_path))
 
@@ -59,7 +59,7 @@ def test_of_a_hub_id_only_the_config_is_fetched(tmp_path, monkeypatch):
 
 
 def test_a_hub_that_does_not_answer_is_told_with_the_id(monkeypatch):
-    def fetch(repo_id, filename):
+    def fetch(repo_id, filename, **place):
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)

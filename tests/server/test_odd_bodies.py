@@ -68,11 +68,10 @@ def test_no_body_is_the_servers_fault(tiny_llm, family):
         @given(bodies())
         def try_all(case):
             path, body = case
-            status, answer = send(BatchRequest("a", path, body | {"stream": False} if "/v1/" in path else body)).result(
-                30
-            )
-            assert status < 500, (status, answer)
-            assert status == 200 or answer["error"]["message"], json.dumps(body)
+            request = BatchRequest("a", path, body | {"stream": False} if "/v1/" in path else body)
+            reply = send(request).result(30)
+            assert reply.status < 500, reply
+            assert reply.status == 200 or reply.body["error"]["message"], json.dumps(body)
 
         try_all()
 

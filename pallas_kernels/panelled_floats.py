@@ -71,12 +71,12 @@ def panelled_floats(matrix: Any) -> PanelledFloats:
     outputs = whole.outputs
     columns = max(1, _BYTES_AT_ONCE // (whole.shape[-2] * PANEL * numbers.itemsize)) * PANEL
     for place in np.ndindex(numbers.shape[:-3]):
-        at = tuple(slice(index, index + 1) for index in place)
+        at, panels = tuple(slice(index, index + 1) for index in place), numbers[place]
         for start in range(0, outputs, columns):
             given = np.asarray(matrix[(*at, slice(None), slice(start, min(start + columns, outputs)))])
             given = given.reshape(given.shape[-2:])
             for panel in range(0, given.shape[-1], PANEL):
-                own, part = numbers[(*place, (start + panel) // PANEL)], given[:, panel : panel + PANEL]
+                own, part = panels[(start + panel) // PANEL], given[:, panel : panel + PANEL]
                 own[:, : part.shape[-1]] = part
                 own[:, part.shape[-1] :] = 0
     return PanelledFloats(numbers, outputs)

@@ -73,12 +73,12 @@ def panelled_floats(matrix: Any) -> PanelledFloats:
     for place in np.ndindex(numbers.shape[:-3]):
         at, panels = tuple(slice(index, index + 1) for index in place), numbers[place]
         for start in range(0, outputs, columns):
-            given = np.asarray(matrix[(*at, slice(None), slice(start, min(start + columns, outputs)))])
-            given = given.reshape(given.shape[-2:])
-            for panel in range(0, given.shape[-1], PANEL):
-                own, part = panels[(start + panel) // PANEL], given[:, panel : panel + PANEL]
-                own[:, : part.shape[-1]] = part
-                own[:, part.shape[-1] :] = 0
+            stop = min(start + columns, outputs)
+            given = np.asarray(matrix[(*at, slice(None), slice(start, stop))]).reshape(whole.shape[-2], stop - start)
+            for panel in range(start, stop, PANEL):
+                own, width = panels[panel // PANEL], min(PANEL, stop - panel)
+                own[:, :width] = given[:, panel - start : panel - start + width]
+                own[:, width:] = 0
     return PanelledFloats(numbers, outputs)
 
 

@@ -16,7 +16,8 @@ from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_exact_tiles import exact_product
 from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS, copy_numbers
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
-from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, ROWS, VECTORS, stack_memory, tile
+from pallas_kernels.cpu_rows import remaining_rows
+from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTORS, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.matmul.cpu_kernel import DEPTH
 from pallas_kernels.tiled_matmul.cpu_kernel import _clear
@@ -67,24 +68,14 @@ def _by_panels(panels: int) -> Any:
     one = exact_product(1, panels)
     vectors = panels * OUTPUTS // LANES
     width = VECTORS if vectors % VECTORS == 0 else 1
-    of_packed, four_of_packed, two_of_packed, one_of_packed = (tile(rows, width) for rows in (ROWS, 4, 2, 1))
+    of_packed = remaining_rows(width)
     groups, group_bytes = vectors // width, width * LANES * FLOAT
 
     @ffi.njit_named(str(panels))
     def multiply_packed(x, x_stride, rows, packed, depth, out, stride, more):
         for group in range(groups):
-            w, to, row = packed + group * group_bytes, out + group * group_bytes, 0
-            while rows - row >= ROWS:
-                of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
-                row += ROWS
-            while rows - row >= 4:
-                four_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
-                row += 4
-            while rows - row >= 2:
-                two_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
-                row += 2
-            if row < rows:
-                one_of_packed(x + row * x_stride, x_stride, w, row_bytes, depth, to + row * stride, stride, more, 0, 0)
+            w, to = packed + group * group_bytes, out + group * group_bytes
+            of_packed(x, x_stride, 0, rows, w, row_bytes, depth, to, stride, more)
 
     @ffi.njit_named(str(panels))
     def multiply_some(x, x_stride, rows, w, w_panel, pairs, out, stride, more):

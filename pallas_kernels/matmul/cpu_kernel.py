@@ -12,6 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_rows import remaining_rows
 from pallas_kernels.cpu_tiles import (
     DOT_ROWS,
     FLOAT,
@@ -73,7 +74,7 @@ def _columns_product(vectors: int, lines: int) -> Any:
     lines of every row of what is `coming`."""
     first = tile(ROWS, vectors, pack=True)
     fetching, fetching_all = tile(ROWS, vectors, fetch=1), tile(ROWS, vectors, fetch=lines)
-    full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
+    rest = remaining_rows(vectors)
     packed_stride = vectors * LANES * FLOAT
 
     @ffi.njit_named(f"columns_{vectors}")
@@ -92,17 +93,7 @@ def _columns_product(vectors: int, lines: int) -> Any:
             mine, to = x + row * x_stride, out + row * out_stride
             fetching_all(mine, x_stride, panel, stride, depth, to, out_stride, more, coming, matrix_stride)
             row += ROWS
-        while rows - row >= ROWS:
-            full(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
-            row += ROWS
-        while rows - row >= 4:
-            four(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
-            row += 4
-        while rows - row >= 2:
-            two(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
-            row += 2
-        if rows - row == 1:
-            one(x + row * x_stride, x_stride, panel, stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+        rest(x, x_stride, row, rows, panel, stride, depth, out, out_stride, more)
 
     return product
 

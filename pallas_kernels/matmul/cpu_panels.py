@@ -12,6 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_rows import remaining_rows
 from pallas_kernels.cpu_tiles import FLOAT, LANES, LINE_BYTES, ROWS, VECTORS, tile
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.matmul.cpu_kernel import DEPTH, PANEL_VECTORS, _clear, _whole_tile
@@ -45,7 +46,7 @@ def _columns_product(vectors: int, groups: int) -> Any:
     group's first tile fetches its part of each row of what is `coming`."""
     group_bytes = vectors * LANES * FLOAT
     first = tile(ROWS, vectors, fetch=-(-group_bytes // LINE_BYTES))
-    full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
+    rest = remaining_rows(vectors)
 
     @ffi.njit_named(f"panel_{vectors}")
     def product(x, x_stride, rows, panel, depth, out, stride, more, coming):
@@ -54,17 +55,7 @@ def _columns_product(vectors: int, groups: int) -> Any:
             if rows >= ROWS:
                 first(x, x_stride, w, ROW_BYTES, depth, to, stride, more, theirs, ROW_BYTES)
                 row = ROWS
-            while rows - row >= ROWS:
-                full(x + row * x_stride, x_stride, w, ROW_BYTES, depth, to + row * stride, stride, more, 0, 0)
-                row += ROWS
-            while rows - row >= 4:
-                four(x + row * x_stride, x_stride, w, ROW_BYTES, depth, to + row * stride, stride, more, 0, 0)
-                row += 4
-            while rows - row >= 2:
-                two(x + row * x_stride, x_stride, w, ROW_BYTES, depth, to + row * stride, stride, more, 0, 0)
-                row += 2
-            if row < rows:
-                one(x + row * x_stride, x_stride, w, ROW_BYTES, depth, to + row * stride, stride, more, 0, 0)
+            rest(x, x_stride, row, rows, w, ROW_BYTES, depth, to, stride, more)
 
     return product
 

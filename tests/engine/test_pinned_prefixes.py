@@ -119,13 +119,18 @@ def test_requests_that_run_go_on_until_a_lost_prefix_has_a_place_beside_them(pol
     finish(engine, *requests)
 
 
-def test_nothing_is_left_running_where_nobody_waits_and_the_next_request_brings_the_prefix_back():
+def one_request_and_a_lost_prefix():
+    """An engine with a request that runs, and a long prefix that was lost meanwhile."""
     engine = make_engine(40, budget=8)
     pin(engine, 36)
-    request = make_request([9, 9], 3)
-    engine.add(request)
+    engine.add(request := make_request([9, 9], 3))
     engine.step()
     forget_the_old_weights(engine)
+    return engine, request
+
+
+def test_nothing_is_left_running_where_nobody_waits_and_the_next_request_brings_the_prefix_back():
+    engine, request = one_request_and_a_lost_prefix()
     finish(engine, request)
     assert not engine.requests.unfinished and engine.replicas[0].pins.lost == {PIN}
     engine.add(request := make_request([9, 9], 3))
@@ -136,12 +141,7 @@ def test_nothing_is_left_running_where_nobody_waits_and_the_next_request_brings_
 
 
 def test_nothing_is_left_running_once_the_last_request_is_dropped():
-    engine = make_engine(40, budget=8)
-    pin(engine, 36)
-    request = make_request([9, 9], 3)
-    engine.add(request)
-    engine.step()
-    forget_the_old_weights(engine)
+    engine, request = one_request_and_a_lost_prefix()
     engine.step()
     assert engine.prefixes.num_coming == 1
     engine.abort(request)
@@ -166,7 +166,7 @@ def test_a_prefix_that_is_given_up_is_forgotten():
 
 
 def test_a_saved_prefix_that_a_replica_does_not_hold_is_a_lost_one():
-    """As one of several replicas may have given it up."""
+    """One of several replicas may have given it up, while the others hold it."""
     engine, other = make_engine(12), make_engine(12)
     pin(engine, 8)
     pins = engine.prefixes.requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,7 +13,13 @@ from jpaged.vllm_requests import refuse_shape_parameters
 
 MOST_CHOICES = 10_000
 """Most texts of `choice`, and most values of the `enum`s of a schema."""
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _SHAPES = ("json", "regex", "choice", "grammar", "json_object")
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Tell whether a grammar has a rule as GBNF writes it, ``name ::= ...``."""
+    return _GBNF_RULE.search(grammar) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import re
 
-_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|.)", re.DOTALL)
 _SPECIAL = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "-": r"\x2D", "^": r"\x5E", **{c: "\\" + c for c in '"\\[]'}}
-
-
-def is_gbnf(grammar: str) -> bool:
-    """Tell whether a grammar has a rule as GBNF writes it, ``name ::= ...``."""
-    return _RULE.search(grammar) is not None
 
 
 def lark_of(grammar: str) -> str:

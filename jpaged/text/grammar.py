@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from jpaged.sampling_params import StructuredOutputsParams
+from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 from jpaged.text.deep_stack import with_deep_stack
-from jpaged.text.gbnf import is_gbnf, lark_of
+from jpaged.text.gbnf import lark_of
 from jpaged.text.grammar_limits import check_limits
 from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
 

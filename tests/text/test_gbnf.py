@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from kinds_of_tokenizers import byte_level
 
-from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.text.gbnf import is_gbnf, lark_of
+from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
+from jpaged.text.gbnf import lark_of
 from jpaged.text.grammar import GrammarCompiler
 
 TOKENIZER = byte_level()

@@ -6,12 +6,10 @@ import json
 import re
 from typing import Any
 
-from jpaged import StructuredOutputsParams
+from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 """What would end a regular expression in a Lark grammar, and what is escaped."""
-_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-"""A rule of a grammar in GBNF."""
 
 
 def shape_rule(shape: StructuredOutputsParams) -> str:
@@ -27,7 +25,7 @@ def shape_rule(shape: StructuredOutputsParams) -> str:
         regex = _ENDS.sub(lambda match: plain.get(match[0], match[0]), shape.regex)
         return f"/{regex}/"
     if shape.grammar is not None:
-        if _GBNF.search(shape.grammar):
+        if is_gbnf(shape.grammar):
             raise ValueError("a grammar in GBNF cannot stand behind a thought: write it in Lark's syntax")
         return f"%lark {{\n{shape.grammar}\n}}"
     schema: dict[str, Any] = shape.json if shape.json is not None else {"type": "object"}

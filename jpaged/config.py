@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jpaged.config_checks import check_together
+from jpaged.config_checks import MAX_LORA_RANK, MAX_LORAS, check_together
 from jpaged.images.settings import ImageSources
 from jpaged.model_api import LayerGroup
 from jpaged.pyramid_kv import PyramidKV
@@ -19,7 +19,7 @@ STATE_INTERVAL = 512
 """Tokens between the checkpoints of recurrent layers where nothing else is asked for."""
 _SPELLINGS = {"dtype": {"half": "float16", "float": "float32"}, "kv_cache_dtype": {"fp8_e4m3": "fp8"}}
 """Other names for a setting's value; `EngineConfig` holds the plain one."""
-KV_CACHE_DTYPES = ("auto", "int8", "fp8")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "int8", "fp8")
 QUANTIZATIONS = ("int8", "int4", "fp8", "gguf")
 PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
@@ -95,10 +95,12 @@ class EngineConfig:
             was saved. "int8", "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a
             scale and a minimum for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they
             are.
-        kv_cache_dtype: form of the KV: "auto" = dtype; "fp8" or "fp8_e4m3" = float8_e4m3fn without scales; "int8" with
-            a scale for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
+        kv_cache_dtype: form of the KV: "auto" = dtype; "bfloat16" takes half of float32, beside any dtype
+            on a CPU and beside bfloat16 elsewhere; "fp8" or "fp8_e4m3" = float8_e4m3fn without scales; "int8" with a
+            scale for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
         max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
-            for if that is less.
+            for if that is less. No more than that, or than what linear or YaRN scaling in the model's config makes of
+            it.
         block_size: number of tokens in a block; a multiple of 8. None = 128 on TPUs, whose reads are that wide, and
             16 elsewhere.
         state_checkpoint_interval: tokens from one kept state of a model's recurrent layers to the next, a multiple of
@@ -177,7 +179,7 @@ class EngineConfig:
     generation_config: str = "auto"
     dtype: str = "auto"
     quantization: Literal["int8", "int4", "fp8", "gguf"] | None = None
-    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8", "fp8"] = "auto"
     max_model_len: int | None = None
     block_size: int | None = None
     state_checkpoint_interval: int | None = None
@@ -210,8 +212,8 @@ class EngineConfig:
     images: ImageSources = field(default_factory=ImageSources)
     language_model_only: bool = False
     enable_lora: bool = False
-    max_loras: int = 1
-    max_lora_rank: int = 16
+    max_loras: int = MAX_LORAS
+    max_lora_rank: int = MAX_LORA_RANK
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+MAX_LORAS, MAX_LORA_RANK = 1, 16
+"""Values of the settings of these names by default."""
+
 
 def check_together(settings: Mapping[str, Any]) -> None:
     """Check settings by the names of `jpaged.config.EngineConfig`, each of which has a value that is allowed alone.
@@ -72,6 +75,9 @@ def _check_lora(settings: Mapping[str, Any]) -> None:
     if settings["lora_modules"] and not settings["enable_lora"]:
         raise ValueError(f"lora_modules={settings['lora_modules']!r} need enable_lora=True")
     if not settings["enable_lora"]:
+        for name, default in (("max_loras", MAX_LORAS), ("max_lora_rank", MAX_LORA_RANK)):
+            if settings[name] != default:
+                raise ValueError(f"{name}={settings[name]} needs enable_lora=True")
         return
     if settings["data_parallel_size"] > 1:
         raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {settings['data_parallel_size']}")

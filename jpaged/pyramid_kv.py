@@ -103,7 +103,7 @@ class PyramidKV:
             if settings[name] != needed:
                 raise ValueError(f"{name}={settings[name]!r}: kv_budget needs {name}={needed}")
         if settings["kv_cache_dtype"] == "int8":
-            raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto' or 'fp8'")
+            raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto', 'bfloat16' or 'fp8'")
         tokens, sequences = settings["max_num_batched_tokens"], settings["max_num_seqs"]
         if tokens is None or sequences is None:
             return

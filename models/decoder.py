@@ -74,8 +74,11 @@ class Decoder(nnx.Module):
             prompt_vocab_size: rows of the embedding; by default ``config.vocab_size``, the tokens that can be drawn.
 
         Raises:
-            ValueError: the context asks for expert parallelism of a family without experts.
+            ValueError: the context asks for expert parallelism of a family without experts, or the config for
+                attention in both directions.
         """
+        if not getattr(config, "is_causal", True):  # as transformers reads it for any decoder, e.g. gte-Qwen2
+            raise ValueError(f"is_causal={config.is_causal} is not supported: attention is causal")
         if build.expert_parallel and not self._has_experts:
             raise ValueError(f"enable_expert_parallel=True, but {type(self).__name__} has no experts")
         rows, columns = padded(config.vocab_size, build.tensor_parallel), width or config.hidden_size

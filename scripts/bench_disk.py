@@ -2,9 +2,10 @@
 
     python scripts/bench_disk.py --folder /var/tmp/disk --articles 8 --article-tokens 960 --rounds 3
 
-Prints what the folder was measured to do, then a line for each round and engine: tokens computed and read from disk,
-time to the first token and processor time. The engines, without a disk and with one, take turns, so that what else the
-machine does hits both; the first round fills the disk. At last it prints from how many tokens on a prefix is read.
+Prints what the folder was measured to do, then a table with a line for each round and engine: tokens computed and read
+from disk, time to the first token and processor time. The engines, without a disk and with one, take turns, so that
+what else the machine does hits both; the first round fills the disk. At last it says from how many tokens on a prefix
+is read. ``--docs docs`` writes the figures into docs/disk.md.
 """
 
 from __future__ import annotations
@@ -12,24 +13,38 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from jpaged import LLM, SamplingParams
 from jpaged.benchmarks.machine import this_machine
+from jpaged.benchmarks.marked_figures import with_figures
 from jpaged.benchmarks.prompts import real_prompts
+
+SCRIPT, PAGE = "scripts/bench_disk.py", "disk.md"
+
+
+@dataclass(frozen=True)
+class Round:
+    """Holds what one engine did in a round.
+
+    Attributes:
+        firsts: seconds to the first token of each request.
+    """
+
+    number: int
+    engine: str
+    computed: int
+    read: int
+    firsts: Sequence[float]
+    processor_seconds: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", required=True, help="folder on the disk to measure")
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--articles", type=int, default=8)
-    parser.add_argument("--article-tokens", type=int, default=960)
-    parser.add_argument("--held", type=float, default=2.5, help="articles that the pool holds")
-    parser.add_argument("--space", type=float, default=2.0, help="GiB of disk")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each article is asked about")
-    parser.add_argument("--output-tokens", type=int, default=8)
-    args = parser.parse_args()
+    args = _arguments()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("jpaged").setLevel(logging.INFO)
     length = args.article_tokens + 64 + args.output_tokens
@@ -45,30 +60,74 @@ def main() -> None:
     }
     for llm in engines.values():
         llm.warmup(use_tqdm=False)
+    rounds, is_same = _run(engines, articles, args)
+    text = figures(rounds, is_same, engines["disk"].stats().disk, report.page_bytes // block, args)
+    print(text)
+    if args.docs is not None:
+        page = args.docs / PAGE
+        page.write_text(with_figures(page.read_text(encoding="utf-8"), SCRIPT, text), encoding="utf-8")
+
+
+def _run(engines: dict[str, LLM], articles: Sequence[list[int]], args: argparse.Namespace) -> tuple[list[Round], bool]:
+    """Return what each engine did in each round, and whether all generated the same."""
     params = SamplingParams(temperature=0, max_tokens=args.output_tokens, ignore_eos=True)
-    tokens: dict[str, list[list[int]]] = {}
+    rounds, is_same = [], True
     for number in range(args.rounds):
+        tokens: dict[str, list[list[int]]] = {name: [] for name in engines}
         for name, llm in engines.items():
             before, started, firsts = llm.stats(), time.process_time(), []
-            tokens[name] = []
             for article in articles:
-                prompt = article + articles[number % args.articles][:32]  # another question each round
+                prompt = article + articles[number % len(articles)][:32]  # another question each round
                 (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
                 firsts.append(output.metrics.first_token_time - output.metrics.arrival_time)
                 tokens[name].append(list(output.outputs[0].token_ids))
-            after = llm.stats()
+            after, spent = llm.stats(), time.process_time() - started
             read = after.disk.hits - before.disk.hits if after.disk and before.disk else 0
-            print(
-                f"round {number}, {name}: {after.num_computed_tokens - before.num_computed_tokens} tokens computed, "
-                f"{read} read from disk; first token after {median(firsts):.3f} s (median), {max(firsts):.3f} s "
-                f"(most); {time.process_time() - started:.1f} s of processor time",
-                flush=True,
-            )
-        print("the same tokens" if tokens["disk"] == tokens["no disk"] else "DIFFERENT tokens", flush=True)
-    disk = engines["disk"].stats().disk
-    assert disk is not None
-    print(disk)
-    print(this_machine())
+            computed = after.num_computed_tokens - before.num_computed_tokens
+            rounds.append(Round(number, name, computed, read, firsts, spent))
+            print(rounds[-1], flush=True)
+        is_same &= tokens["disk"] == tokens["no disk"]
+    return rounds, is_same
+
+
+def figures(rounds: Sequence[Round], is_same: bool, disk: Any, token_bytes: int, args: argparse.Namespace) -> str:
+    """Return what docs/disk.md has between its marks.
+
+    Args:
+        disk: the disk tier's `DiskStats` at the end.
+        token_bytes: bytes of a token's KV.
+    """
+    lines = [
+        "| round | engine | tokens computed | read from disk | first token, median | most | processor time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in rounds:
+        middle, most = median(one.firsts), max(one.firsts)
+        cells = [str(one.number), one.engine, f"{one.computed:,}", f"{one.read:,}", f"{middle:.2f} s", f"{most:.2f} s"]
+        lines.append(f"| {' | '.join(cells)} | {one.processor_seconds:.1f} s |")
+    said = "All tokens are the same." if is_same else "**The engines' tokens differ.**"
+    said += f" The folder was measured to read {disk.read_rate / 1e6:.0f} MB/s"
+    if disk.seconds_per_token is not None:
+        said += f", the steps to take {1e3 * disk.seconds_per_token:.1f} ms a token"
+    said += f" of {token_bytes / 1e3:.0f} kB"
+    said += f": prefixes are read from {disk.break_even} tokens on." if disk.break_even else ": no prefix is read."
+    given = ("model", "articles", "article_tokens", "held", "space", "rounds", "output_tokens")
+    options = " ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in given)
+    return "\n".join([*lines, "", said, "", f"(`python {SCRIPT} --folder FOLDER {options}`; {this_machine()}.)"])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", required=True, help="folder on the disk to measure")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--articles", type=int, default=8)
+    parser.add_argument("--article-tokens", type=int, default=960)
+    parser.add_argument("--held", type=float, default=2.5, help="articles that the pool holds")
+    parser.add_argument("--space", type=float, default=2.0, help="GiB of disk")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each article is asked about")
+    parser.add_argument("--output-tokens", type=int, default=8)
+    parser.add_argument("--docs", type=Path, help=f"folder whose {PAGE} gets the figures")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ Prints a Markdown table with ratios to the best peer of the same form; `--json` 
 each round as it ends. Measure on a quiet machine.
 
 The column "KV" says what each holds keys and values in: but for float32 OpenVINO takes 8 bits unless it is told
-otherwise. With `--kv auto int8` jpaged runs with its own default and with 8 bits.
+otherwise. With `--kv auto bfloat16 int8` jpaged runs with its own default and with 16 and 8 bits.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from typing import Any
 from jpaged.benchmarks.kept_figures import check_place, keep
 from jpaged.benchmarks.peer_settings import peer_variables
 from jpaged.benchmarks.prompts import Lengths, real_prompts
+from jpaged.config import KV_CACHE_DTYPES
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.tokenizer import load_tokenizer
 
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, type=Path, help="Hugging Face folder")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["float32", "int8", "bfloat16"])
     parser.add_argument("--env", action="append", default=[], metavar="NAME=DIR", help="openvino, llamacpp or vllm")
-    parser.add_argument("--kv", nargs="+", choices=("auto", "int8", "fp8"), default=["auto"], help="jpaged's KV (auto)")
+    parser.add_argument("--kv", nargs="+", choices=KV_CACHE_DTYPES, default=["auto"], help="jpaged's KV (auto)")
     parser.add_argument("--gguf", type=Path, help="file for jpaged's form gguf")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=64)

@@ -3,7 +3,7 @@
 #
 #   bash scripts/docs.sh              build
 #   bash scripts/docs.sh serve        build and show on http://127.0.0.1:8000
-#   bash scripts/docs.sh drawings     draw docs/drawings/ again, from the allocator
+#   bash scripts/docs.sh drawings     draw docs/drawings/ again, from the allocator, and the life of a request
 #
 # Nothing is fetched while it builds, and the site fetches nothing from other hosts: search runs in the reader's browser.
 # It needs `serve` or another server; the pages themselves can be opened from the file system. DOCS_REPO_URL makes links to
@@ -26,6 +26,9 @@ build | serve)
     echo "built site/index.html"
     [ "${1:-build}" = build ] || exec "$venv" -m http.server --bind 127.0.0.1 --directory site 8000
     ;;
-drawings) exec "$venv" scripts/docs_drawings.py docs/drawings ;;
+drawings)
+    "$venv" scripts/docs_life.py docs/life_of_a_request.svg
+    exec "$venv" scripts/docs_drawings.py docs/drawings
+    ;;
 *) echo "unknown: $1; give build, serve or drawings" >&2 && exit 2 ;;
 esac

@@ -15,20 +15,24 @@ PROJECT_PAGES = {
     "SECURITY.md": "project/security.md",
 }
 """Files of the repository that are pages of the site too, and where."""
+SHELLS = ("bash", "console", "sh", "shell")
+"""What stands behind the fences of shell blocks."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w+-]*)[^\n]*\n", re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
 _BEFORE = re.compile(r"<!-- before:(?P<code>(?:(?!-->).)+?)-->\s*\Z", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_INDENTED = re.compile(r"(?:(?<=\n\n)|\A) {4,}\S[^\n]*\n(?:\n*(?: {4}[^\n]*\n))*")
 _LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<link>[^()\s]+)\)")
 
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """A fenced block of a page.
+    """A fenced or indented block of a page.
 
     Attributes:
-        language: what stands behind the opening fence.
-        code: the lines between the fences.
+        language: what stands behind the opening fence; "" for an indented block.
+        code: the lines between the fences, or without their indentation.
         line: number of the first of these lines, from 1 on.
         not_run: why the block is not executed, from the comment ``<!-- not run: ... -->`` before it; None = it is.
         before: code that is to run first, from the comment ``<!-- before: ... -->`` before it.
@@ -53,26 +57,48 @@ def code_blocks(markdown: str) -> Iterator[CodeBlock]:
         if closing is None:
             line = markdown.count("\n", 0, opening.start()) + 1
             raise ValueError(f"the block that begins on line {line} is not closed")
-        text_before = markdown[: opening.start()]
-        reason, before = _NOT_RUN.search(text_before), _BEFORE.search(text_before)
         yield CodeBlock(
             opening["language"],
             markdown[opening.end() : closing.start()],
             markdown.count("\n", 0, opening.end()) + 1,
-            reason["reason"] if reason else None,
-            textwrap.dedent(before["code"].lstrip(" ")).strip() + "\n" if before else "",
+            *_comments_at_the_end(markdown[: opening.start()]),
         )
         place = closing.end()
 
 
-def command_lines(markdown: str) -> Iterator[str]:
-    """Yield the shell commands of a page: lines of indented blocks and of bash fences, continued lines joined."""
-    fenced = [block.code for block in code_blocks(markdown) if block.language in ("bash", "console", "sh", "shell")]
-    indented = re.findall(r"^ {4}(\S(?:[^\n]*\\\n)*[^\n]*)", without_code(markdown, inline=False), re.MULTILINE)
-    for text in [*fenced, *("\n".join([line]) for line in indented)]:
-        for line in text.replace("\\\n", " ").splitlines():
-            if line.strip() and not line.lstrip().startswith("#"):
-                yield line.strip().removeprefix("$ ")
+def _comments_at_the_end(text: str) -> tuple[str | None, str]:
+    """Return why what follows a text is not run, and what is to run before it, as a comment at its end says."""
+    reason, before = _NOT_RUN.search(text), _BEFORE.search(text)
+    return (
+        reason["reason"] if reason else None,
+        textwrap.dedent(before["code"].lstrip(" ")).strip() + "\n" if before else "",
+    )
+
+
+def indented_blocks(markdown: str) -> Iterator[CodeBlock]:
+    """Yield the blocks of a page that are code by their indentation: four spaces or more behind an empty line."""
+    text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", "", found[0]), without_code(markdown, inline=False))
+    for found in _INDENTED.finditer(text):
+        before = "".join(markdown.splitlines(keepends=True)[: text.count("\n", 0, found.start())])
+        line = before.count("\n") + 1
+        yield CodeBlock("", textwrap.dedent(found[0]).rstrip() + "\n", line, *_comments_at_the_end(before))
+
+
+def shell_blocks(markdown: str) -> list[CodeBlock]:
+    """Return the blocks of a page that are lines of a shell, in order: indented ones and fences that say so."""
+    fenced = [block for block in code_blocks(markdown) if block.language in SHELLS]
+    return sorted([*fenced, *indented_blocks(markdown)], key=lambda block: block.line)
+
+
+def commands_of(block: CodeBlock) -> list[str]:
+    """Return the commands of a shell block: continued lines joined, comment lines and prompts left out."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    return [line.strip().removeprefix("$ ") for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def command_lines(markdown: str) -> list[str]:
+    """Return the shell commands of a page, in order."""
+    return [line for block in shell_blocks(markdown) for line in commands_of(block)]
 
 
 def without_code(markdown: str, *, inline: bool = True) -> str:

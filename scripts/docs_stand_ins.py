@@ -14,6 +14,8 @@ from pathlib import Path
 DEMO = "smollm2-135m"
 HUB = ("Qwen/Qwen3-Embedding-0.6B",)
 """What blocks of Python give to `LLM`."""
+SHELL = ("Qwen/Qwen3-0.6B",)
+"""What commands are given."""
 
 
 def write(folder: Path, *names: str) -> None:
@@ -50,4 +52,4 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--demo", action="store_true")
     given = parser.parse_args()
-    write(given.folder, *HUB, *((DEMO,) if given.demo else ()))
+    write(given.folder, *HUB, *SHELL, *((DEMO,) if given.demo else ()))

@@ -24,6 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "gguf": {"quantization": "gguf"},
     "fp8": {"quantization": "fp8"},
+    "bfloat16 KV": {"kv_cache_dtype": "bfloat16"},
     "fp8 KV": {"kv_cache_dtype": "fp8"},
     "int8 KV": {"kv_cache_dtype": "int8"},
     "gguf, int8 KV": {"quantization": "gguf", "kv_cache_dtype": "int8"},

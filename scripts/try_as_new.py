@@ -3,13 +3,15 @@
     python -m build && python scripts/try_as_new.py dist/jpaged-*.whl
     python scripts/try_as_new.py dist/jpaged-*.whl --only getting_started 2_sharing
 
-The Python of the guides runs with `jpaged[cpu,serve,images]` and PyTorch, by which a guide judges its model, page after
-page in the order of the site, each in an empty folder. The notebooks run in an environment that has Jupyter's kernel
+The Python of the guides, and then their shell commands but for those that scripts/docs_shell.py names, run with
+`jpaged[cpu,serve,images,otel]` and PyTorch, by which a guide judges its model, page after page in the order of the
+site, each in an empty folder. The notebooks run in an environment that has Jupyter's kernel
 alone, and their first cell installs the wheel (JPAGED_WHEEL). Nothing that was fetched or compiled before is found, but
 for what pip keeps; models of a hub are tiny ones under their names (scripts/docs_stand_ins.py), and nothing asks a hub.
 It needs the network, five gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its
 minutes and with those of the processors, which depend little on what else the machine does; what failed, with its last
-words, and the script then fails too.
+words, and the script then fails too. So it does for a notebook that takes more minutes than --most-minutes, with
+installation; on a machine that does other work as well, give it more.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import docs_llms
+import docs_markdown
+import docs_shell
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "cpu,serve,images"
+EXTRAS = "cpu,serve,images,otel"
 TORCH = "torch==2.13.0"
 """What makes the stand-ins and judges the family of a guide; the version is that of the extra `test`."""
 NOTEBOOK = """
@@ -76,15 +80,19 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | dict(variables)
 
 
-def tried(name: str, command: list[str | Path], folder: Path, **variables: str) -> bool:
-    """Run a command in a folder and tell how long it took; False where it failed."""
+def tried(
+    name: str, command: list[str | Path], folder: Path, most_minutes: float = float("inf"), **variables: str
+) -> bool:
+    """Run a command in a folder and tell how long it took; False where it failed or took more minutes than it may."""
     start, used = time.monotonic(), _processor_seconds()
     done = subprocess.run(command, cwd=folder, env=_environment(variables), capture_output=True, text=True)
-    well = done.returncode == 0
     minutes, of_cores = (time.monotonic() - start) / 60, (_processor_seconds() - used) / 60
+    well = done.returncode == 0 and minutes <= most_minutes
     print(f"{'ok    ' if well else 'FAILED'} {minutes:5.1f} min  {of_cores:5.1f} CPU min  {name}", flush=True)
-    if not well:
+    if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr, flush=True)
+    elif not well:
+        print(f"{name} took {minutes:.1f} minutes; the limit is {most_minutes:g}", file=sys.stderr, flush=True)
     return well
 
 
@@ -98,7 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--only", nargs="*", help="stems of the pages and notebooks to try; by default all")
+    parser.add_argument("--most-minutes", type=float, default=5.0, help="minutes a notebook may take; by default 5")
     options = parser.parse_args(arguments)
+    if not options.most_minutes > 0:
+        parser.error(f"--most-minutes {options.most_minutes:g} is not above 0")
     wheel = options.wheel.resolve().as_uri()
     pages, books = (
         [path for path in paths if options.only is None or path.stem in options.only]
@@ -116,13 +127,17 @@ def main(arguments: list[str] | None = None) -> int:
                 elsewhere = folder / "pages" / page.stem
                 shutil.copytree(models, elsewhere)
                 well.append(tried(page.name, [python, ROOT / "scripts" / "docs_run.py", page], elsewhere, **new))
+                if any(map(docs_shell.run_lines, docs_markdown.shell_blocks(page.read_text()))):
+                    shell = [python, ROOT / "scripts" / "docs_shell.py", page]
+                    well.append(tried(f"{page.name}, shell", shell, elsewhere, **new))
         if books:
             python = environment(folder / "notebooks", "ipykernel", "nbclient", "nbformat")
             new["JPAGED_WHEEL"] = str(options.wheel.resolve())
             for book in books:
                 elsewhere = folder / "books" / book.stem
                 elsewhere.mkdir(parents=True)
-                well.append(tried(book.name, [python, "-c", NOTEBOOK, book], elsewhere, **new))
+                command = [python, "-c", NOTEBOOK, book]
+                well.append(tried(book.name, command, elsewhere, options.most_minutes, **new))
     if not well:
         parser.error(f"--only names nothing that there is: {options.only}")
     return 0 if all(well) else 1

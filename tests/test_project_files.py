@@ -42,6 +42,13 @@ def test_workflows_run_scripts_that_exist_with_the_rights_they_need(name):
     assert "secrets." not in text
 
 
+def test_every_commit_measures_what_an_import_takes_against_at_most_twice_the_goals():
+    text = (ROOT / "scripts" / "check_wheel.sh").read_text()
+    (limits,) = re.findall(r"import_time\.py\S? --most (\S+) --most-help (\S+)", text)
+    assert float(limits[0]) <= 2 * 0.15 and float(limits[1]) <= 2 * 0.4
+    assert "bash scripts/check_wheel.sh" in (ROOT / ".ci" / "run").read_text()
+
+
 def test_only_a_tag_is_published_and_by_trusted_publishing():
     publish = workflow("release.yml")["jobs"]["publish"]
     assert publish["if"] == "github.ref_type == 'tag'" and publish["needs"] == "build"
@@ -51,6 +58,29 @@ def test_only_a_tag_is_published_and_by_trusted_publishing():
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == jpaged.__version__ and citation["license"] == PROJECT["license"]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{citation['version']}] - {citation['date-released']}\n" in changes
+
+
+def test_each_version_of_the_changelog_that_was_published_is_a_link():
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(\S+)\](?! - not published)", changes, re.MULTILINE)
+    assert versions[0] == "Unreleased" and "\n[Unreleased]: https://github.com/" in changes
+    for version in versions[1:]:
+        assert re.search(rf"^\[{version}\]: https://github.com/\S+/v{version}$", changes, re.MULTILINE), version
+
+
+def test_a_release_fails_while_notebooks_name_no_repository(tmp_path):
+    steps = workflow("release.yml")["jobs"]["build"]["steps"]
+    (step,) = [one for one in steps if "OWNER" in one.get("run", "")]
+    assert step["if"] == "github.ref_type == 'tag'"
+    (tmp_path / "scripts" / "colab").mkdir(parents=True)
+    for name in ("scripts/colab/1_a.py", "scripts/colab/1_a.ipynb", "CHANGELOG.md"):
+        for place, fails in (("OWNER/jpaged", True), ("some-one/jpaged", False)):
+            (tmp_path / name).write_text(f"https://github.com/{place}/blob")
+            done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, capture_output=True, text=True)
+            assert (done.returncode != 0) == fails, (name, done.stderr)
+            assert not fails or "sync.py --repository" in done.stderr
 
 
 def test_contributors_are_sent_to_tests_that_exist():
@@ -92,7 +122,9 @@ def test_the_nightly_run_of_a_public_host_installs_the_extras_without_which_test
     skipped = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         skipped |= set(re.findall(r'reason="needs the extra (\w+)"', path.read_text()))
-    assert skipped and skipped <= {*extras, "browser"} and set(extras) <= set(PROJECT["optional-dependencies"])
+    assert (
+        skipped and {*skipped, "tunix"} <= {*extras, "browser"} and set(extras) <= set(PROJECT["optional-dependencies"])
+    )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)

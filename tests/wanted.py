@@ -14,7 +14,7 @@ NOTHING_MISSING = os.environ.get("JPAGED_NOTHING_MISSING") == "1"
 
 
 def module(name: str) -> ModuleType:
-    """A module of the extra ``nightly``."""
+    """A module of an extra that the nightly run installs: ``nightly`` or ``tunix``."""
     return importlib.import_module(name) if NOTHING_MISSING else pytest.importorskip(name)
 
 

@@ -8,9 +8,11 @@ from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, I
 from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, ARTICLE_TOKENS, IMAGE_GIB, IMAGE_MODEL, IMAGES
 from jpaged.benchmarks.memory_report import Results, batch_of, tables, wasted
 from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, SHAPES
-from jpaged.benchmarks.memory_simulation import held_by_one
+from jpaged.benchmarks.memory_simulation import draft_bytes
+from jpaged.benchmarks.workload_sources import sources
 from jpaged.memory.checkpoint_spacing import MOST_INTERVALS
 
+WORKLOADS = ("ShareGPT", "Alpaca", "Azure", "Mooncake")
 ALIKE = 0.03
 """Difference of mean batches below which two allocators are said to be alike."""
 
@@ -68,7 +70,7 @@ Jenga:
 - Where all layers are alike, largest page, static split and jpaged are the same thing. A static split is right for
   one length only, although it knows the workload's mean here: for longer sequences the windows' part is idle, for
   shorter ones the other.
-- With a draft model, the largest page is the model's for both models: {_draft_bytes():.2f} times the bytes of a token.
+- With a draft model, the largest page is the model's for both models: {draft_bytes():.2f} times the bytes of a token.
 - Image embeddings are a layer group here: they lie in the pool from a request's first token on, and while it runs,
   which is longer than the engine keeps them. The largest page keeps them elsewhere, at no cost. Where
   there is no such cache, each chunk of a prompt that holds an image's tokens runs the encoder on the request's images
@@ -93,7 +95,7 @@ the device: what a step costs beside its tokens.
 
 {HYBRIDS_SAY}
 {_small_blocks(results.hybrids)}
-"""
+{sources(WORKLOADS)}"""
 
 
 HYBRIDS_SAY = f"""\
@@ -174,10 +176,3 @@ def _behind(results: Results) -> str:
 
 def _one_kind(model: str) -> bool:
     return any(shape.name == model and len((*shape.layers, *shape.draft)) == 1 for shape in SHAPES)
-
-
-def _draft_bytes() -> float:
-    """Return the bytes that a sequence takes of one page size for a model and its draft, over those it needs."""
-    shape = next(shape for shape in SHAPES if shape.draft)
-    largest, ours = (held_by_one(system, shape, 8192) for system in ("PagedAttention, largest page", "jpaged"))
-    return largest / ours

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory, Regions, oracle, powers_of_two
-from jpaged.benchmarks.memory_shapes import ModelShape
+from jpaged.benchmarks.memory_shapes import SHAPES, ModelShape
 from jpaged.benchmarks.memory_split import SplitMemory
 from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand, prompt_tokens
 from jpaged.memory import GroupSpec, MemoryManager, PoolLayout
@@ -211,6 +211,13 @@ def held_by_one(name: str, shape: ModelShape, length: int) -> int:
             raise ValueError(f"{shape.name}: {length} tokens do not fit {shape.pool_gib} GiB")
         memory.commit(0, range(end), computed)
     return system.held({0: length})[0]
+
+
+def draft_bytes() -> float:
+    """Return the bytes that a sequence takes of one page size for a model and its draft, over those it needs."""
+    shape = next(shape for shape in SHAPES if shape.draft)
+    largest, ours = (held_by_one(system, shape, 8192) for system in ("PagedAttention, largest page", "jpaged"))
+    return largest / ours
 
 
 def _manager(groups: list[GroupSpec], pool: int, options: dict[str, Any]) -> MemoryManager:

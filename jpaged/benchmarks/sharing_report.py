@@ -8,14 +8,18 @@ from typing import Any
 
 from jpaged.benchmarks import returning_steps, sharing
 from jpaged.benchmarks.sharing import PAPER_SAVING, PrefixFactor, Run
+from jpaged.benchmarks.workload_sources import sources
 
 Outputs = list[tuple[str, Run]]
 Returning = list[tuple[int, str, Run]]
 Found = tuple[Outputs, list[PrefixFactor], Returning]
 
+WORKLOADS = ("GSM8K", "WMT16")
 NOISE = 1.1
 """Factor by which runs of the same work may differ."""
 GREYS = ("0.35", "0.8")
+TOP = 1.08
+"""Height of the axis of speeds over the fastest one."""
 
 
 def run(
@@ -99,7 +103,8 @@ are off. Both ways take turns; each line is the run of median processor time.
 {_returning_note(returned)}
 
 {_counts()}
-"""
+
+{sources(WORKLOADS, "are named by `--examples`")}"""
 
 
 def public_name(examples: Path | None) -> str:
@@ -258,7 +263,8 @@ def plot(found: Found, folder: Path) -> None:
     right.set_xlabel("block size, tokens")
     timed = all(run.cpu_seconds for _, _, run in returned)
     right.set_ylabel("output tokens/processor s" if timed else "output tokens/s")
-    right.set_ylim(bottom=0)
+    highest = max((_speed(run) for _, _, run in returned), default=1.0)
+    right.set_ylim(0, TOP * highest)  # marks at the top are whole
     for axes in (left, middle, right):
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     for kind, metadata in (("png", {}), ("svg", {"Date": None})):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,8 @@ def eviction(
     """
     from jpaged.benchmarks.eviction import output_lengths, page, prefix_modes
     from jpaged.benchmarks.eviction.workloads import workloads as shared_workloads
-    from jpaged.benchmarks.serving_sim.workload import sharegpt
+    from jpaged.benchmarks.kept_figures import KeptFigures, check_place
+    from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
     from jpaged.loading.tokenizer import find_tokenizer
 
     if docs is not None and find_spec("matplotlib") is None:
@@ -50,27 +51,35 @@ def eviction(
     def encode(text: str) -> list[int]:
         return list(tokenizer().encode(text))
 
-    found: dict[str, Any] = {}
-    if results is not None and results.exists():
-        found = json.loads(results.read_text(encoding="utf-8"))
+    settings = {
+        "workloads": None if workloads is None else _sizes(workloads),
+        "num_requests": num_requests,
+        "seconds": seconds,
+        "seed": seed,
+        "engines": [asdict(PAPER_ENGINE), asdict(RECENT_ENGINE)],
+    }
     with bad_parameters():
-        if "prefixes" not in found:
-            found["prefixes"] = prefix_modes.run(shared_workloads(workloads, encode, num_requests, seed), typer.echo)
-            _keep(found, results)
-        if "lengths" not in found:
-            found["lengths"] = output_lengths.run([sharegpt()], seconds, seed, typer.echo)
-            _keep(found, results)
+        check_place("--results", results)
+        found = KeptFigures(settings, results)
+        if "prefixes" not in found.parts:
+            asked = shared_workloads(workloads, encode, num_requests, seed)
+            found.add("prefixes", prefix_modes.run(asked, typer.echo))
+        if "lengths" not in found.parts:
+            told = output_lengths.told_workloads(workloads, lambda text: len(encode(text)))
+            found.add("lengths", output_lengths.run(told, seconds, seed, typer.echo))
+    prefixes, lengths = found.parts["prefixes"], found.parts["lengths"]
     options = "" if workloads is None else f" --workloads {workloads.name}"
     options += f" --num-requests {num_requests}" * (num_requests != 100)
     options += f" --seconds {seconds:g}" * (seconds != 200) + f" --seed {seed}" * bool(seed)
-    text = page.page(found["prefixes"], found["lengths"], f"jpaged bench eviction{options} --docs docs")
+    text = page.page(prefixes, lengths, f"jpaged bench eviction{options} --docs docs")
     typer.echo(text)
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        page.plot(found["prefixes"], docs)
+        page.plot(prefixes, docs)
         (docs / "eviction.md").write_text(text, encoding="utf-8")
 
 
-def _keep(found: dict[str, Any], results: Path | None) -> None:
-    if results is not None:
-        results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def _sizes(workloads: Path) -> dict[str, int]:
+    """Return the bytes of each file that may hold a workload, by name."""
+    files = sorted((*workloads.glob("*.csv"), *workloads.glob("*.jsonl")))
+    return {file.name: file.stat().st_size for file in files}

@@ -69,6 +69,7 @@ def serve(
     from rich.console import Console
 
     from jpaged.benchmarks import serving, serving_report
+    from jpaged.benchmarks.kept_figures import check_place
     from jpaged.benchmarks.serving_client import PATHS, Target
 
     if endpoint not in PATHS:
@@ -88,6 +89,8 @@ def serve(
             raise typer.BadParameter(f"{option} is for {where}")
     bursts = 1.0 if arrivals == "poisson" else 0.25 if burstiness is None else burstiness
     with bad_parameters():
+        check_place("--out", out)
+        check_place("--plot", plot)
         asks = _asks(
             prompts, trace, num_requests, (mean_input or 160, mean_output or 64), max_tokens or 128, max_input, seed
         )

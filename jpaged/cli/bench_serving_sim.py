@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from jpaged.cli.options import bad_parameters
+from jpaged.cli.page_command import page_command
+
+SECONDS = 500.0
 
 
 def serving_sim(
@@ -25,9 +27,11 @@ def serving_sim(
             "arxiv*.csv and mooncake-conversation*.csv (prompt_len, output_len); ShareGPT's lengths are shipped.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate.")] = 600,
-    most_requests: Annotated[int, typer.Option(min=100, help="Most requests of a run.")] = 20_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals of every run.")] = SECONDS,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, lengths and beams.")] = 0,
+    million: Annotated[
+        bool, typer.Option("--million", help="Run 1,000,000 requests where the host's cost is measured.")
+    ] = False,
     results: Annotated[
         Path | None, typer.Option(dir_okay=False, help="JSON file that keeps results; what it has is not run again.")
     ] = None,
@@ -41,7 +45,7 @@ def serving_sim(
     """
     from jpaged.benchmarks.kept_figures import check_place
     from jpaged.benchmarks.serving_sim import plots
-    from jpaged.benchmarks.serving_sim.beams import GAP
+    from jpaged.benchmarks.serving_sim.curves import WARM_UP
     from jpaged.benchmarks.serving_sim.page import page
     from jpaged.benchmarks.serving_sim.paged_experiments import Context
     from jpaged.benchmarks.serving_sim.run import EXPERIMENTS, run
@@ -57,26 +61,24 @@ def serving_sim(
         check_place("--results", results)
         known = read_workloads(workloads, count_tokens)
         names = only or [name for name, (needed, _) in EXPERIMENTS.items() if needed in known]
-        context = Context(known, seconds, seed, typer.echo, most_requests)
+        if million and "host" not in names:
+            raise ValueError("--million is for the experiment host: name it by --only, or leave --only out")
+        context = Context(known, seconds, seed, typer.echo, million)
         found = run(names, context, results)
     chats = known["ShareGPT"]
-    options = "".join(f" --only {name}" for name in only or ())
-    folder = "" if workloads is None else f" --workloads {workloads.name}"
-    command = f"jpaged bench serving-sim{options}{folder} --seconds {seconds:g} --most-requests {most_requests}"
+    given: list[tuple[str, Any, Any]] = [("only", name, None) for name in only or ()]
+    given += [("workloads", workloads, None), ("seconds", f"{seconds:g}", f"{SECONDS:g}"), ("seed", seed, 0)]
+    given += [("million", found.get("host", {}).get("million", False), False)]
     settings = (
-        f"Each rate is kept up for {seconds:g} s or {most_requests:,} requests, whichever is less, but for "
-        "some hundred requests at least; with several outputs for as many times shorter.",
+        f"Requests come for {seconds:g} s in every run of every policy, at every rate, but where a section says "
+        f"otherwise; those of the first {WARM_UP:.0%} of that time are served and not counted, and all are answered to "
+        "the end.",
         f"Workloads: {'; '.join(f'{workload.name} ({len(workload.pairs):,})' for workload in known.values())}.",
         "Lengths of Alpaca and WMT16 are counted by SmolLM2's tokenizer, each prompt with its own answer.",
     )
-    text = page(
-        found,
-        f"{command} --docs docs",
-        lengths=(chats.mean_prompt, chats.mean_output),
-        gap=GAP,
-        cpus=os.cpu_count() or 1,
-        settings=settings,
-    )
+    command = page_command("serving-sim", given)
+    lengths = (chats.mean_prompt, chats.mean_output)
+    text = page(found, command, lengths=lengths, seconds=seconds, settings=settings)
     typer.echo(text)
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)

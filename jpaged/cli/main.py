@@ -30,6 +30,7 @@ from jpaged.cli.options import (
     bad_parameters,
 )
 from jpaged.cli.plan import plan
+from jpaged.cli.printing import print_rule, print_stream, print_text, refusals_told
 from jpaged.cli.run_batch import run_batch
 from jpaged.cli.serve import serve
 
@@ -106,26 +107,24 @@ def generate(
         stop=stop,
         ignore_eos=ignore_eos,
     )
-    from rich.console import Console
-
     llm = engine.build(model)
-    console = Console(highlight=False)
     if stream:
-        console.print(texts[0], style="bold", end="", markup=False)
+        print_text(texts[0], end="", bold=True)
         with bad_parameters():
-            _print_stream(llm, texts[0], params)
+            deltas = llm.stream(texts[0], params)
+        print_stream(refusals_told(deltas))
     outputs = [] if stream else llm.generate(texts, params, on_error="return")
     for output in outputs:
         if output.error is not None:
-            console.rule(style="dim")
-            console.print(output.prompt, style="bold", markup=False)
-            console.print(f"refused: {output.error}", style="red", markup=False)
+            print_rule()
+            print_text(output.prompt, bold=True)
+            print_text(f"refused: {output.error}", fg="red")
         for completion in output.outputs:
-            console.rule(style="dim")
-            console.print(output.prompt, style="bold", end="", markup=False)
-            console.print(completion.text, markup=False)
+            print_rule()
+            print_text(output.prompt, end="", bold=True)
+            print_text(completion.text)
     if memory:
-        console.print(str(llm.memory_report()), markup=False)
+        print_text(str(llm.memory_report()))
     if any(output.error is not None for output in outputs):
         raise typer.Exit(1)
 
@@ -159,7 +158,7 @@ def chat(
             break
         question = {"role": "user", "content": line}
         try:
-            answer = _print_stream(llm, llm.chat_prompt([*messages, question]), params)
+            answer = print_stream(llm.stream(llm.chat_prompt([*messages, question]), params))
         except ValueError as error:
             typer.secho(f"refused: {error}", fg="red", err=True)
             continue
@@ -198,16 +197,6 @@ def _lines(file: Path) -> list[str]:
         return [line for line in lines if line]
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8: {error}") from error
-
-
-def _print_stream(llm: Any, prompt: Any, params: Any) -> str:
-    """Print the text as it comes; returns all of it."""
-    pieces = []
-    for delta in llm.stream(prompt, params):
-        pieces.append(delta.text)
-        typer.echo(delta.text, nl=False)
-    typer.echo()
-    return "".join(pieces)
 
 
 def _sampling(**values: Any) -> Any:

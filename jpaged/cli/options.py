@@ -21,7 +21,7 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or, on GPUs, f
 Quantization = Annotated[
     str | None, typer.Option(help="Hold matrices in int8, int4, fp8 or gguf (a quantised GGUF file's own blocks).")
 ]
-KVCacheDtype = Annotated[str, typer.Option(help="Hold KV in auto (dtype), int8 or fp8.")]
+KVCacheDtype = Annotated[str, typer.Option(help="Hold KV in auto (dtype), bfloat16, int8 or fp8.")]
 MaxModelLen = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a sequence; default 2048 or the model's limit.")
 ]

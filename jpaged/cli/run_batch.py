@@ -31,15 +31,19 @@ def run_batch(
     """Answer a file of requests in OpenAI's batch format.
 
     Started again after it was killed it asks only what OUT has no answer for. Exits with 1 where a request was refused,
-    and with 75 where some have no answer yet, as the engine failed: start it again.
+    in this run or an earlier one, and with 75 where some have no answer yet, as the engine failed: start it again.
     """
     check_serve_extra()
     import asyncio
 
+    from jpaged.benchmarks.kept_figures import check_place
     from jpaged.server import batch
     from jpaged.server.settings import ServerSettings
 
     with bad_parameters():
+        check_place("OUT", answers_file)
+        if answers_file.exists() and answers_file.samefile(requests_file):
+            raise ValueError(f"OUT {answers_file} is the file of requests, IN {requests_file}: give another file")
         asked = batch.read_requests(requests_file)
         done = batch.answered(answers_file)
         settings = ServerSettings(
@@ -49,17 +53,16 @@ def run_batch(
         )
     left = [request for request in asked if request.custom_id not in done]
     typer.echo(f"{len(asked)} requests, {len(asked) - len(left)} answered before", err=True)
-    if not left:
-        return
-    llm = engine.build(model)
-    concurrency = 2 * llm.config.max_num_seqs
-    settings = replace(settings, max_waiting=max(256, concurrency))
-    try:
-        refused = asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
-    except batch.Unanswered as error:
-        typer.echo(f"{error}; start this command again", err=True)
-        raise typer.Exit(AGAIN) from error
-    if refused:
+    if left:
+        llm = engine.build(model)
+        concurrency = 2 * llm.config.max_num_seqs
+        settings = replace(settings, max_waiting=max(256, concurrency))
+        try:
+            asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
+        except batch.Unanswered as error:
+            typer.echo(f"{error}; start this command again", err=True)
+            raise typer.Exit(AGAIN) from error
+    if asked and (refused := batch.refusals(answers_file, asked)):
         typer.echo(f"{refused} requests were refused; {answers_file} says why", err=True)
         raise typer.Exit(1)
 

@@ -52,7 +52,9 @@ def serve(
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder for the engine's state: a server that was killed goes on from it.")
     ] = None,
-    save_every: Annotated[float, typer.Option(help="Seconds from one save to the next, with --state-dir.")] = 30.0,
+    save_every: Annotated[
+        float | None, typer.Option(help="Seconds from one save to the next, with --state-dir. Default: 30.")
+    ] = None,
     otlp_traces_endpoint: Annotated[
         str | None, typer.Option(help="URL of an OpenTelemetry collector that gets spans of requests.")
     ] = None,
@@ -83,6 +85,8 @@ def serve(
     from jpaged.server.settings import ServerSettings
 
     with bad_parameters():
+        if save_every is not None and state_dir is None:
+            raise ValueError(f"--save-every {save_every:g} needs --state-dir, the folder to save to")
         configure_logs(log_level, prompts=log_prompts)
         names = served_model_name or [model]
         keys = [Key.unnamed(secret) for secret in api_key or ()]
@@ -107,7 +111,7 @@ def serve(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             state_dir=state_dir,
-            save_every=save_every,
+            save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
             log_prompts=log_prompts,
         )

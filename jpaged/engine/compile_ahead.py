@@ -9,7 +9,7 @@ from jpaged.engine.builder import build_engine
 from jpaged.engine.compiled_programs import check_one_model
 from jpaged.engine.model_handle import ModelHandle
 from jpaged.execution.compile_cache import compiled_anew
-from jpaged.execution.program_store import check_free
+from jpaged.execution.program_store import free_folder
 
 
 def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool = True) -> tuple[int, int]:
@@ -24,15 +24,16 @@ def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool
         ValueError: a setting is bad, nothing would be compiled (enforce_eager), `speculative` has its own model, or
             several processes hold the mesh.
         FileExistsError: the folder holds something else.
+        OSError: the folder cannot be written.
     """
     if config.enforce_eager:
         raise ValueError("enforce_eager=True compiles nothing ahead: there is nothing to write")
     if config.compiled_programs is not None:
         raise ValueError(f"compiled_programs={config.compiled_programs!r}: programs are compiled anew, from no folder")
     check_one_model(config)
-    check_free(Path(folder))
+    folder = free_folder(folder)
     with compiled_anew():
-        handle = ModelHandle(build_engine(config, collect=Path(folder)))
+        handle = ModelHandle(build_engine(config, collect=folder))
         try:
             number = handle.warmup(use_tqdm=use_tqdm)
             programs = handle._engine.runner.worker.programs

@@ -12,7 +12,7 @@ from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
 from jpaged.execution.exact_params import num_exact
-from jpaged.execution.program_facts import device_facts, machine_facts
+from jpaged.execution.program_facts import device_facts, machine_facts, weight_facts
 from jpaged.execution.program_store import Facts, ProgramStore, check_fact, read_manifest
 from jpaged.loading import LoadedModel
 from jpaged.speculative import DraftModel
@@ -104,11 +104,13 @@ def engine_facts(
     names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
     settings: dict[str, Any] = {name: _plain(getattr(config, name)) for name in names}
     settings |= {"max_model_len": max_model_len, "dtype": str(dtype)}
+    # Names of weights are sorted behind the settings that they follow from.
     return machine_facts(mesh, family) | {
         "model": model,
         "pool_bytes": spec.device_bytes,
         **{f"settings.{name}": value for name, value in settings.items()},
-        "weights.exact_matrices": num_exact(params),  # sorted behind the settings that it follows from
+        "weights.exact_matrices": num_exact(params),
+        **weight_facts(params),
     }
 
 

@@ -179,14 +179,30 @@ def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
     """Return the most tokens of a sequence: what was asked for, or a default within what the model was trained for.
 
     Raises:
-        ValueError: more is asked for than the model was trained for.
+        ValueError: more is asked for than the model was trained for, or than its rotary scaling stretches that to.
     """
-    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    text = model_config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
     if asked is None:
         return min(DEFAULT_MAX_MODEL_LEN, limit or DEFAULT_MAX_MODEL_LEN)
-    if limit is not None and asked > limit:
-        raise ValueError(f"max_model_len={asked} is above the model's max_position_embeddings={limit}")
+    if limit is None:
+        return asked
+    stretched = max(limit, _stretched(text, limit))
+    if asked > stretched:
+        scaled = "" if stretched == limit else f", stretched to {stretched} by its rope_parameters"
+        raise ValueError(f"max_model_len={asked} is above the model's max_position_embeddings={limit}{scaled}")
     return asked
+
+
+def _stretched(text_config: Any, limit: int) -> int:
+    """Return the positions that linear scaling or YaRN makes of those of training, as vLLM counts them.
+
+    Parameters that each layer type has of its own, and those of Llama 3, describe what `limit` has in it already.
+    """
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    bases = {"linear": limit, "yarn": rope.get("original_max_position_embeddings")}
+    base, factor = bases.get(rope.get("rope_type", "")), rope.get("factor")
+    return int(base * factor) if base and factor else limit
 
 
 def _in_blocks_of(adapters: AdapterGroup, specs: Sequence[GroupSpec], form: BlockFormat) -> AdapterGroup:

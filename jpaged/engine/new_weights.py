@@ -43,7 +43,8 @@ class HeldWeights:
 def replacement(
     held: HeldWeights, engine: Engine, new: Any, *, cast: bool, copy: bool, running: str
 ) -> Callable[[], None]:
-    """Return what puts new weights in place, to be called between two steps; what takes long is done before.
+    """Return what puts new weights in place, to be called between two steps; what takes long is done before, unless it
+    runs programs on several devices of the engine's, whose steps would run beside them.
 
     Args:
         new, cast, copy, running: see `ModelHandle.update_params`.
@@ -65,9 +66,11 @@ def replacement(
         new = state_dict.params_of(new, held.model, held.described, mesh, **layout)
     elif cast:
         new = state_dict.cast_like(new, old)
-    placed = worker.model.placed(new, copy=copy)
+    before = None if worker.model.cuts_beside(new) else worker.model.placed(new, copy=copy)
 
     def put() -> None:
+        placed = worker.model.placed(new, copy=copy) if before is None else before
+
         def replace() -> None:
             replace_weights(engine, lambda: worker.models.update_params(placed), running)
 

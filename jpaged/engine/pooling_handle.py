@@ -38,8 +38,13 @@ class PoolingHandle(SleepHandle):
 
         Raises:
             ValueError: a prompt is empty, too long or could never fit the pool; `dimensions` is above the model's; the
-                model's folder asks for a pooling that is not known here; or there are replicas.
+                model's folder asks for a pooling or a module that is not known here; or there are replicas.
         """
+        if self._pooling.modules:
+            raise ValueError(
+                f"{self.config.model} makes its vectors by {', '.join(self._pooling.modules)} (modules.json), which is "
+                "not read; known are Transformer, Pooling and Normalize"
+            )
         batch = several(prompts)
         each = one_each(PoolingParams() if pooling_params is None else pooling_params, len(batch), PoolingParams)
         width = self._width

@@ -22,6 +22,7 @@ from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import own_sharding
+from jpaged.execution.resharding import cuts_beside, reshard
 from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -140,11 +141,21 @@ class ModelPrograms:
             RuntimeError: the mesh spans several processes, of which only this one has the new ones.
         """
         self.check_local("update_params()")
+        return reshard(new, self._shardings_of(new), copy=copy)
+
+    def cuts_beside(self, new: Any) -> bool:
+        """Tell whether `placed` runs programs on the engine's devices, which then may run no others meanwhile.
+
+        Raises:
+            ValueError: as `placed`.
+        """
+        return cuts_beside(new, self._shardings_of(new))
+
+    def _shardings_of(self, new: Any) -> Any:
         form: Any = jax.tree.structure(self.described)
         like = self.described if jax.tree.structure(new) == form else widened_shapes(self.described)
         check_like(new, like)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-        return jax.device_put(new, shardings, may_alias=False if copy else None)
+        return jax.tree.map(lambda leaf: leaf.sharding, like)
 
     def update_params(self, new: Any) -> None:
         """Swap the weights for others, see `placed`; where arrays take the place of what is held in bfloat16, programs

@@ -1,4 +1,4 @@
-"""Tells what compiled programs depend on beside their shapes: code, versions, machine."""
+"""Tells what compiled programs depend on beside their shapes: code, versions, machine, and how weights are held."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import hashlib
 import os
 import platform as machine
 import re
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
+from pallas_kernels.panelled_floats import PanelledFloats
+from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled_floats import TiledFloats
 
 PACKAGES = {
     "cpu": ("jax", "jaxlib", "flax", "numpy", "numba", "llvmlite"),
@@ -46,6 +51,30 @@ def device_facts(mesh: Mesh) -> dict[str, Any]:
         "device_kind": mesh.devices.flat[0].device_kind,
         "devices": [[axis, size] for axis, size in mesh.shape.items()],
     }
+
+
+def weight_facts(params: Any) -> dict[str, Any]:
+    """Return how weights, or their shapes, are held: how many in which arrays, and a hash of all that a program sees.
+
+    A setting says what weights become that are loaded; a saved checkpoint's are as it holds them.
+    """
+    held = Counter(map(_arrays_of, jax.tree.leaves(params, is_leaf=_is_matrix)))
+    leaves, tree = jax.tree.flatten(params)
+    seen = repr((str(tree), [(leaf.shape, str(leaf.dtype)) for leaf in leaves]))
+    return {
+        "weights.held": dict(sorted(held.items())),
+        "weights.shapes": hashlib.sha256(seen.encode()).hexdigest()[:32],
+    }
+
+
+def _is_matrix(leaf: Any) -> bool:
+    return isinstance(leaf, QuantisedMatrix | TiledFloats | PanelledFloats)
+
+
+def _arrays_of(leaf: Any) -> str:
+    """Return the name of what holds a parameter, with its arrays' dtypes."""
+    dtypes = ", ".join(str(part.dtype) for part in jax.tree.leaves(leaf))
+    return f"{type(leaf).__name__}({dtypes})" if _is_matrix(leaf) else dtypes
 
 
 def _version(package: str) -> str | None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -121,14 +122,14 @@ class ProgramStore:
 
     def write(self) -> int:
         """Write what was taken in, whole or not at all, and return how many bytes that is. An older folder of programs
-        is replaced.
+        is replaced; where the process is killed meanwhile both lie beside it, under names that begin with a dot.
 
         Raises:
             FileExistsError: the folder holds something else.
             OSError: the disk refuses.
         """
-        check_free(self.folder)
-        beside = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
+        folder = free_folder(self.folder)
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
@@ -138,12 +139,25 @@ class ProgramStore:
             files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(written.items())}
             manifest = {"format": FORMAT, "facts": self._facts, "files": files}
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-            if self.folder.exists():
-                shutil.rmtree(self.folder)
-            beside.rename(self.folder)
+            _put(beside, folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         return sum(map(len, self._made.values()))
+
+
+def _put(new: Path, folder: Path) -> None:
+    """Give a new folder the place of one that may be there, which is deleted last."""
+    old = new.with_name(f"{new.name}.old")
+    try:
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)  # a process of this number was killed
+            folder.rename(old)
+        new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _calls() -> dict[str, bytes]:
@@ -159,15 +173,46 @@ def check_fact(folder: Path, name: str, there: Any, needed: Any) -> None:
     """Raise ValueError where a folder's programs were compiled for another value of a fact than an engine has."""
     if there != needed:
         raise ValueError(
-            f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has {needed!r}: run "
-            "`jpaged compile` again, or leave it out"
+            f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has {needed!r}: "
+            "compile them again, by `jpaged compile` or, with a setting that it has no option for, "
+            "`LLM.compile_programs`, or leave it out"
         )
 
 
-def check_free(folder: Path) -> None:
-    """Raise FileExistsError where a folder holds something other than compiled programs."""
-    if folder.exists() and not (folder / MANIFEST).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and holds no compiled programs: choose another folder")
+def free_folder(folder: str | Path) -> Path:
+    """Return the folder that programs are to be written to, links followed, before they are compiled.
+
+    Raises:
+        FileExistsError: it is a file, or holds something other than compiled programs.
+        OSError: it is a mount point, or there is no writing beside it: it is made there and takes its place at the end.
+    """
+    folder = Path(folder).resolve()
+    if folder.exists():
+        if not folder.is_dir():
+            raise FileExistsError(f"{folder} exists and is no folder: choose another one")
+        _check_replaceable(folder)
+        if os.path.ismount(folder):
+            raise OSError(f"{folder} is a mount point, which cannot be replaced whole: choose a folder below it")
+    above = next(parent for parent in folder.parents if parent.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=above):
+            pass
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written: {error}") from error
+    return folder
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise FileExistsError where a folder has files other than those that its manifest names."""
+    there = {path.name for path in folder.iterdir()}
+    if not there:
+        return
+    try:
+        ours = {MANIFEST, *_parsed_manifest(folder)["files"]}
+    except ValueError as error:
+        raise FileExistsError(f"{folder} exists and holds no compiled programs: choose another folder") from error
+    if others := sorted(there - ours):
+        raise FileExistsError(f"{folder} holds {others[0]} beside compiled programs: choose another folder")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -176,14 +221,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: it has no readable manifest, or one of another format.
     """
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        found = manifest["format"]
-        manifest["files"], manifest["facts"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"compiled_programs={str(folder)!r} holds no programs of `jpaged compile`: {error}") from error
+    manifest = _parsed_manifest(folder)
+    found = manifest["format"]
     if found != FORMAT:
         raise ValueError(f"compiled_programs={str(folder)!r} is of format {found}, and this version reads {FORMAT}")
+    return manifest
+
+
+def _parsed_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder, of whatever format."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["format"], dict(manifest["files"]), dict(manifest["facts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"compiled_programs={str(folder)!r} holds no programs of `jpaged compile`: {error}") from error
     return manifest
 
 

@@ -200,7 +200,8 @@ class Worker:
         """Return the memory of large pages that nobody needs to the system, where it can be; they read as zeros."""
         if self.frees_memory:
             shards = np.repeat(unused, self.spec.shards, axis=0)
-            self.pool = self._zero("zero pages", self.pool, shards)
+            with jax.transfer_guard_host_to_device("allow"):  # a trainer may forbid it, but means weights
+                self.pool = self._zero("zero pages", self.pool, shards)
 
     @device_call
     def encode(

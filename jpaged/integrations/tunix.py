@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float, Int
 from tunix.rl.rollout import base_rollout
 
 from jpaged.llm import LLM
-from jpaged.loading.nnx_state import state_of
 from jpaged.sampling_params import SamplingParams
 from jpaged.training import TrainableModel, logprobs
 
@@ -32,6 +31,9 @@ _PART = "model"
 
 class TunixActor(nnx.Module):
     """The engine's model as Tunix calls its models: whole sequences in, logits out, no cache.
+
+    It runs on the devices that its parameters lie on, the engine's or others; only one whose experts are spread over
+    devices stays on the engine's.
 
     Parameters: model, those of the engine.
     """
@@ -61,7 +63,7 @@ class TunixActor(nnx.Module):
             raise ValueError(f"cache is a {type(cache).__name__}, but this model is called over whole sequences only")
         real = jnp.diagonal(attention_mask, axis1=1, axis2=2)
         hidden = self.trainable.hidden(self.model, input_tokens, real)
-        with jax.sharding.use_abstract_mesh(self.trainable.mesh.abstract_mesh):
+        with self.trainable.under_mesh():
             logits = self.model.logits(hidden)
         return logits.reshape(*input_tokens.shape, -1), None
 
@@ -82,16 +84,22 @@ def actor_of(llm: LLM) -> TunixActor:
 class JpagedRollout(base_rollout.BaseRollout):
     """Generates with an engine, for Tunix's learners.
 
+    Of a `RolloutConfig`, ``kv_cache_size`` and what begins with ``rollout_vllm`` or ``rollout_sglang_jax`` is for
+    Tunix's other engines and not read: an `LLM` has settings of its own.
+
     Args:
         rollout_actor: the actor that is trained, of `actor_of`; the engine takes over its weights.
         tokenizer: Tunix's adapter of the engine's tokenizer.
-        mesh: the devices that Tunix means for rollouts; the engine keeps its own.
-        rollout_config: how is sampled, unless `generate` is told otherwise.
+        mesh: the devices that Tunix means for rollouts. The engine has its own, which Tunix finds in the attribute
+            `mesh` and uses in their place.
+        rollout_config: checked against the engine; it says whether `get_per_token_logps` can be had. How is sampled,
+            `generate` is told.
         llm: the engine, of which nobody else has requests. With ``deterministic=True`` its log-probabilities are those
             that it drew with, to the last bit.
 
     Raises:
-        ValueError: the actor is not of `actor_of`.
+        ValueError: the actor is not of `actor_of`; its experts are spread over devices other than the engine's; or
+            rollout_config wants another dtype, other numbers of devices or other names of weights than the engine's.
     """
 
     def __init__(
@@ -105,10 +113,19 @@ class JpagedRollout(base_rollout.BaseRollout):
     ) -> None:
         if not isinstance(rollout_actor, TunixActor):
             raise ValueError(f"rollout_actor is a {type(rollout_actor).__name__}: make the actor by actor_of(llm)")
-        del mesh, rollout_config
+        del mesh
         self._llm = llm
         self._tokenizer = tokenizer
+        self._temperature = 1.0
+        if rollout_config is not None:
+            _check(rollout_config, llm)
+            self._temperature = rollout_config.temperature
         self.update_params(nnx.state(rollout_actor, nnx.Param))
+
+    @property
+    def mesh(self) -> Mesh:
+        """Return the engine's devices."""
+        return self._llm.trainable().mesh
 
     def generate(
         self, prompts: Sequence[str], rollout_config: base_rollout.RolloutConfig, **kwargs: Any
@@ -119,12 +136,13 @@ class JpagedRollout(base_rollout.BaseRollout):
 
         Raises:
             ValueError: return_logprobs with a temperature other than 1: log-probabilities are the model's own, before
-                the temperature; or the engine refuses a parameter.
+                the temperature; or the engine is another than rollout_config wants, or refuses a parameter.
             TypeError: an argument is unknown.
         """
         if kwargs:
             raise TypeError(f"generate() takes no {', '.join(sorted(kwargs))}")
         config = rollout_config
+        _check(config, self._llm)
         if config.return_logprobs and config.temperature != 1.0:
             raise ValueError(
                 f"return_logprobs=True with temperature={config.temperature}: log-probabilities are the model's own, "
@@ -148,35 +166,57 @@ class JpagedRollout(base_rollout.BaseRollout):
         )
 
     def get_per_token_logps(
-        self, prompt_tokens: Int[Array, "batch prompt"], completion_tokens: Int[Array, "batch completion"]
+        self,
+        prompt_tokens: Int[Array, "batch prompt"],
+        completion_tokens: Int[Array, "batch completion"],
+        completion_mask: Bool[Array, "batch completion"] | None = None,
     ) -> Float[Array, "batch completion"]:
         """Return the log-probabilities of completions, 0 for padding, with the engine's weights; its own bits where it
-        is deterministic."""
-        tokens = jnp.concatenate([jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens)], axis=1)
+        is deterministic.
+
+        Args:
+            prompt_tokens: padded before.
+            completion_tokens: padded behind.
+            completion_mask: which tokens are a completion's, its first ones. None: those that are no padding.
+
+        Raises:
+            ValueError: rollout_config has a temperature other than 1 (or 0, which is greedy): Tunix's GRPO compares
+                these values with its own after the temperature; or the mask has another shape than completion_tokens.
+        """
+        if self._temperature not in (0.0, 1.0):
+            raise ValueError(
+                f"get_per_token_logps() with temperature={self._temperature}: log-probabilities are the model's own, "
+                "before the temperature; give temperature=1.0"
+            )
+        prompts, completions = jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens)
+        own = completions != self.pad_id() if completion_mask is None else jnp.asarray(completion_mask).astype(bool)
+        if own.shape != completions.shape:
+            raise ValueError(
+                f"completion_mask has shape {list(own.shape)}, completion_tokens {list(completions.shape)}"
+            )
         found = logprobs(
             self._llm,
             self._llm.params,
-            tokens,
-            tokens != self.pad_id(),
-            start=prompt_tokens.shape[1],
+            jnp.concatenate([prompts, completions], axis=1),
+            jnp.concatenate([prompts != self.pad_id(), own], axis=1),
+            start=prompts.shape[1],
             deterministic=self._llm.config.deterministic,
         )
         return jax.lax.stop_gradient(found)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Give the engine a trainer's weights, a state of the actor; they are copied on the devices.
+        """Give the engine a trainer's weights, a state of the actor, whatever mesh they lie on; they are copied from
+        device to device.
 
         Raises:
-            ValueError: they are not all of the actor's parameters, as of LoRA alone.
+            ValueError: they are not all of the actor's parameters, as of LoRA alone; or they are those of a model whose
+                experts are spread over devices, and lie on others than the engine's.
         """
         del filter_types  # of a model without adapters it names all parameters
         if _PART not in params:
             raise ValueError(f"params have no {_PART!r}: they are not the state of an actor of actor_of(llm)")
-        described = self._llm.held_weights.described
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, described)
-        placed = jax.device_put(state_of(params[_PART], described), shardings, may_alias=False)
-        with jax.transfer_guard("allow"):  # Tunix forbids what goes by the host; the engine's tables do
-            self._llm.update_params(placed)
+        _check_devices(params, self._llm.trainable())
+        self._llm.update_params(params[_PART], copy=True)
 
     def pad_id(self) -> int:
         """Return the token that pads prompts and completions."""
@@ -190,6 +230,42 @@ class JpagedRollout(base_rollout.BaseRollout):
         """Return the model with the engine's weights. They are other arrays than the trainer's, so that Tunix knows to
         bring its own after each step."""
         return TunixActor(self._llm.trainable(), self._llm.params)
+
+
+def _check(config: base_rollout.RolloutConfig, llm: LLM) -> None:
+    """Check that an engine is what Tunix wants.
+
+    Raises:
+        ValueError: it is not; names the field, its value and the engine's.
+    """
+    engine = llm.config
+    if config.data_type is not None and jnp.dtype(config.data_type) != jnp.dtype(llm.dtype):
+        raise ValueError(f"data_type={jnp.dtype(config.data_type)}, but the engine's is {jnp.dtype(llm.dtype)}")
+    sizes = {
+        "tensor_parallel_size": (-1, engine.tensor_parallel_size),
+        "data_parallel_size": (-1, engine.data_parallel_size),
+        "expert_parallel_size": (1, engine.tensor_parallel_size if engine.enable_expert_parallel else 1),
+    }
+    for name, (default, own) in sizes.items():
+        wanted = getattr(config, name)
+        if wanted not in (default, own):
+            raise ValueError(f"{name}={wanted}, but the engine's is {own}: give it to LLM(...)")
+    if config.rollout_mapping_config is not None:
+        raise ValueError("rollout_mapping_config must be None: the actor has the engine's own names of weights")
+
+
+def _check_devices(params: Any, trainable: TrainableModel) -> None:
+    """Check that weights lie on the engine's devices where its model runs on no others.
+
+    Raises:
+        ValueError: they do not.
+    """
+    there, own = jax.tree.leaves(params)[0].sharding.device_set, set(trainable.mesh.devices.flat)
+    if trainable.bound_to_mesh and there != own:
+        raise ValueError(
+            f"the actor lies on {len(there)} devices that are not the engine's {len(own)}: with "
+            "enable_expert_parallel=True it must stay on the engine's mesh"
+        )
 
 
 def _sampling(config: base_rollout.RolloutConfig, number: int) -> list[SamplingParams]:

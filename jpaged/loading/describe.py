@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from jpaged.loading.open_checkpoint import described, is_quantised, open_model
-from jpaged.loading.source import check_name
+from jpaged.loading.source import CHECKPOINT_MARKER, check_name
 from jpaged.loading.tensor_reader import StoredAs
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def describe_model(
         raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")
     if path.suffix == ".json":
         return _of_config(path, language_model_only)
-    if path.is_dir() and (path / "config.json").exists() and not any(path.glob("*.safetensors")):
+    if path.is_dir() and (path / "config.json").exists() and not _has_weights(path):
         return _of_config(path / "config.json", language_model_only)
     if not path.exists() and _is_hub_id(str(name)):
         return _of_config(_config_of_hub(str(name), revision, download_dir), language_model_only)
@@ -65,6 +65,10 @@ def describe_model(
     stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
     gguf = opened.gguf.path if opened.gguf else None
     return Described(opened.config, opened.family, stored, gguf, opened.source.path)
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / CHECKPOINT_MARKER).exists() or any(folder.glob("*.safetensors"))
 
 
 def _of_config(file: Path, language_model_only: bool) -> Described:

@@ -6,7 +6,7 @@ model's, and ``vision_tower.`` and so on for the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -17,10 +17,12 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "language_model.": "model.",
     "lm_head.": "lm_head.",
 }
-"""The beginning of a tensor's name in a multimodal checkpoint, old or new, -> that in a checkpoint of text only."""
-
+"""The beginning of a tensor's name in a multimodal checkpoint, old, new or without a head, -> that in a checkpoint of
+text only; the first that fits counts."""
+_OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.")
 
 _OTHER_PARTS = {
     "model.vision_tower.vision_model.": "vision_tower.",
@@ -37,6 +39,11 @@ _OTHER_PARTS = {
 """The same for what is no part of the text model; the first that fits counts."""
 
 
+def is_multimodal(names: Iterable[str]) -> bool:
+    """Tell whether tensors have a multimodal model's names, as fine-tuning its text model alone may leave them too."""
+    return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
+
+
 class LanguageModelReader:
     """Reads the text model's tensors as a `TensorReader`, under the names they have where it stands alone.
 
@@ -50,19 +57,10 @@ class LanguageModelReader:
     def __init__(self, whole: TensorReader, *, other_parts: bool = False):
         self._whole = whole
         self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
-        self._names = self._text = {
-            plain + name.removeprefix(prefix): name
-            for name in whole.names()
-            for prefix, plain in _PREFIXES.items()
-            if name.startswith(prefix)
-        }
-        if not self._names:
+        self._text = _renamed(whole.names(), _PREFIXES)
+        if not self._text:
             raise ValueError(f"{self.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
-        self._names = dict(self._text)
-        for name in whole.names() if other_parts else ():
-            prefix = next((prefix for prefix in _OTHER_PARTS if name.startswith(prefix)), None)
-            if prefix is not None:
-                self._names[_OTHER_PARTS[prefix] + name.removeprefix(prefix)] = name
+        self._names = self._text | (_renamed(whole.names(), _OTHER_PARTS) if other_parts else {})
 
     @property
     def has_head(self) -> bool:
@@ -81,3 +79,13 @@ class LanguageModelReader:
 
     def read(self, name: str) -> np.ndarray | HostArray:
         return self._whole.read(self._names[name])
+
+
+def _renamed(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that begin with one of `prefixes` by those they get instead."""
+    found = {}
+    for name in names:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        if prefix is not None:
+            found[prefixes[prefix] + name.removeprefix(prefix)] = name
+    return found

@@ -124,7 +124,7 @@ def _load(
         mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes, exact_tiles=exact_tiles
     )
     if isinstance(reader, OrbaxWeights) and reader.forms:
-        _check_saved(reader, shards, expert_parallel, quantization)
+        reader.check_held(shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     elif isinstance(reader, OrbaxWeights) and reader.fits(shards, expert_parallel) and quantization is None:
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
@@ -163,14 +163,3 @@ def _mesh(mesh: Mesh | None, tensor_parallel_size: int | None) -> Mesh:
             f"tensor_parallel_size={tensor_parallel_size}, but the mesh has {mesh.shape[TENSOR_AXIS]} shards"
         )
     return mesh
-
-
-def _check_saved(reader: OrbaxWeights, shards: int, expert_parallel: bool, quantization: str | None) -> None:
-    """Refuse to load a quantised checkpoint otherwise than it was saved."""
-    if quantization is not None:
-        raise ValueError(f"quantization={quantization!r}: {reader.location} is quantised already; leave it None")
-    if not reader.fits(shards, expert_parallel):
-        raise ValueError(
-            f"{reader.location} is quantised for tensor_parallel_size={reader.tensor_parallel} with expert_parallel="
-            f"{reader.expert_parallel}, not {shards} with {expert_parallel}: load its source with quantization= instead"
-        )

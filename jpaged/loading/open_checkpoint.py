@@ -11,7 +11,7 @@ from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
-from jpaged.loading.language_model_only import LanguageModelReader
+from jpaged.loading.language_model_only import LanguageModelReader, is_multimodal
 from jpaged.loading.mxfp4 import MXFP4Weights
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
@@ -19,6 +19,7 @@ from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import Source, resolve_source
 from jpaged.loading.tensor_reader import TensorReader
+from jpaged.loading.vocabulary_tables import as_stored
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -62,8 +63,9 @@ def open_model(
     weights = SafetensorsWeights(source.path)
     if is_quantised(config):
         return OpenedModel(source, config, family, MXFP4Weights(weights))
-    if "text_config" not in _fields(source.path, source.path / "config.json"):
-        return OpenedModel(source, config, family, without_head(weights, config))
+    described_whole = "text_config" in _fields(source.path, source.path / "config.json")
+    if not (described_whole or is_multimodal(weights.names())):
+        return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
     config.get_text_config().tie_word_embeddings = not text.has_head
     return OpenedModel(source, config, family, text)

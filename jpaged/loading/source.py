@@ -15,6 +15,10 @@ _ACCEPTED = (
     f"accepted are: {demo_model.ALIAS!r} (the demo model), a folder with config.json and *.safetensors, "
     "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, or a hub id such as 'org/model'"
 )
+_NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
+"""Files below a model's folder: patterns cross its borders, and these are other copies of the weights."""
+_OTHER_NAMES = "consolidated*.safetensors"
+"""Mistral's own copy of the weights, under names of its own."""
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
 
 
@@ -42,7 +46,7 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
 
     Raises:
         ValueError: when the name is nothing that is accepted, or a revision of what is no hub id; names it.
-        RuntimeError: when the demo model cannot be downloaded.
+        OSError: when the demo model cannot be downloaded, or kept.
     """
     check_name(name)
     path = Path(name).expanduser()
@@ -58,7 +62,9 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
         return Source(str(name), "gguf", path)
     if path.is_absolute() or str(name).startswith((".", "~")) or path.suffix == ".gguf":
         raise ValueError(f"model={str(name)!r} does not exist; {_ACCEPTED}")
-    folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir)
+    folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=[*_NOT_OURS, _OTHER_NAMES])
+    if not any(folder.glob("*.safetensors")):
+        folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=_NOT_OURS)
     return Source(str(name), _folder_kind(folder), folder)
 
 
@@ -71,13 +77,19 @@ def _folder_kind(folder: Path) -> Literal["safetensors", "orbax"]:
 
 
 def from_hub(
-    what: str, repo_id: str, files: list[str], revision: str | None = None, download_dir: str | Path | None = None
+    what: str,
+    repo_id: str,
+    files: list[str],
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    ignore: list[str] | None = None,
 ) -> Path:
     """Download files of a hub id, or find them where they were kept; returns their folder.
 
     Args:
         what: the argument that holds the id, for messages.
         files: patterns of their names.
+        ignore: patterns of names that are left all the same.
 
     Raises:
         ValueError: the hub did not give them, or they cannot be kept; names id and reason.
@@ -85,7 +97,7 @@ def from_hub(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir}
+    asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "ignore_patterns": ignore}
     chosen = {name: value for name, value in asked.items() if value is not None}
     try:
         return Path(snapshot_download(repo_id, allow_patterns=files, **chosen))

@@ -11,15 +11,15 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jpaged.execution.exact_params import num_exact, widened
-from jpaged.loading.language_model_only import LanguageModelReader
+from jpaged.loading.language_model_only import LanguageModelReader, is_multimodal
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.parameters.weights import abstract_params, read_params
 from jpaged.loading.tensor_reader import TensorReader
+from jpaged.loading.vocabulary_tables import VOCABULARY_HEAD, refuse_other_head
 from jpaged.model_api import CausalLM
 from pallas_kernels.quantised import QuantisedMatrix
 
 LOCATION = "the state dict"
-_MULTIMODAL = ("language_model.", "model.language_model.")
 
 
 class StateDictReader:
@@ -83,19 +83,22 @@ def params_of(
         cast: change other floating dtypes to the engine's, and quantise matrices anew where it holds them quantised.
 
     Raises:
-        ValueError: a tensor is missing, of the wrong shape or, without `cast`, of another dtype; or the engine's
-            weights are quantised in a way that only their file has.
+        ValueError: a tensor is missing, of the wrong shape or, without `cast`, of another dtype; or there is a head
+            that differs from the embedding, which is the model's head; or the engine's weights are quantised in a way
+            that only their file has.
     """
     whole = StateDictReader(tensors)
-    multimodal = any(name.startswith(_MULTIMODAL) for name in whole.names())
+    multimodal = is_multimodal(whole.names())
     reader: TensorReader = LanguageModelReader(whole, other_parts=True) if multimodal else whole
+    used = {name for target in targets_of(model) for name in target.source.sources}
+    if not _repeats_a_table(tensors):
+        refuse_other_head(reader, used)
     held = any(isinstance(leaf, QuantisedMatrix) for leaf in jax.tree.leaves(old, is_leaf=_is_quantised))
     if held and (quantization is None or quantization == "gguf"):
         raise ValueError(f"{LOCATION} cannot replace weights that were quantised in the file they came from")
     if held and not cast:
         raise ValueError(f"{LOCATION} is to be held with quantization={quantization!r}: give cast=True to quantise it")
     if not cast:
-        used = {name for target in targets_of(model) for name in target.source.sources}
         for name in whole.names():
             if whole.dtype(name) != dtype and (multimodal or name in used):
                 raise ValueError(f"{name} in {LOCATION} is {whole.dtype(name)}, the engine is {dtype}: give cast=True")
@@ -117,6 +120,19 @@ def cast_like(new: Any, old: Any) -> Any:
     if jax.tree.structure(new) != structure:
         return new
     return jax.tree.map(_cast, new, old)
+
+
+def _repeats_a_table(tensors: Mapping[str, Any]) -> bool:
+    """Tell whether the vocabulary's head is another tensor's memory, as where PyTorch ties it: comparing takes long."""
+    heads = [tensor for name, tensor in tensors.items() if name.endswith(VOCABULARY_HEAD)]
+    if not heads:
+        return False
+    where = _memory(heads[0])
+    return any(_memory(tensor) == where for name, tensor in tensors.items() if not name.endswith(VOCABULARY_HEAD))
+
+
+def _memory(tensor: Any) -> int:
+    return tensor.data_ptr() if hasattr(tensor, "data_ptr") else id(tensor)
 
 
 def _is_quantised(leaf: Any) -> bool:

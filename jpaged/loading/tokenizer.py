@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_HUB_FILES = ["config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"]
+_PROCESSORS_TEMPLATE = "chat_template.json"
+_HUB_FILES = [
+    "config.json",
+    _PROCESSORS_TEMPLATE,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "*.jinja",
+]
 _HUB_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
 
 
@@ -29,14 +38,20 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
     """Load the tokenizer of a source; `gguf` saves opening the file again.
 
     Raises:
-        ValueError: the folder has no tokenizer that transformers can load, or the GGUF file's is not supported.
+        ValueError: the folder has no tokenizer that transformers can load, or the GGUF file's is not supported, or a
+            chat template's file is damaged.
     """
     if source.kind == "gguf":
         return tokenizer_from_gguf(gguf or GGUFFile(source.path))
     try:
-        return transformers().AutoTokenizer.from_pretrained(source.path)
+        tokenizer = transformers().AutoTokenizer.from_pretrained(source.path)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"no tokenizer can be loaded from {source.path}: {error}") from error
+    # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
+    own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
+    if own is not None:
+        tokenizer.chat_template = own
+    return tokenizer
 
 
 def find_tokenizer(name: str, download_dir: str | Path | None = None) -> PreTrainedTokenizerBase:

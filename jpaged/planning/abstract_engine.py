@@ -18,17 +18,20 @@ from jpaged.engine.adapters import adapters_of
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.build_context import build_context, layers_are_stacked
+from jpaged.loading.code_format import Forms
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.mxfp4 import MXFP4Names
 from jpaged.loading.open_checkpoint import is_quantised, open_model
+from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.parameters.exact import DtypeOf
 from jpaged.loading.parameters.targets import abstract_model
 from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.stored_blocks import StoredBlocks
 from jpaged.loading.tensor_reader import StoredAs
-from jpaged.model_api import AdapterGroup, CausalLM
+from jpaged.model_api import TENSOR_AXIS, AdapterGroup, CausalLM
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import target_mesh
 from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
@@ -96,6 +99,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     )
     model = abstract_model(family, model_config, build)
     reader: StoredBlocks | None = None
+    saved = _saved_forms(request, config, mesh)
     if request["gguf"]:
         reader = GGUFWeights(GGUFFile(request["gguf"]))
     elif is_quantised(model_config):
@@ -117,12 +121,28 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
             quantization=config.quantization,
             reader=reader,
             dtype_of=_dtype_of(request, model_config) if build.bfloat16_tiles else None,
+            forms=saved,
         ),
         dtype=dtype,
         kernels=kernels,
         max_model_len=resolve_max_model_len(config.max_model_len, model_config),
         adapters=adapters,
     )
+
+
+def _saved_forms(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> Forms | None:
+    """Return the formats that a checkpoint written by jpaged holds its parameters in; None where it quantised none.
+
+    Raises:
+        ValueError: they are asked for in others, or for other shards.
+    """
+    checkpoint = request["checkpoint"]
+    if checkpoint is None or not (Path(checkpoint) / CHECKPOINT_MARKER).exists():
+        return None
+    reader = open_model(checkpoint).reader
+    assert isinstance(reader, OrbaxWeights)
+    reader.check_held(mesh.shape[TENSOR_AXIS], config.enable_expert_parallel, config.quantization)
+    return reader.forms or None
 
 
 def _dtype_of(request: dict[str, Any], config: Any) -> DtypeOf:

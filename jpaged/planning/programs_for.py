@@ -7,7 +7,7 @@ from typing import Any
 
 from jpaged.config import EngineConfig
 from jpaged.engine.configuration_digest import configuration_digest
-from jpaged.execution.program_store import check_free
+from jpaged.execution.program_store import free_folder
 from jpaged.planning.child_process import Question, refuse_settings
 from jpaged.planning.compilers import compiler_python
 from jpaged.planning.devices import find_device
@@ -54,6 +54,7 @@ def compile_programs_for(
     Raises:
         ValueError: an unknown device or model, a setting that is refused, no compiler, or a model that does not fit.
         FileExistsError: the folder holds something else.
+        OSError: the folder cannot be written.
         RuntimeError: the compiler failed.
     """
     target = find_device(device)
@@ -69,8 +70,8 @@ def compile_programs_for(
     python = compiler_python(kind, compiler_env)
     if python is None:
         raise ValueError(f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it")
-    check_free(Path(folder))
+    folder = free_folder(folder)
     question = Question.of(asked, target, memory_bytes)
     digest = configuration_digest(question.described.config)
-    found = question.ask(python, "programs", folder=str(Path(folder).absolute()), model=digest)
+    found = question.ask(python, "programs", folder=str(folder), model=digest)
     return found["programs"], found["bytes"]

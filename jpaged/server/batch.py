@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """What a line may ask for."""
+_BEGINNING = '{"id": "batch_req_'
+"""What every line of the output begins with."""
 TRIES_ALONE = 5
 """How often a request is asked again that the server refuses as busy while no other request is being answered."""
 _LEAST_WAIT = 0.05
@@ -84,7 +86,7 @@ def counts(status: int) -> bool:
 def answered(file: Path) -> set[str]:
     """Return the custom_ids that a file of answers has.
 
-    A last line that was not written to its end goes, and so do answers that do not count: see `counts`.
+    The beginning of an answer that was not written to its end goes, and so do answers that do not count: see `counts`.
 
     Raises:
         ValueError: a line is no answer; the file is left as it is.
@@ -94,9 +96,11 @@ def answered(file: Path) -> set[str]:
     done: set[str] = set()
     failed: set[int] = set()
     whole = 0
+    line = b"\n"
     with file.open("rb+") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and _is_cut_off(line):
+                line = b"\n"
                 break
             try:
                 answer = json.loads(line)
@@ -108,9 +112,26 @@ def answered(file: Path) -> set[str]:
                 raise ValueError(f"{file}, line {number} is no answer of a batch; give another output file") from error
             whole += len(line)
         lines.truncate(whole)
+        if not line.endswith(b"\n"):  # another program wrote it
+            lines.seek(whole)
+            lines.write(b"\n")
     if failed:
         _without(file, failed)
     return done
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """Tell whether a last line without an end is one that `run_batch` was writing."""
+    beginning = _BEGINNING.encode()
+    return line.startswith(beginning) or beginning.startswith(line)
+
+
+def refusals(file: Path, requests: Sequence[BatchRequest]) -> int:
+    """Return how many of these requests a file of answers says were refused."""
+    asked = {request.custom_id for request in requests}
+    with file.open("rb") as lines:
+        answers = map(json.loads, lines)
+        return sum(one["custom_id"] in asked and one["response"]["status_code"] != 200 for one in answers)
 
 
 def _without(file: Path, numbers: set[int]) -> None:
@@ -211,7 +232,7 @@ class _Reply:
 def _answer(request: BatchRequest, reply: _Reply) -> dict[str, Any]:
     """Return a line of the output."""
     return {
-        "id": f"batch_req_{uuid.uuid4().hex}",
+        "id": f"batch_req_{uuid.uuid4().hex}",  # first: see _BEGINNING
         "custom_id": request.custom_id,
         "response": {"status_code": reply.status, "request_id": reply.body.get("id", ""), "body": reply.body},
         "error": None,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
+from weakref import WeakKeyDictionary
 
 from jpaged.validation import boolean, one_of
 
@@ -18,6 +19,12 @@ Content is text or a list of parts, ``{"type": "text", "text": ...}`` and images
 _IMAGES = ("image_url", "image_pil", "image")
 _TAKEN = "only 'text' is taken, and images by models that see"
 ContentFormat = Literal["auto", "string", "openai"]
+_PROBE = "a text that no template has"
+_Form = Literal["string", "openai", "either"]
+_FORMS: WeakKeyDictionary[Any, dict[str, _Form]] = WeakKeyDictionary()
+"""What contents a tokenizer's templates take, for as long as the tokenizer is there."""
+_MOST_FORMS = 16
+"""Templates of a tokenizer that are remembered; clients may send their own."""
 _FORMATS = ("auto", "string", "openai")
 
 
@@ -39,7 +46,7 @@ class ChatOptions:
     Attributes:
         chat_template: a Jinja template in place of the model's own.
         chat_template_content_format: "string" joins the parts of a content by newlines, "openai" gives the template
-            the parts as they are, "auto" does what fits the template.
+            parts, as which a text is one of its own, "auto" does what fits the template.
         add_generation_prompt: whether the prompt ends where the assistant's turn begins.
         continue_final_message: whether the prompt ends where the last message's content ends, with which the model then
             goes on.
@@ -105,7 +112,8 @@ def images_in(messages: Any) -> list[Any]:
 def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: str = "") -> str:
     """Return a conversation as text, through the chat template.
 
-    Where the template takes no list of parts, the parts of a content are joined by newlines. Arguments of tool calls
+    Where the template takes no list of parts, the parts of a content are joined by newlines; where it takes nothing
+    else, as those of some models with eyes, a text becomes a list of one part. Arguments of tool calls
     that are JSON text are given to the template as what they mean.
 
     Args:
@@ -120,13 +128,18 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
     if not messages:
         raise ValueError(f"messages={messages!r} has no message; at least 1 is needed")
     parts = [_check(message, image) for message in messages]
-    if any(parts) and not _takes_parts(tokenizer, template, options.chat_template_content_format):
+    said = options.chat_template_content_format
+    form = _form_of(tokenizer, template) if said == "auto" else said
+    if form == "string":
         messages = [
             {**message, "content": "\n".join(texts)} if texts else message
             for message, texts in zip(messages, parts, strict=True)
         ]
-    elif image:
-        messages = [_with_plain_images(message) for message in messages]
+    else:
+        if form == "openai":
+            messages = [_in_parts(message) for message in messages]
+        if image:
+            messages = [_with_plain_images(message) for message in messages]
     try:
         return tokenizer.apply_chat_template(
             [_with_parsed_calls(message) for message in messages],
@@ -188,19 +201,40 @@ def _text(part: Any) -> str:
     return part["text"]
 
 
-def _takes_parts(tokenizer: Any, template: str, content_format: ContentFormat) -> bool:
-    """Tell whether the template gets lists of parts: with "auto", if it renders a text and a list of it alike."""
-    if content_format != "auto":
-        return content_format == "openai"
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with a text as a list of one part."""
+    content = message.get("content")
+    if not content or not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _form_of(tokenizer: Any, template: str) -> _Form:
+    """Tell what contents a template takes: text, lists of parts, or either where it renders a text and a list of it
+    alike."""
+    forms = _FORMS.setdefault(tokenizer, {})
+    if (form := forms.get(template)) is None:
+        if len(forms) >= _MOST_FORMS:
+            forms.clear()
+        form = forms[template] = _tried(tokenizer, template)
+    return form
+
+
+def _tried(tokenizer: Any, template: str) -> _Form:
 
     def rendered(content: Any) -> str:
         message = {"role": "user", "content": content}
-        return tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+        try:
+            return tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+        except Exception:  # a template is a program of the model's
+            return ""
 
-    try:
-        return rendered([{"type": "text", "text": "text"}]) == rendered("text")
-    except Exception:  # a template is a program of the model's
-        return False
+    as_text, as_parts = rendered(_PROBE), rendered([{"type": "text", "text": _PROBE}])
+    if _PROBE not in as_parts:
+        return "string"
+    if _PROBE not in as_text:
+        return "openai"
+    return "either" if as_text == as_parts else "string"
 
 
 def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:

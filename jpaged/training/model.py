@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jpaged.loading.build_context import build_context
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.parameters.targets import abstract_model
-from jpaged.model_api import CausalLM
+from jpaged.model_api import TENSOR_AXIS, CausalLM
 from jpaged.training.exact import EngineShapes, check_exact, exact_logprobs
 from jpaged.training.scores import token_logprobs
 from jpaged.training.sequences import empty_cache, layer_operations, places
@@ -29,20 +30,31 @@ class TrainableModel:
 
     Args:
         model: the model with shapes for arrays, built for products that XLA can differentiate.
-        mesh: the devices that its parameters lie on.
+        mesh: the devices that an engine's parameters lie on.
         dtype: dtype of activations.
         engine: the engine whose bits `deterministic=True` gives; None = no engine.
+        bound_to_mesh: whether the model runs on `mesh` only, as one does whose experts are spread over devices. Others
+            run wherever their parameters lie.
 
     Attributes:
         graphdef: ``nnx.merge(graphdef, params)`` is the model.
     """
 
-    def __init__(self, model: CausalLM, mesh: Mesh, dtype: Any, engine: EngineShapes | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        mesh: Mesh,
+        dtype: Any,
+        engine: EngineShapes | None = None,
+        *,
+        bound_to_mesh: bool = False,
+    ) -> None:
         self.graphdef: nnx.GraphDef = nnx.split(model)[0]
         self.layer_groups = model.layer_groups
         self.vocab_size = model.vocab_size
         self.mesh = mesh
         self.engine = engine
+        self.bound_to_mesh = bound_to_mesh
         self._dtype = dtype
         self._names = frozenset(group.name for group in model.layer_groups)
         self._plain = jax.jit(self._differentiable, static_argnames=("start",))
@@ -70,7 +82,7 @@ class TrainableModel:
         # Layers that are not stacked follow one another: a loop's derivative adds up zeros for each layer it has not
         # chosen.
         model = abstract_model(family, config, replace(build, product_impl="xla", unrolled=not stacked))
-        return cls(model, mesh, dtype, engine)
+        return cls(model, mesh, dtype, engine, bound_to_mesh=expert_parallel and mesh.shape[TENSOR_AXIS] > 1)
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> TrainableModel:
@@ -113,15 +125,20 @@ class TrainableModel:
         """
         cache = empty_cache(self.layer_groups, tokens.size, self._dtype)
         operate = layer_operations(self.layer_groups, real)
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        with self.under_mesh():
             hidden, _ = model(tokens.reshape(-1), places(real).reshape(-1), cache, operate)
         return hidden
+
+    def under_mesh(self) -> AbstractContextManager[Any]:
+        """Return the context that the model is traced in: its mesh where it is bound to that. JAX refuses derivatives
+        of arrays on a mesh of another size within one."""
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh) if self.bound_to_mesh else nullcontext()
 
     def _differentiable(self, params: Any, tokens: Array, real: Array, *, start: int) -> Array:
         model = nnx.merge(self.graphdef, params)
         hidden = self.hidden(model, tokens, real)
         before = hidden.reshape(*tokens.shape, -1)[:, start - 1 : -1]
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        with self.under_mesh():
             scored = token_logprobs(model, before.reshape(-1, before.shape[-1]), tokens[:, start:].reshape(-1))
         return jnp.where(_wanted(real, start), scored.reshape(len(tokens), -1), 0.0)
 

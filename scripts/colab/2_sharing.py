@@ -187,7 +187,8 @@ plt.show()
 
 # %% [markdown]
 # Here the prompt is long beside the answers, so the savings are large. Over a realistic mix of lengths they are
-# smaller; the table in the README has those, next to the paper's.
+# smaller; [the table in the README](https://github.com/OWNER/jpaged/blob/main/README.md#speed) has those, next to the
+# paper's.
 #
 # ## Strangers share too
 #
@@ -214,6 +215,21 @@ axes.invert_yaxis()
 axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.tight_layout()
 plt.show()
+
+# %% [markdown]
+# So they lie in the pool, while all of those who came later are served at once. The grey boxes are the system message:
+# three owners each, one copy. What a reader asked, and what the librarian says, is the reader's own.
+
+# %%
+strangers = [f"{system}\nReader: {question}\nLibrarian:" for question in asked[1:]]
+maps = [llm.memory_map() for _ in llm.stream(strangers, SamplingParams(max_tokens=8, seed=1, ignore_eos=True))]
+fullest = max(maps, key=lambda one: int(one.groups[0].blocks["owners"].sum()))
+blocks = fullest.groups[0]
+figure, axes = plt.subplots(figsize=(9, 2))
+draw(fullest, f"three readers: {blocks.used} blocks, {blocks.shared} of them shared", axes)
+plt.show()
+print(f"Alone, each with its own copy, they would hold {int(blocks.blocks['owners'].sum())} blocks.")
+assert blocks.shared >= 4, "strangers who begin alike share blocks"
 
 # %% [markdown]
 # Sharing never changes an answer: a sequence's draws depend on its text, its parameters and its seed, not on who is

@@ -88,9 +88,10 @@ print(f"one large page: {llm.memory_report().page_bytes:,} bytes")
 # %% [markdown]
 # ## Watching it forget
 #
-# Four prompts of different lengths run together. After each token we ask the pool two things: how much do the groups
-# hold, and how much would the same tokens take if every layer kept everything? The second is simple arithmetic: a
-# block of every group for each 16 tokens of a sequence.
+# Four prompts of different lengths run together. After each token we ask the pool how much the groups hold. Beside it
+# goes simple arithmetic: how much would the same tokens take with one page size, where every layer keeps everything (a
+# block of every group for each 16 tokens of a sequence)? And how much of it can the next step read at all (in local
+# layers, a window of each sequence)? What is held and cannot be read is waste.
 
 # %%
 rng = np.random.default_rng(0)
@@ -98,12 +99,19 @@ prompts = [{"prompt_token_ids": rng.integers(3, fields["vocab_size"], length).to
 lengths = dict(enumerate(PROMPTS))  # of the sequences that run
 held: list[float] = []
 everything: list[float] = []
+read: list[float] = []
 memory = fullest = llm.memory_map()
 
 
 def used_bytes(report: MemoryReport) -> int:
     """Return the bytes of the blocks that somebody owns."""
     return sum(group.used * group.block_bytes for group in report.groups)
+
+
+def readable_bytes(report: MemoryReport) -> float:
+    """Return the bytes of the tokens that the next step can read."""
+    seen = {"full": sum(lengths.values()), "window": sum(min(length, WINDOW) for length in lengths.values())}
+    return sum(seen[group.name] * group.block_bytes / 16 for group in report.groups)
 
 
 params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
@@ -115,17 +123,38 @@ for delta in llm.stream(prompts, params):
     block_bytes = sum(group.block_bytes for group in report.groups)
     held.append(used_bytes(report) / 2**20)
     everything.append(sum(-(-length // 16) for length in lengths.values()) * block_bytes / 2**20)
+    read.append(readable_bytes(report) / 2**20)
     if everything[-1] == max(everything):
         fullest = memory
 
 figure, axes = plt.subplots(figsize=(8, 3.2))
 axes.plot(everything, linestyle="--", color="grey", label="every layer keeps everything")
 axes.plot(held, linewidth=2, label="layer groups")
+axes.plot(read, linestyle=":", color="black", label="what can be read")
 axes.set(xlabel="tokens generated, all four together", ylabel="MiB of KV", ylim=(0, None), title="What they hold")
-axes.legend()
+axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+plt.tight_layout()
 plt.show()
 most = everything.index(max(everything))
 print(f"At the fullest moment the groups hold {held[most]:.2f} MiB instead of {everything[most]:.2f}.")
+
+# %% [markdown]
+# The waste of both at that moment:
+
+# %%
+kinds = {"one page size": everything[most], "layer groups": held[most]}
+waste = {name: size - read[most] for name, size in kinds.items()}
+figure, axes = plt.subplots(figsize=(8, 2))
+axes.barh(list(kinds), [read[most]] * 2, color="C0", label="can be read")
+bars = axes.barh(list(kinds), list(waste.values()), left=read[most], color="lightgrey", hatch="//", label="waste")
+axes.bar_label(bars, [f"{size:.2f} MiB, {size / kinds[name]:.0%}" for name, size in waste.items()], padding=3)
+axes.margins(x=0.4)
+axes.set(xlabel="MiB of KV", title="What is held, and what of it can be read")
+axes.invert_yaxis()
+axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+plt.tight_layout()
+plt.show()
+assert waste["layer groups"] < waste["one page size"], "a window's blocks are given back"
 
 # %% [markdown]
 # Here is the pool at that moment. Each cell is a large page, in the colour of the group that has taken it; the

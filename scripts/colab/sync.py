@@ -3,7 +3,8 @@
     python scripts/colab/sync.py                             writes N_name.ipynb from each N_name.py, without outputs
     python scripts/colab/sync.py --repository name/jpaged    puts the repository's place into the scripts first
 
-`OWNER/jpaged` stands for that place as long as there is none: badges and the first cells name it.
+`OWNER/jpaged` stands for that place as long as there is none: badges, links and the first cells
+name it, and so do the links of CHANGELOG.md. A release fails while it stands there.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import jupytext
 import nbformat
 
 FOLDER = Path(__file__).resolve().parent
-PLACE = re.compile(r"(?<=colab\.research\.google\.com/github/)[\w.-]+/[\w.-]+(?=/blob/)")
+PLACE = re.compile(
+    r"(?:(?<=colab\.research\.google\.com/github/)|(?<=\(https://github\.com/))[\w.-]+/[\w.-]+(?=/blob/)"
+)
+CHANGELOG = FOLDER.parents[1] / "CHANGELOG.md"
 ADDRESS = re.compile(r'(?<=REPOSITORY = "https://github\.com/)[^"]+')
+VERSION = re.compile(r"(?<=\]: https://github\.com/)[\w.-]+/[\w.-]+(?=/(?:compare|releases)/)")
 
 
 def scripts() -> list[Path]:
@@ -35,7 +40,7 @@ def notebook(script: Path) -> str:
 
 
 def place_at(repository: str) -> None:
-    """Write the repository's place into every script.
+    """Write the repository's place into every script, and into the changelog's links.
 
     Raises:
         ValueError: it is not an owner and a name.
@@ -45,6 +50,7 @@ def place_at(repository: str) -> None:
     for script in scripts():
         text = ADDRESS.sub(repository, PLACE.sub(repository, script.read_text(encoding="utf-8")))
         script.write_text(text, encoding="utf-8")
+    CHANGELOG.write_text(VERSION.sub(repository, CHANGELOG.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,10 +18,14 @@ from grpo import Report, Settings, Trainer, train
 from task import Problem, all_problems, problems, reward
 
 from jpaged import LLM, SamplingParams
+from jpaged.benchmarks import marked_figures
 
-BEGIN, END = "<!-- figures of scripts/rl/grpo_arithmetic.py -->", "<!-- end of figures -->"
+SCRIPT = "scripts/rl/grpo_arithmetic.py"
+BEGIN, END = marked_figures.marks(SCRIPT)
 """What stands around the figures in docs/rl.md."""
 PICTURE = "grpo_reward.png"
+STYLES = (("black", "o", "-"), ("0.45", "s", "--"), ("0.65", "^", ":"))
+"""Grey, mark of a step and dashes of the mean, run by run."""
 
 
 @dataclass
@@ -49,9 +53,9 @@ def main() -> None:
             runs[seed] = _run(llm, args, seed)
     rewards = {seed: [report.reward for report in run.reports] for seed, run in runs.items()}
     if args.plot is not None:
-        _draw(rewards, args.plot)
+        draw(rewards, args.plot)
     if args.docs is not None:
-        _draw(rewards, args.docs / PICTURE)
+        draw(rewards, args.docs / PICTURE)
         page = args.docs / "rl.md"
         page.write_text(with_figures(page.read_text(), figures(runs, args)))
 
@@ -130,11 +134,7 @@ def with_figures(page: str, text: str) -> str:
     Raises:
         ValueError: it has no place for them.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page has no place for figures: {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    return marked_figures.with_figures(page, SCRIPT, text)
 
 
 def _arguments() -> argparse.Namespace:
@@ -146,27 +146,36 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=Settings.rate, help="learning rate")
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of problems and draws; several: a run each")
     parser.add_argument("--deterministic", action="store_true", help="log-probabilities equal to the engine's bits")
-    parser.add_argument("--plot", type=Path, help="file to draw the rewards into (extra bench)")
+    parser.add_argument("--plot", type=Path, help="file to draw the rewards into, .png and .svg (extra bench)")
     parser.add_argument("--docs", type=Path, help="folder whose rl.md gets the figures and the plot (extra bench)")
     parser.add_argument("--machine", default="the machine above", help="what it ran on, for --docs")
     return parser.parse_args()
 
 
-def _draw(rewards: Mapping[int, Sequence[float]], path: Path) -> None:
-    """Draw each step's mean reward, and the mean over five, of each run by its seed."""
+def draw(rewards: Mapping[int, Sequence[float]], path: Path) -> None:
+    """Draw each step's mean reward, and the mean over five, of each run by its seed; to be read in grey.
+
+    Runs differ by mark and dashes too. The picture is written as PNG and as SVG, whichever of them `path` names.
+    """
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    matplotlib.rcParams["svg.hashsalt"] = "jpaged"  # the same figures make the same file
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
     for number, (seed, each) in enumerate(rewards.items()):
+        grey, mark, dashes = STYLES[number % len(STYLES)]
+        steps = range(1, len(each) + 1)
         smooth = [_mean(each[max(0, i - 4) : i + 1]) for i in range(len(each))]
-        axes.plot(each, color=f"C{number}", alpha=0.3)
-        axes.plot(smooth, color=f"C{number}", label=f"seed {seed}, mean of five steps")
+        axes.plot(steps, each, mark, color=grey, markerfacecolor="none", markersize=4, label=f"seed {seed}, a step")
+        axes.plot(steps, smooth, dashes, color=grey, linewidth=2, label=f"seed {seed}, mean of five steps")
     axes.set_xlabel("step")
-    axes.set_ylabel("reward")
+    axes.set_ylabel("mean reward")
     axes.set_ylim(0, 1)
-    axes.legend(loc="lower right")
-    figure.savefig(path)
+    axes.grid(axis="y", color="0.85", linewidth=0.6)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    for kind, metadata in (("png", {}), ("svg", {"Date": None})):
+        figure.savefig(path.with_suffix(f".{kind}"), dpi=110, metadata=metadata)
 
 
 def _mean(numbers: Sequence[float]) -> float:

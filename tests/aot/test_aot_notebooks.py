@@ -74,6 +74,27 @@ def test_the_notebook_on_sharing_has_the_engine_of_the_first_one():
     assert engine_of("2_sharing.py") == engine_of("1_first_answers.py")
 
 
+def served_by(script: str) -> tuple[str, dict[str, int]]:
+    """Return the model and the settings that a script gives to the command `jpaged serve`."""
+    lists = {
+        node.targets[0].id: [word.value for word in node.value.elts if isinstance(word, ast.Constant)]
+        for node in ast.parse((FOLDER / script).read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.List)
+    }
+    command, sizes = lists["command"], lists["sizes"]
+    names = [flag.removeprefix("--").replace("-", "_") for flag in sizes[::2]]
+    return command[command.index("serve") + 1], dict(zip(names, map(int, sizes[1::2]), strict=True))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_server_of_the_notebook_on_serving_compiles_for_colabs_devices(name):
+    model, settings = served_by("4_serving.py")
+    assert set(settings) == {"max_model_len", "max_num_seqs", "max_num_batched_tokens"}
+    made = planned(model, name, settings, **DEVICES[name][2])
+    assert made.dtype == {"T4": "float16", "TPU v5e-1": "bfloat16"}[name]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_notebook_on_grpo_has_steps_in_float32_that_compile_for_colabs_devices(name):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 
 import pytest
 from typer.testing import CliRunner
 
 from jpaged.benchmarks.eviction import output_lengths, page, prefix_modes
-from jpaged.benchmarks.eviction.output_lengths import Quantiles, ToldPolicy, most_held
+from jpaged.benchmarks.eviction.length_tables import length_table, length_verdict, seeds_of
+from jpaged.benchmarks.eviction.output_lengths import Quantiles, ToldPolicy, most_held, told_workloads
 from jpaged.benchmarks.eviction.workloads import LONG_BLOCK, SharedWorkload, conversations, workloads
 from jpaged.benchmarks.serving_sim.hybrid_models import CASES
-from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE
+from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
 from jpaged.benchmarks.serving_sim.models import OPT_13B
 from jpaged.benchmarks.serving_sim.simulation import simulate
 from jpaged.benchmarks.serving_sim.workload import Ask, Workload
 from jpaged.cli.main import app
 
+ENGINES = [asdict(PAPER_ENGINE), asdict(RECENT_ENGINE)]
 LLAMA = next(case.served for case in CASES if case.name == "Llama-3.1-8B")
 
 
@@ -138,9 +141,35 @@ def row(lru: float, predicted: float, **more) -> dict:
     return plain | {"modes": told} | more
 
 
-def length_row(source: str, use: str, latency: float) -> dict:
-    plain = {"workload": "ShareGPT", "rate": 2.0, "preemptions": 3}
+def length_row(source: str, use: str, latency: float, seed: int = 0) -> dict:
+    plain = {"workload": "ShareGPT", "rate": 2.0, "seed": seed, "requests": 400, "preemptions": 3}
     return plain | {"source": source, "use": use, "latency": latency}
+
+
+def test_the_verdict_on_a_predictor_follows_from_every_run_of_every_seed():
+    plain = [length_row("none", "-", 0.1, seed) for seed in (0, 1)]
+    hints = [length_row("hints", "victims", latency, seed) for seed, latency in enumerate((0.09, 0.098))]
+    told = " ".join(length_verdict([*plain, *hints]).split())
+    assert "saves 5% of the latency in every run of every seed" in told
+    assert "Better than nothing on the average are hints for victims (0.94). So the engine has no predictor" in told
+    hints[1] |= {"latency": 0.092}
+    won = length_verdict([*plain, *hints])
+    assert "this holds for hints for victims, which the engine should have" in won and "no predictor" not in won
+    assert "| ShareGPT, 2/s | 400 | hints | victims | 91 (90-92) | 0.91 (0.90-0.92) | 3 |" in length_table(
+        [*plain, *hints]
+    )
+    assert seeds_of(plain) == "2 seeds" and seeds_of(plain[:1]) == "one seed"
+
+
+def test_lengths_are_told_with_several_seeds_and_on_alpaca_where_a_folder_has_it(tmp_path, monkeypatch):
+    (tmp_path / "alpaca-x.jsonl").write_text(json.dumps({"prompt": "a b", "output": "c d e"}), encoding="utf-8")
+    words = told_workloads(tmp_path, lambda text: len(text.split()))
+    assert [workload.name for workload in words] == ["ShareGPT", "Alpaca"]
+    assert [workload.name for workload in told_workloads(None, len)] == ["ShareGPT"]
+    monkeypatch.setattr(output_lengths, "RATES", {"small": (4.0,)})
+    rows = output_lengths.run([Workload("small", ((30, 20), (60, 9)))], 5.0, 7, lambda text: None)
+    assert {row["seed"] for row in rows} == {7, 8, 9}
+    assert {(row["source"], row["use"]) for row in rows if row["seed"] == 8} >= {("none", "-"), ("hints", "victims")}
 
 
 def test_the_page_says_where_the_default_loses(tmp_path):
@@ -148,7 +177,8 @@ def test_the_page_says_where_the_default_loses(tmp_path):
     good = page.page([row(0.4, 0.5), row(0.4, 0.395)], lengths, "jpaged bench eviction")
     assert "| chats (talks) | 2.0 (10%) | 60.0% | 40.0% | 40.0% | 50.0% | 1.25 |" in good
     assert "No workload loses more than 2% of LRU's hits" in good
-    assert "| ShareGPT | 2 | Oracle | both | 80 | 0.80 |" in good and "both 0.80 to 0.80" in good
+    assert "| ShareGPT, 2/s | 400 | Oracle | both | 80 | 0.80 |" in good and "both 0.80 (0.80 to 0.80)" in good
+    assert "## Where the workloads come from" in good and "| MMLU | `mmlu*.jsonl` |" in good
     bad = page.page([row(0.4, 0.3, workload="talks")], lengths, "jpaged bench eviction")
     assert "loses more than 2% of LRU's hits on talks (Llama-3.1-8B, 2.0 GiB)" in bad
     assert prefix_modes.lost(row(0.0, 0.0), "predicted") == 0.0
@@ -158,9 +188,40 @@ def test_the_command_keeps_results_and_writes_a_page_with_two_plots(tmp_path):
     pytest.importorskip("matplotlib")
     kept = tmp_path / "kept.json"
     lengths = [length_row("none", "-", 0.1), length_row("Oracle", "both", 0.08)]
-    kept.write_text(json.dumps({"prefixes": [row(0.4, 0.5), row(0.4, 0.5, model="Gemma-3-27B")], "lengths": lengths}))
+    parts = {"prefixes": [row(0.4, 0.5), row(0.4, 0.5, model="Gemma-3-27B")], "lengths": lengths}
+    settings = {"workloads": None, "num_requests": 100, "seconds": 200, "seed": 0, "engines": ENGINES}
+    kept.write_text(json.dumps({"settings": settings, "parts": parts}))
     docs = tmp_path / "docs"
     result = CliRunner().invoke(app, ["bench", "eviction", "--results", str(kept), "--docs", str(docs)])
     assert result.exit_code == 0, result.output
     assert {path.name for path in docs.iterdir()} == {"eviction.md", "eviction.png", "eviction.svg"}
     assert "Made by `jpaged bench eviction --docs docs`" in (docs / "eviction.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "7"], "was measured with seed 0, not 7: name another file"),
+        (["--num-requests", "50"], "was measured with num_requests 40, not 50"),
+        (["--workloads", "."], "was measured with workloads None, not {'some.jsonl': 2}"),
+    ],
+)
+def test_results_of_other_settings_are_refused(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(prefix_modes, "run", lambda *_: pytest.fail("measured"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.jsonl").write_text("{}")
+    settings = {"workloads": None, "num_requests": 40, "seconds": 200, "seed": 0, "engines": ENGINES}
+    (tmp_path / "kept.json").write_text(json.dumps({"settings": settings, "parts": {"prefixes": {}}}))
+    command = ["bench", "eviction", "--results", "kept.json", "--num-requests", "40"]
+    result = CliRunner().invoke(app, [*command, *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+def test_a_place_for_results_is_looked_at_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefix_modes, "run", lambda *_: pytest.fail("measured"))
+    result = CliRunner().invoke(app, ["bench", "eviction", "--results", str(tmp_path / "missing" / "kept.json")])
+    assert result.exit_code == 2 and "there is no folder" in result.output
+    (tmp_path / "old.json").write_text('{"prefixes": {}}')
+    result = CliRunner().invoke(app, ["bench", "eviction", "--results", str(tmp_path / "old.json")])
+    assert result.exit_code == 2
+    assert "does not say with which settings it was measured" in " ".join(result.output.split())

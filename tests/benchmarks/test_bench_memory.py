@@ -235,6 +235,7 @@ def results_of_one() -> memory_report.Results:
 
 def test_the_page_has_every_table_and_says_what_stands_out():
     text = memory_page.page(results_of_one(), "jpaged bench memory --docs docs", ["chats"])
+    assert "ShareGPT is shipped with the package." in text and "| Azure | `azure2023-conv*.csv` |" in text
     assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% |\n" in text, "the paper tells nothing of these requests"
     assert "| jpaged | 12.5 | 90.0% | 0.0% | 6.0% | 4.0% | 96.3 % |" in text, "but of ShareGPT"
     assert "| M | 12.5 (90%)* |" in text

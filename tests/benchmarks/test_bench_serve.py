@@ -292,6 +292,8 @@ def test_the_command_draws_latency_against_rate(tmp_path):
         (["--rate", "0"], "must be above 0"),
         (["--burstiness", "0.5"], "--burstiness is for --arrivals bursty"),
         (["--max-tokens", "5"], "--max-tokens is for --prompts"),
+        (["--out", "missing/figures.json"], "--out missing/figures.json: there is no folder"),
+        (["--plot", "missing/plot.png"], "--plot missing/plot.png: there is no folder"),
         (["--url", "http://127.0.0.1:9", "--model", "m"], "did not answer the first request"),
     ],
 )

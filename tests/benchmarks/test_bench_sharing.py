@@ -69,6 +69,8 @@ def test_the_page_says_what_is_warm_and_names_the_workload():
     assert "The task is GSM8K (questions and answers). **The cache is warm**" in text
     assert "With 1 shot the 272 tokens" in text and "With 5 shots more is saved" in text
     assert "1.00 with blocks of 16, 1.00 with blocks of 64" in text
+    assert "GSM8K is shipped with the package. Other files are named by `--examples`." in text
+    assert "| WMT16 | `wmt16*.jsonl` | `en`, `de` |" in text
     assert public_name(Path("wmt16-en-de-dev.jsonl")) == "WMT16 (English to German)"
 
 
@@ -78,6 +80,18 @@ def test_the_plot_is_two_files(tmp_path):
     returned = [(size, mode, run_of(cpu_seconds=4.0)) for size in (16, 64) for mode in ("recompute", "swap")]
     plot(([("on", run_of("n=2"))], factors, returned), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"sharing.png", "sharing.svg"}
+
+
+def test_no_mark_at_the_top_of_the_plot_is_cut(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    factors = [PrefixFactor(5, run_of(seconds=6.0), run_of(cached=2336), predicted=2.5)]
+    seconds = {"recompute": 4.0, "swap": 2.0}
+    returned = [(size, mode, run_of(cpu_seconds=seconds[mode])) for size in (16, 64) for mode in seconds]
+    plot(([("on", run_of("n=2"))], factors, returned), tmp_path)
+    speeds = drawn[0].axes[2]
+    assert speeds.get_ylim() == pytest.approx((0, 1.08 * returned[1][2].tokens_per_cpu_second))
 
 
 def test_examples_are_pairs_of_a_question_and_its_answer(tmp_path):

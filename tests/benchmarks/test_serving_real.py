@@ -21,10 +21,11 @@ from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.measures import figure, latency, measured, over_seeds
 from jpaged.benchmarks.serving_real.page import page
 from jpaged.benchmarks.serving_real.policies import POLICIES
+from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead
 from jpaged.benchmarks.serving_real.workload import KINDS, SHARING, Caps, Task, arrange, read_texts, within
 from jpaged.benchmarks.serving_report import Limits
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
-from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED
+from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED
 from jpaged.cli.main import app
 from jpaged.cli.page_command import page_command
 
@@ -254,9 +255,43 @@ def test_the_page_is_written_whole_from_the_figures():
     assert "random weights: latency against rate\n\n12 layers.\n\n![" in text
     assert "\\* Requests were cut off" in text and "In steps of 128 tokens" in text
     assert "jpaged's p99 of whole answers, 0.20 s, is below vllm's (0.60 s) and above openvino's (0.10 s)" in text
+    assert "The goal, to be below all of them, is not reached." in text
+    assert "is 0.80 of the best one's own batch rate" in text
+    assert "it is 0.80 of jpaged's, 1.07 of vllm's, 1.60 of openvino's" in text
+    assert "A static split and the GCD page are not here" in text and "| HumanEval | `humaneval*.jsonl` |" in text
     for name in (PAGED, LARGEST, ORACLE, MAX):
         assert f"- **{name}**: " in text
     assert "{" not in text, "every blank is filled"
+
+
+def test_a_goal_against_other_engines_is_reached_where_none_is_faster():
+    found = results()["peers"]
+    del found["saturation"]["openvino"]
+    found["runs"] = found["runs"][:2]
+    assert "The goal, to be below all of them, is reached." in ahead(found)
+
+
+def test_the_default_order_of_eviction_is_told_beside_lru():
+    def run(policy, seed, mean, cached):
+        return {"policy": policy, "seed": seed, "normalised": {"mean": mean, "all": True}} | {
+            "cached": cached,
+            "prompt_tokens": 100,
+        }
+
+    rows = [run("lru", 0, 0.1, 40), run(DEFAULT, 0, 0.09, 50), run("lru", 1, 0.1, 40), run(DEFAULT, 1, 0.1, 60)]
+    told = against_lru(rows)
+    assert "takes 0.95 (0.90-1.00) times as long a token" in told and "55 % of the prompts' tokens against 40 %" in told
+    assert against_lru(rows[:1]) == ""
+
+
+def test_batches_and_reservations_of_the_longest_are_told_to_be_alike_where_one_region_fits():
+    found = results()
+    systems = found["models"][0]["systems"]
+    systems[FASTER] = systems[MAX]
+    assert "let in the same ones" not in page(finite(found), "x", "y")
+    found["settings"]["pool_tokens"] = 1024
+    text = page(finite(found), "x", "y")
+    assert "FasterTransformer and Orca (Max) let in the same ones" in text
 
 
 def test_a_rate_that_is_known_from_below_only_decides_no_goal():

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jpaged.benchmarks.serving_real import peer_engine
+from jpaged.benchmarks.serving_real.experiments import SEVERAL_KINDS
 from jpaged.benchmarks.serving_real.peers import ENGINE, Peer, commands, started
 from jpaged.benchmarks.serving_real.workload import Task
 from jpaged.cli.main import app
@@ -123,7 +124,7 @@ def test_the_command_measures_a_tiny_model_and_writes_everything(tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text(encoding="utf-8"))
     load = found["parts"]["load"]
-    assert set(load["systems"]) == {"jpaged", "largest page", "Orca (Oracle)", "Orca (Max)"}
+    assert set(load["systems"]) == set(SEVERAL_KINDS)
     for system in load["systems"].values():
         assert system["saturation"] > 0
         assert [run["completed"] for run in system["runs"]] == [run["planned"] for run in system["runs"]]

@@ -18,10 +18,10 @@ from jpaged.benchmarks.serving_real.policies import (
     returning,
     scheduler_for,
 )
-from jpaged.benchmarks.serving_real.reservation import ReservingScheduler
+from jpaged.benchmarks.serving_real.reservation import RequestLevelScheduler, ReservingScheduler
 from jpaged.benchmarks.serving_real.workload import Task
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
-from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, reservation
+from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2, reservation
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, Scheduler, Sequence
@@ -115,6 +115,27 @@ def test_the_engine_lets_in_whom_the_simulated_orca_lets_in(lengths, name):
     assert scheduler.memory.report().used == 0 and not scheduler.memory.reserved
 
 
+def test_nobody_is_let_in_while_a_batch_runs():
+    scheduler = RequestLevelScheduler.over(
+        LAYOUT,
+        SLOTS,
+        reservation(MAX, LONGEST),
+        block_size=BLOCK,
+        max_num_seqs=256,
+        max_num_batched_tokens=1 << 14,
+    )
+    for number, output in enumerate((2, 6, 3, 3)):
+        scheduler.add(request(number, 16, output))
+    seen = []
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        scheduler.dispatched(step)
+        seen.append(tuple(one.request_id for one in scheduler.running))
+        scheduler.update(step, [0] * len(step.samples), [0.0] * len(step.samples))
+    assert list(dict.fromkeys(seen)) == [(0, 1), (1,), (2, 3)], "0's region stays empty until 1 has ended, too"
+    assert scheduler.memory.report().used == 0 and not scheduler.memory.reserved
+
+
 def test_a_request_that_no_region_could_hold_is_refused_and_nothing_stays():
     scheduler = orca(ORACLE)
     with pytest.raises(ValueError, match="can never fit the pool"):
@@ -186,7 +207,7 @@ def test_every_policy_generates_the_same_on_one_engine(host):
         if host.llm.stats().num_preemptions:
             preempted.add(policy.name)
     assert all(found == answers[PAGED] for found in answers.values())
-    assert LARGEST in preempted and not {ORACLE, POW2, MAX} & preempted
+    assert LARGEST in preempted and not {ORACLE, POW2, MAX, FASTER} & preempted
     assert host.llm.stats().num_recompiles == compiled, "all policies run the same programs"
 
 

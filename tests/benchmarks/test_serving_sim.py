@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jpaged.benchmarks.serving_sim import tables
+from jpaged.benchmarks.serving_sim import curves, tables
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings, copied_share
-from jpaged.benchmarks.serving_sim.curves import LIMIT, Curve, Setting, curve
+from jpaged.benchmarks.serving_sim.curves import HIGHEST, LIMIT, Curve, Setting, curve, run_at
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, ROOFLINE, Engine
 from jpaged.benchmarks.serving_sim.models import OPT_13B, OPT_66B, read_bytes, shape_named
 from jpaged.benchmarks.serving_sim.own_experiments import _fit
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
 from jpaged.benchmarks.serving_sim.policies import FASTER, ORACLE, PAGED, build
-from jpaged.benchmarks.serving_sim.run import EXPERIMENTS, run
-from jpaged.benchmarks.serving_sim.simulation import simulate
+from jpaged.benchmarks.serving_sim.policy import Job
+from jpaged.benchmarks.serving_sim.run import EXPERIMENTS, run, settings, workloads
+from jpaged.benchmarks.serving_sim.simulation import Outcome, simulate
 from jpaged.benchmarks.serving_sim.workload import Ask, Workload, alpaca, shared, sharegpt
 from jpaged.cli.main import app
 from jpaged.planning.devices import find_device
@@ -90,9 +91,52 @@ def test_the_sustained_rate_lies_where_the_latency_crosses_the_limit():
 
 
 def test_a_curve_is_searched_upwards_and_downwards():
-    tries = [Setting(OPT_13B, SMALL, PAPER_ENGINE, 30.0, 0, first, most_requests=300) for first in (2.0, 64.0)]
+    tries = [Setting(OPT_13B, SMALL, PAPER_ENGINE, 20.0, 0, first) for first in (2.0, 64.0)]
     up, down = (curve(setting, FASTER).sustained() for setting in tries)
     assert 0 < up == pytest.approx(down, rel=0.25)
+
+
+def test_a_curve_without_an_upper_end_stops_at_the_highest_rate_and_says_that_it_is_a_least_one(monkeypatch):
+    tried = []
+
+    def always_fast(setting, system, rate):
+        tried.append(rate)
+        return Outcome(system, [Job(Ask(0.0, 1, 1), finished=LIMIT / 2)], 1.0, 1.0, 1.0, 1, 0, 0)
+
+    monkeypatch.setattr(curves, "run_at", always_fast)
+    found = curve(Setting(OPT_13B, SMALL, PAPER_ENGINE, 10.0, 0, 2.0), PAGED)
+    assert max(tried) == found.sustained() == 2.0 * HIGHEST and found.is_least()
+    row = {"name": "x", "requests": [20, 80], "systems": {}}
+    for name, rate, is_least in ((PAGED, 4.0, True), (ORACLE, 2.0, False), (FASTER, 8.0, True)):
+        row["systems"][name] = {"sustained": rate, "is_least": is_least, "points": []}
+    assert "| 20 to 80 | at least 4.00 | 2.00 | at least 8.00 | at least 2.00 | - |" in tables.rates([row])
+
+
+def test_where_no_request_ends_the_latency_is_infinite_and_no_rate_is_sustained():
+    too_long = Workload("too long", ((3000, 10),))
+    outcome = simulate(build(PAGED, OPT_13B), OPT_13B.machine(PAPER_ENGINE), [])
+    assert outcome.latency == outcome.first_token == math.inf
+    setting = Setting(OPT_13B, too_long, PAPER_ENGINE, 10.0, 0, 1.0)
+    assert run_at(setting, ORACLE, 1.0).latency == math.inf
+    assert curve(setting, ORACLE).sustained() == 0.0
+
+
+def test_who_comes_while_a_run_warms_up_is_served_and_not_counted():
+    asks = [Ask(float(second), 20, 50) for second in range(10)]
+    machine = OPT_13B.machine(PAPER_ENGINE)
+    every, late = (simulate(build(PAGED, OPT_13B), machine, asks, warm_up=share) for share in (0.0, 0.5))
+    assert [job.ask.arrival for job in late.jobs] == [5.0, 6.0, 7.0, 8.0, 9.0] and len(every.jobs) == 10
+    assert late.seconds == pytest.approx(every.seconds - 4.5) and late.steps == every.steps
+    ramp = [Ask(0.0, 20, 50), *(Ask(10.0, 20, 50) for _ in range(8)), Ask(11.0, 20, 50)]
+    whole, end = (simulate(build(PAGED, OPT_13B), machine, ramp, warm_up=share).batch for share in (0.0, 0.9))
+    assert end > 4 > whole
+
+
+def test_all_rates_and_policies_of_a_page_get_requests_for_the_same_time():
+    context = Context({"ShareGPT": SMALL}, 40.0, 0, print)
+    one, six = context.setting(OPT_13B, "ShareGPT", 1.0), context.setting(OPT_13B, "ShareGPT", 1.0, n=6)
+    assert [one.number(rate) for rate in (0.01, 0.5, 10.0)] == [2, 20, 400]
+    assert six.number(10.0) == context.number(10.0) == 400
 
 
 def test_beams_share_blocks_and_their_search_ends():
@@ -152,24 +196,67 @@ def test_results_are_kept_and_not_run_again(tmp_path):
         run(["several"], context, None)
 
 
+def test_results_of_other_settings_are_refused(tmp_path):
+    kept = tmp_path / "results.json"
+    run(["batches"], Context({"ShareGPT": SMALL}, 5.0, 0, print), kept)
+    before = kept.read_text()
+    for other in (Context({"ShareGPT": SMALL}, 5.0, 1, print), Context({"ShareGPT": SMALL}, 6.0, 0, print)):
+        with pytest.raises(ValueError, match=r"was measured with (seed 0, not 1|seconds 5.0, not 6.0)"):
+            run(["batches"], other, kept)
+    longer = Workload("small", (*SMALL.pairs, (9, 9)))
+    with pytest.raises(ValueError, match="was measured with workloads"):
+        run(["batches"], Context({"ShareGPT": longer}, 5.0, 0, print), kept)
+    assert kept.read_text() == before
+
+
+def test_a_million_requests_are_run_when_asked_for_although_fewer_are_kept(tmp_path, monkeypatch):
+    asked = []
+
+    def host_cost(context):
+        asked.append(context.million)
+        return {"million": context.million}
+
+    monkeypatch.setitem(EXPERIMENTS, "host", ("ShareGPT", host_cost))
+    kept = tmp_path / "results.json"
+    for million in (False, False, True, True, False):
+        run(["host"], Context({"ShareGPT": SMALL}, 5.0, 0, print, million), kept)
+    assert asked == [False, True]
+
+
+def test_the_hosts_table_tells_how_many_requests_were_run_of_each_kind():
+    row = {"workload": "ShareGPT", "rate": 2.0, "requests": 5000, "seconds": 3.0, "planned_requests": 1000}
+    found = {"steps": [], "requests": [row | {"planned": 2.0}]}
+    assert "| 2,000 (1,000) | 600 (5,000) | 10.0, extrapolated from 5,000 |" in tables.host(found)
+    found["requests"][0] |= {"requests": 1_000_000, "seconds": 540.0}
+    assert "| 540 (1,000,000) | 9.0, measured |" in tables.host(found)
+
+
 def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("jpaged.benchmarks.serving_sim.workload.count_tokens", lambda: len)
-    found = {PAGED: {"points": [[1.0, 0.1], [2.0, 0.3]], "sustained": 2.0}}
-    found |= {name: {"points": [[0.5, 0.3]], "sustained": 0.5} for name in (ORACLE, FASTER)}
-    systems = {PAGED: {"points": [[1, 0.1]], "sustained": 6.0}, ORACLE: {"points": [[1, 0.1]], "sustained": 3.0}}
+    found = {PAGED: {"points": [[1.0, 0.1], [2.0, 0.3]], "sustained": 2.0, "is_least": False}}
+    found |= {name: {"points": [[0.5, 0.3]], "sustained": 0.5, "is_least": False} for name in (ORACLE, FASTER)}
+    one = {"points": [[1, 0.1]], "is_least": False}
+    systems = {PAGED: one | {"sustained": 6.0}, ORACLE: one | {"sustained": 3.0}}
     results = {
-        "load": [{"name": "OPT-13B, ShareGPT", "systems": found}],
-        "batches": [{"workload": "ShareGPT", "rate": 2.0, "batch": {PAGED: 28.0, ORACLE: 15.0}}],
-        "prefixes": [{"shots": 5, "name": "x", "systems": systems}],
-        "savings": [{"workload": "Alpaca", "n": 2, "beams": True, "saving": 0.4}],
+        "load": [{"name": "OPT-13B, ShareGPT", "requests": [300, 1200], "systems": found}],
+        "batches": [
+            {"workload": "ShareGPT", "rate": 2.0, "requests": 1200, "batch": {PAGED: 28.0, ORACLE: 15.0}},
+        ],
+        "prefixes": [
+            {"shots": 5, "prefix": 341, "held": [80, 512], "name": "x", "requests": [60, 60], "systems": systems}
+        ],
+        "savings": [{"workload": "Alpaca", "rate": 4.0, "requests": 90, "n": 2, "beams": True, "saving": 0.4}],
     }
-    kept = tmp_path / "results.json"
-    kept.write_text(json.dumps(results), encoding="utf-8")
     only = [part for name in results for part in ("--only", name)]
-    arguments = ["bench", "serving-sim", *only, "--results", str(kept), "--docs", str(tmp_path)]
     wmt = tmp_path / "wmt16.jsonl"
     wmt.write_text(json.dumps({"en": "a", "de": "b"}), encoding="utf-8")
+    known = workloads(tmp_path, lambda: len)
+    kept = tmp_path / "results.json"
+    its = settings(Context(known, 300.0, 3, print))
+    kept.write_text(json.dumps({"settings": its, "parts": results}), encoding="utf-8")
+    arguments = ["bench", "serving-sim", *only, "--results", str(kept), "--docs", str(tmp_path)]
+    arguments += ["--seconds", "300", "--seed", "3"]
     refused = CliRunner().invoke(app, ["bench", "serving-sim", "--only", "none"])
     assert refused.exit_code == 2 and "load" in refused.output
     done = CliRunner().invoke(app, [*arguments, "--workloads", str(tmp_path)])
@@ -177,6 +264,9 @@ def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeyp
     text = (tmp_path / "serving-sim.md").read_text(encoding="utf-8")
     for row in ("| 2.00 | 0.50 | 0.50 | 4.00 | 4.00 |", "| 28.00 | 30.42 |", "| 2.00 | 3.58 |", "| 40.0 % | 37.56 % |"):
         assert row in text
+    assert f"--workloads {tmp_path.name} --seconds 300 --seed 3 --docs docs`" in text
+    assert "-8% on ShareGPT" in text and "below the paper's with 5-shot" in text
+    assert "| 300 to 1,200 |" in text and "Requests come for 300 s in every run" in text
     for kind in ("png", "svg"):
         assert (tmp_path / f"serving-sim.{kind}").stat().st_size > 1000
 
@@ -184,7 +274,5 @@ def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeyp
 def test_every_experiment_has_a_section():
     from jpaged.benchmarks.serving_sim import page
 
-    source = page.page.__code__.co_consts
-    names = {name for const in source if isinstance(const, tuple) for name in const} | set(map(str, source))
-    assert set(EXPERIMENTS) <= names
+    assert set(page.sections((1.0, 1.0), 1.0)) == set(EXPERIMENTS)
     assert tables.table(["a"], [["b"]]) == "| a |\n| --- |\n| b |"

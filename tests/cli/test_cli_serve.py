@@ -47,6 +47,19 @@ def test_settings_of_the_engine_are_options_of_the_server(tell):
     assert config.dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-loras", "2"], "max_loras=2 needs enable_lora=True"),
+        (["--max-lora-rank", "8"], "max_lora_rank=8 needs enable_lora=True"),
+        (["--save-every", "5"], "--save-every 5 needs --state-dir"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(options, message, tell):
+    said, config = tell("serve", "some/model", *options)
+    assert message in said and config is None
+
+
 def test_images_come_from_folders_and_hosts_that_are_named_and_from_nowhere_else(tell, tmp_path):
     requests = tmp_path / "in.jsonl"
     requests.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}) + "\n")

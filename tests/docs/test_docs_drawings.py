@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import docs_drawings
+import docs_life
 import docs_svg
 import pytest
 from commands import ROOT
@@ -71,3 +72,13 @@ def _small_blocks(num_blocks: int):
     memory = docs_drawings
     spec = memory.GroupSpec("full", layer_bytes=1024, num_layers=1, block_size=2, policy=memory.FullAttention())
     return memory.MemoryManager(memory.PoolLayout.plan([spec], 1024 * num_blocks), watermark=0.0)
+
+
+def test_the_life_of_a_request_is_what_its_script_draws_and_every_box_is_joined():
+    drawn = docs_life.life()
+    assert (ROOT / "docs" / "life_of_a_request.svg").read_text() == drawn, "run: bash scripts/docs.sh drawings"
+    ElementTree.fromstring(drawn)
+    joined = {name for _, *pair, _ in docs_life.ARROWS for name in pair}
+    assert joined == set(docs_life.NODES)
+    assert len({node[:2] for node in docs_life.NODES.values()}) == len(docs_life.NODES)
+    assert "(docs/life_of_a_request.svg)" in (ROOT / "ARCHITECTURE.md").read_text()

@@ -1,9 +1,15 @@
-"""Every link of the project's Markdown leads somewhere: to a file that is there, and to a heading that it has."""
+"""Every link of the project's Markdown leads somewhere: to a file that is there, and to a heading that it has.
+
+Addresses of other hosts are asked for at night, where there is a network.
+"""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import docs_pages
 import pytest
@@ -62,3 +68,40 @@ def test_code_is_never_taken_for_a_link():
         "text and `[a](b)` and ![x](up/y.png)\n"
     )
     assert slug("## Layers, said `plainly`".lstrip("# ")) == "layers-said-plainly"
+
+
+def status_of(address: str) -> int | None:
+    """What a host answers; None = it cannot be reached, or not in time."""
+    request = urllib.request.Request(address.partition("#")[0], headers={"User-Agent": "jpaged-docs-links"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError):
+        return None
+
+
+def gone(addresses: list[str]) -> list[str]:
+    """Those of the addresses whose host says that there is no such page; hosts that refuse programs prove nothing."""
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(status_of, addresses))
+    if addresses and set(found) == {None}:
+        pytest.skip("no address can be reached: there is no network")
+    return [address for address, status in zip(addresses, found, strict=True) if status in (404, 410)]
+
+
+@pytest.mark.nightly
+def test_links_to_other_hosts_lead_to_pages_that_are_there():
+    found = {link for page in PAGES for link in links((ROOT / page).read_text()) if link.startswith("http")}
+    assert len(found) >= 3
+    assert gone(sorted(link for link in found if "OWNER" not in link and "localhost" not in link)) == []
+
+
+def test_a_page_that_is_gone_is_found_and_without_a_network_nothing_is(monkeypatch):
+    answers = {"https://a/": 200, "https://b/": 404, "https://c/": 403, "https://d/": None}
+    monkeypatch.setitem(globals(), "status_of", answers.get)
+    assert gone(sorted(answers)) == ["https://b/"]
+    with pytest.raises(pytest.skip.Exception, match="no network"):
+        gone(["https://d/"])
+    assert gone([]) == []

@@ -67,20 +67,25 @@ def save_model(name: str, folder: Path) -> str:
 def save_adapter(model: str, folder: Path, name: str, **settings: Any) -> str:
     """Write a random adapter of a model, by default one of `ADAPTERS`; return its folder."""
     config = LoraConfig(task_type="CAUSAL_LM", **(settings or ADAPTERS[name]))
+    return save_random_adapter(AutoModelForCausalLM.from_pretrained(model), config, folder / name)
+
+
+def save_random_adapter(model: PreTrainedModel, config: LoraConfig, folder: Path) -> str:
+    """Write an adapter of a model, random by its folder's name; return the folder. The model is changed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
-    randoms = torch.Generator().manual_seed(sum(map(ord, name)))
+        adapted = get_peft_model(model, config)
+    randoms = torch.Generator().manual_seed(sum(map(ord, folder.name)))
     for path, parameter in adapted.named_parameters():
         if "lora_" in path:
             parameter.data = 0.25 * torch.randn(parameter.shape, generator=randoms)
-    adapted.save_pretrained(folder / name)
-    return str(folder / name)
+    adapted.save_pretrained(folder)
+    return str(folder)
 
 
 def torch_model(model: str, adapter: str | None) -> PreTrainedModel:
     """Return the model on torch, with PEFT's products beside its own."""
-    plain = AutoModelForCausalLM.from_pretrained(model).eval()
+    plain = AutoModelForCausalLM.from_pretrained(model, experts_implementation="eager").eval()
     return plain if adapter is None else PeftModel.from_pretrained(plain, adapter).eval().base_model.model
 
 

@@ -15,6 +15,7 @@ from tiny_chat_model import make_chat_model
 from jpaged import LLM, DraftModel, SamplingParams
 from jpaged.execution.program_store import MANIFEST
 from jpaged.execution.recent_programs import recent_programs
+from jpaged.loading import convert_checkpoint
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 8}
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(lengths=(20, 9))]
@@ -102,6 +103,16 @@ def test_another_model_of_the_same_shapes_is_refused(made, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     with pytest.raises(ValueError, match="was compiled for model="):
         LLM(str(tmp_path), compiled_programs=made.programs, **SETTINGS)
+
+
+def test_a_checkpoint_of_the_same_model_in_another_form_is_refused(made, tmp_path, monkeypatch):
+    facts = json.loads((Path(made.programs) / MANIFEST).read_text())["facts"]
+    monkeypatch.setattr(
+        "jpaged.engine.compiled_programs.num_exact", lambda params: facts["weights.exact_matrices"]
+    )  # elsewhere none is, and this tells no forms apart
+    convert_checkpoint(made.model, tmp_path / "saved", quantization="int8")
+    with pytest.raises(ValueError, match=r"was compiled for weights\.held=.* and this engine has .*int8"):
+        LLM(str(tmp_path / "saved"), compiled_programs=made.programs, **SETTINGS)
 
 
 def test_an_engine_that_compiles_nothing_ahead_has_nothing_to_write(made, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import CHECKPOINTS, make_checkpoint
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForSequenceClassification, Qwen3ForSequenceClassification
+from transformers import LlamaForSequenceClassification, Qwen3ForSequenceClassification, Qwen3ForTokenClassification
 
 from jpaged import LLM, AsyncLLM, PoolingParams, SamplingParams
 
@@ -136,6 +136,18 @@ def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):
     assert len(llm.embed(prompts(), False, PoolingParams(pooling="last"))) == len(PROMPTS)
 
 
+def test_a_folder_whose_vectors_need_another_module_is_refused_by_its_name(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    names = ("Transformer", "Dense", "Normalize")
+    modules = [{"idx": i, "path": name, "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(names)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        for asked in (llm.embed, lambda *given: llm.score(*given, prompts()[0])):
+            with pytest.raises(ValueError, match=r"makes its vectors by Dense \(modules\.json\), which is not read"):
+                asked(prompts()[0])
+
+
 def test_a_base_model_has_vectors_and_is_refused_to_generate(folder, hidden, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
@@ -184,6 +196,13 @@ def test_classes_have_the_probabilities_of_transformers(family, labels, problem,
     assert outputs[0].outputs.num_classes == labels
     with pytest.raises(ValueError, match="only embed"):
         llm.generate(prompts())
+
+
+def test_a_model_that_classifies_tokens_is_refused(tmp_path):
+    config = CHECKPOINTS["qwen3"].to_dict() | {"num_labels": 3}
+    Qwen3ForTokenClassification(CHECKPOINTS["qwen3"].__class__(**config)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has a tensor score\.bias: it classifies tokens, not prompts"):
+        LLM(str(tmp_path), **SETTINGS)
 
 
 def test_a_prompts_score_is_its_log_probability_and_a_pairs_its_cosine(llm, folder, hidden):

@@ -61,8 +61,8 @@ def test_replaced_parameters_are_used_and_must_be_quantised_alike(tmp_path):
         llm.update_params(LLM(str(tmp_path / "one"), **SMALL).params)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-def test_kv_of_a_byte_a_value_is_shared_copied_and_swapped_like_any_other(kv_cache_dtype, tmp_path):
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "fp8"])
+def test_narrow_kv_is_shared_copied_and_swapped_like_any_other(kv_cache_dtype, tmp_path):
     """Prefix hits, forks of one prompt and preemption change no token."""
     make_checkpoint("gemma2", tmp_path)
     settings = SMALL | {"block_size": 8, "kv_cache_dtype": kv_cache_dtype}

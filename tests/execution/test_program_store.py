@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.compile_cache import compiled_anew
 from jpaged.execution.program import Program
-from jpaged.execution.program_store import CALLS, MANIFEST, ProgramStore, program_name, read_manifest
+from jpaged.execution.program_store import CALLS, MANIFEST, ProgramStore, free_folder, program_name, read_manifest
 from jpaged.execution.recent_programs import CompiledProgram, recent_programs
 
 FACTS = {"code": "abc", "sizes": [1, 2]}
@@ -79,7 +80,7 @@ def test_programs_of_another_engine_are_refused_by_what_differs(tmp_path, mesh):
     folder = written(tmp_path / "programs", mesh)
     with pytest.raises(ValueError, match=r"compiled for sizes=\[1, 2\], and this engine has \[1, 3\]"):
         ProgramStore.read(folder, mesh, FACTS | {"sizes": [1, 3]})
-    with pytest.raises(ValueError, match="compiled for more=None, and this engine has 1"):
+    with pytest.raises(ValueError, match=r"compiled for more=None, and this engine has 1: .* `LLM\.compile_programs`"):
         ProgramStore.read(folder, mesh, FACTS | {"more": 1})
 
 
@@ -119,6 +120,65 @@ def test_programs_written_again_replace_those_before(tmp_path, mesh):
     store.write()
     assert read_manifest(folder)["files"].keys() - {CALLS} == {"a" * 40}
     assert {path.name for path in folder.iterdir()} - {CALLS} == {"a" * 40, MANIFEST}
+
+
+def test_a_folder_that_has_more_than_its_programs_is_not_replaced(tmp_path, mesh):
+    folder = written(tmp_path / "programs", mesh)
+    (folder / "thesis.txt").write_text("years")
+    with pytest.raises(FileExistsError, match=r"holds thesis\.txt beside compiled programs"):
+        free_folder(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"channels": []}'])
+def test_a_folder_with_somebody_elses_manifest_is_not_replaced(text, tmp_path, mesh):
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(FileExistsError, match="holds no compiled programs"):
+        ProgramStore(tmp_path, mesh, FACTS).write()
+    assert (tmp_path / MANIFEST).read_text() == text
+
+
+def test_a_folder_of_an_earlier_format_may_be_replaced(tmp_path):
+    (tmp_path / MANIFEST).write_text(json.dumps({"format": 1, "facts": {}, "files": {"a": "0"}}))
+    (tmp_path / "a").touch()
+    assert free_folder(tmp_path) == tmp_path.resolve()
+
+
+def test_a_link_is_followed_and_the_folder_that_one_stands_in_has_a_name(tmp_path, mesh, monkeypatch):
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "link").symlink_to("programs")
+    written(tmp_path / "link", mesh)
+    assert (tmp_path / "link").is_symlink() and read_manifest(tmp_path / "programs")["files"]
+    monkeypatch.chdir(tmp_path / "programs")
+    written(Path("."), mesh)
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "programs"}
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "programs"):
+        with pytest.raises(OSError, match=f"{tmp_path}/file.* (is no folder|cannot be written)"):
+            free_folder(place)
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path).endswith("disk"))
+    with pytest.raises(OSError, match="disk is a mount point"):
+        free_folder(tmp_path / "disk")
+
+
+def test_programs_outlive_a_failure_to_replace_them(tmp_path, mesh, monkeypatch):
+    folder = written(tmp_path / "programs", mesh)
+    before = read_manifest(folder)
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if target == folder and not path.name.endswith(".old"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ProgramStore(folder, mesh, FACTS).write()
+    assert read_manifest(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["programs"]
 
 
 def test_a_name_follows_from_shapes_and_not_from_values():

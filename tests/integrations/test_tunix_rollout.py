@@ -1,18 +1,25 @@
+# ruff: noqa: E402 (Tunix is asked for first)
 """Tunix trains what the engine serves: weights go over without the host, ratios on policy are 1."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import wanted
 from flax import nnx
+from on_the_host import nothing_large_on_the_host
 from tiny_chat_model import make_chat_model
 
-pytest.importorskip("tunix", reason="needs the extra tunix")
+wanted.module("tunix")
 
+from tunix.generate.mappings import MappingConfig
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl import common
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
@@ -35,7 +42,7 @@ def llm(tmp_path_factory):
         yield llm
 
 
-def cluster_of(llm, rollout=ROLLOUT):
+def cluster_of(llm, rollout=ROLLOUT, reference=False):
     mesh = jax.tree.leaves(llm.params)[0].sharding.mesh
     training = RLTrainingConfig(
         actor_optimizer=optax.sgd(0.05),
@@ -47,6 +54,7 @@ def cluster_of(llm, rollout=ROLLOUT):
     )
     return RLCluster(
         actor=actor_of(llm),
+        reference=actor_of(llm) if reference else None,
         tokenizer=llm.get_tokenizer(),
         cluster_config=ClusterConfig(
             role_to_mesh={Role.ACTOR: mesh, Role.REFERENCE: mesh, Role.ROLLOUT: mesh},
@@ -94,17 +102,70 @@ def test_five_steps_of_tunix_s_learner_move_the_engine_s_weights_and_stay_on_pol
     np.testing.assert_allclose(np.where(completions, of_tunix, 0), drawn, atol=1e-5)
 
 
+def test_steps_that_learn_twice_from_a_rollout_begin_at_ratios_of_1(llm, monkeypatch):
+    cluster = cluster_of(llm, reference=True)
+    old = []
+    of_cluster = cluster.get_old_per_token_logps
+
+    def kept(**arguments):
+        old.append((arguments, of_cluster(**arguments)))
+        return old[-1][1]
+
+    monkeypatch.setattr(cluster, "get_old_per_token_logps", kept)
+    learner = GRPOLearner(
+        rl_cluster=cluster,
+        algo_config=GRPOConfig(num_generations=4, num_iterations=2, beta=0.04),
+        reward_fns=lambda prompts, completions, **_: [text.count("a") / 12 for text in completions],
+    )
+    before = nnx.state(cluster.actor_trainer.model, nnx.Param)
+    graphdef = nnx.graphdef(cluster.actor_trainer.model)
+    before = jax.tree.map(lambda leaf: leaf.copy(), before)
+    learner.train([{"prompts": np.array(["the cab", "a far cry"])} for _ in range(2)])
+    assert len(old) == 2 and cluster.actor_trainer.train_steps == 4
+    arguments, values = old[0]
+    prompts, completions = arguments["prompt_tokens"], arguments["completion_tokens"]
+    learned = common.compute_per_token_logps(graphdef, before, prompts, completions, pad_id=0, eos_id=2)
+    np.testing.assert_allclose(values, np.where(completions, learned, 0), atol=1e-5)
+    reference = cluster.get_ref_per_token_logps(prompts, completions, pad_id=0, eos_id=2)
+    np.testing.assert_allclose(np.where(completions, reference, 0), values, atol=1e-5)
+    trained = nnx.state(cluster.actor_trainer.model, nnx.Param)["model"]
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(trained), strict=True))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(nnx.to_pure_dict(trained)), nnx.to_pure_dict(llm.params))
+
+
+def test_a_mask_says_which_tokens_are_a_completion_s(llm):
+    rollout = JpagedRollout(actor_of(llm), TokenizerAdapter(llm.get_tokenizer()), llm=llm)
+    prompts, completions = np.array([[0, 5, 6], [7, 8, 9]]), np.array([[4, 3, 8, 0], [5, 9, 0, 0]])
+    plain = np.asarray(rollout.get_per_token_logps(prompts, completions))
+    assert (plain != 0).tolist() == (completions != 0).tolist()
+    shorter = rollout.get_per_token_logps(prompts, completions, np.array([[1, 1, 0, 0], [1, 0, 0, 0]]))
+    np.testing.assert_array_equal(shorter, np.where([[1, 1, 0, 0], [1, 0, 0, 0]], plain, 0))
+    longer = rollout.get_per_token_logps(prompts, completions, completion_mask=np.ones((2, 4)))
+    assert (np.asarray(longer) != 0).all()  # the token that pads is one that was drawn
+    with pytest.raises(ValueError, match=r"completion_mask has shape \[2, 3\], completion_tokens \[2, 4\]"):
+        rollout.get_per_token_logps(prompts, completions, np.ones((2, 3)))
+
+
 def test_weights_go_over_without_the_host(llm):
     actor = actor_of(llm)
     rollout = JpagedRollout(actor, llm.get_tokenizer(), llm=llm)
     state = nnx.state(actor, nnx.Param)
-    with (
-        jax.transfer_guard_device_to_host("disallow_explicit"),
-        jax.transfer_guard_host_to_device("disallow_explicit"),
-    ):
+    with nothing_large_on_the_host():
         rollout.update_params(state, (nnx.Param,))
     jax.tree.map(lambda leaf: leaf.delete(), state)
     assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(llm.params))
+
+
+SEEN = "bytes of a weight go through the host|Disallowed host-to-device transfer"
+
+
+@pytest.mark.parametrize("copy", [np.asarray, jax.device_get, lambda leaf: jax.device_put(np.array(leaf))])
+def test_a_copy_through_the_host_would_be_seen(llm, monkeypatch, copy):
+    rollout = JpagedRollout(actor_of(llm), llm.get_tokenizer(), llm=llm)
+    update = llm.update_params
+    monkeypatch.setattr(llm, "update_params", lambda new, **how: update(jax.tree.map(copy, new), **how))
+    with nothing_large_on_the_host(), pytest.raises((AssertionError, RuntimeError), match=SEEN):
+        rollout.update_params(nnx.state(actor_of(llm), nnx.Param))
 
 
 def test_what_does_not_fit_is_refused(llm):
@@ -116,12 +177,39 @@ def test_what_does_not_fit_is_refused(llm):
     hot = RolloutConfig(temperature=0.5, return_logprobs=True)
     with pytest.raises(ValueError, match=r"give temperature=1\.0"):
         rollout.generate(["a"], hot)
+    warm = JpagedRollout(actor_of(llm), llm.get_tokenizer(), rollout_config=RolloutConfig(temperature=0.9), llm=llm)
+    with pytest.raises(ValueError, match=r"temperature=0\.9: .*give temperature=1\.0"):
+        warm.get_per_token_logps(np.ones((1, 2), int), np.ones((1, 2), int))
     assert isinstance(rollout.model(), TunixActor)
 
 
-def test_a_seed_gives_the_same_completions_again(llm):
-    from tunix.generate.tokenizer_adapter import TokenizerAdapter
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"data_type": jnp.bfloat16}, "data_type=bfloat16, but the engine's is float32"),
+        ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2, but the engine's is 1: give it to LLM\(...\)"),
+        ({"data_parallel_size": 4}, "data_parallel_size=4, but the engine's is 1"),
+        ({"expert_parallel_size": 8}, "expert_parallel_size=8, but the engine's is 1"),
+        ({"rollout_mapping_config": MappingConfig(to_hf_mappings={})}, "rollout_mapping_config must be None"),
+    ],
+)
+def test_a_config_of_another_engine_is_refused_by_name(llm, asked, message):
+    config = dataclasses.replace(ROLLOUT, **asked)
+    with pytest.raises(ValueError, match=message):
+        JpagedRollout(actor_of(llm), llm.get_tokenizer(), rollout_config=config, llm=llm)
+    rollout = JpagedRollout(actor_of(llm), llm.get_tokenizer(), llm=llm)
+    with pytest.raises(ValueError, match=message):
+        rollout.generate(["a"], config)
 
+
+def test_a_config_of_this_engine_is_taken(llm):
+    own = dataclasses.replace(ROLLOUT, data_type=jnp.float32, tensor_parallel_size=1, data_parallel_size=1)
+    rollout = JpagedRollout(actor_of(llm), TokenizerAdapter(llm.get_tokenizer()), rollout_config=own, llm=llm)
+    assert len(rollout.generate(["the cab"], own).text) == 1
+    assert rollout.mesh == jax.tree.leaves(llm.params)[0].sharding.mesh
+
+
+def test_a_seed_gives_the_same_completions_again(llm):
     rollout = JpagedRollout(actor_of(llm), TokenizerAdapter(llm.get_tokenizer()), llm=llm)
     seeded = RolloutConfig(max_tokens_to_generate=6, max_prompt_length=4, seed=jax.random.key(3), eos_tokens=[2])
     first, second = (rollout.generate(["the cab is far"] * 2, seeded) for _ in range(2))

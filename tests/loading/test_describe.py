@@ -10,6 +10,7 @@ from checkpoints import CHECKPOINTS, make_checkpoint
 from gguf_files import EMBEDDING, write_gguf
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from jpaged.loading import convert_checkpoint
 from jpaged.loading.chosen_dtype import chosen_dtype
 from jpaged.loading.describe import describe_model
 from jpaged_models.llama import Llama
@@ -42,6 +43,14 @@ def test_weights_that_are_there_are_asked_instead(tmp_path):
     make_checkpoint("llama", tmp_path)
     write_config(tmp_path, dtype="bfloat16")
     assert chosen_dtype(describe_model(tmp_path).stored, "gpu") == "float32"
+
+
+def test_a_saved_checkpoint_is_asked_what_it_holds(tmp_path):
+    make_checkpoint("llama", tmp_path / "source")
+    convert_checkpoint(tmp_path / "source", tmp_path / "saved", dtype="bfloat16")
+    described = describe_model(tmp_path / "saved")
+    assert described.checkpoint == tmp_path / "saved"
+    assert chosen_dtype(described.stored, "gpu") == "bfloat16"
 
 
 def test_a_gguf_file_describes_itself(tmp_path):

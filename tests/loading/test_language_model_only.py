@@ -102,6 +102,26 @@ def test_the_other_naming_is_read_too(multimodal, tmp_path):
     np.testing.assert_allclose(logits_of(tmp_path), expected, atol=1e-4, rtol=0)
 
 
+def test_a_text_models_config_over_a_multimodal_models_tensors_is_read(multimodal, tmp_path):
+    folder, expected = multimodal
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config["text_config"]))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    np.testing.assert_allclose(logits_of(tmp_path), expected, atol=1e-4, rtol=0)
+
+
+def test_a_base_models_names_are_read_too(multimodal, tmp_path):
+    folder, expected = multimodal
+    tensors = load_file(folder / "model.safetensors")
+    for prefix in ("language_model.model.", "model.language_model."):
+        tensors = {n.replace(prefix, "language_model."): t for n, t in tensors.items()}
+    tensors = {n.replace("language_model.lm_head.", "lm_head."): t for n, t in tensors.items()}
+    assert any(name.startswith("language_model.layers.0.") for name in tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    np.testing.assert_allclose(logits_of(tmp_path), expected, atol=1e-4, rtol=0)
+
+
 def test_end_of_sequence_is_the_text_models(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [1, 106]}}))
     assert eos_token_ids(Source("it", "safetensors", tmp_path)) == (1, 106)

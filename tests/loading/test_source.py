@@ -1,6 +1,7 @@
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from jpaged import LLM
 from jpaged.loading.describe import describe_model
@@ -45,7 +46,7 @@ def test_a_folder_without_a_config_is_named(tmp_path):
 def test_a_hub_id_is_downloaded_without_pytorch_files(tmp_path, monkeypatch):
     asked = {}
 
-    def download(repo_id, allow_patterns):
+    def download(repo_id, allow_patterns, ignore_patterns):
         asked.update(repo_id=repo_id, patterns=allow_patterns)
         (tmp_path / "config.json").touch()
         return str(tmp_path)
@@ -56,6 +57,25 @@ def test_a_hub_id_is_downloaded_without_pytorch_files(tmp_path, monkeypatch):
     assert asked["repo_id"] == "org/model"
     assert "*.safetensors" in asked["patterns"]
     assert not any(".bin" in pattern for pattern in asked["patterns"])
+
+
+@pytest.mark.parametrize("own", [("model.safetensors",), ("model-00001-of-00002.safetensors",), ()])
+def test_weights_are_downloaded_once_though_a_repository_has_copies(own, tmp_path, monkeypatch):
+    copies = [f"{folder}/model.safetensors" for folder in ("original", "metal", "onnx", "a/b")]
+    copies += ["onnx/model.json", "original/tokenizer.model"]
+    needed = ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer.model", *own]
+
+    def download(repo_id, allow_patterns, ignore_patterns):
+        names = [*needed, *copies, "consolidated.00.safetensors"]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+            (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    resolve_source("org/model")
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*needed, *(() if own else ("consolidated.00.safetensors",))}
 
 
 def test_a_revision_and_a_folder_for_downloads_are_passed_on(tmp_path, monkeypatch):
@@ -78,7 +98,7 @@ def test_a_revision_of_what_is_no_hub_id_is_refused(tmp_path):
 
 
 def test_an_unreachable_hub_names_the_id_and_what_is_accepted(monkeypatch):
-    def download(repo_id, allow_patterns):
+    def download(repo_id, allow_patterns, ignore_patterns):
         raise LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

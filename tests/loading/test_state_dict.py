@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from tiny_folders import write_llama
 from transformers import AutoModelForCausalLM
 
@@ -78,6 +79,19 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named(folder, tensors):
         made(loaded, {key: tensor for key, tensor in tensors.items() if key != name})
     with pytest.raises(ValueError, match=name):
         made(loaded, tensors | {name: tensors[name][:4]})
+
+
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_a_head_beside_the_embedding_that_is_the_models_head_must_repeat_it(tmp_path, prefix):
+    tied = make_checkpoint("qwen3", tmp_path).state_dict()
+    loaded, head = load_model(tmp_path), f"{prefix}lm_head.weight"
+    assert loaded.config.tie_word_embeddings and "lm_head.weight" in tied
+    tied = {prefix + name: tensor for name, tensor in tied.items()}
+    assert_same(made(loaded, tied), loaded.params)
+    assert_same(made(loaded, tied | {head: tied[head].clone()}), loaded.params)
+    message = "lm_head.weight in the state dict differs from model.embed_tokens.weight, which is the head of this model"
+    with pytest.raises(ValueError, match=message):
+        made(loaded, tied | {head: tied[head] + 1})
 
 
 def test_the_engines_own_tree_is_no_state_dict(folder, tensors):

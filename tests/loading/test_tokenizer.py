@@ -174,6 +174,24 @@ def test_end_of_turn_also_ends_a_generation(tmp_path):
     assert eos_token_ids(tiny(tmp_path, pre="gpt-2", eot_token_id=18)) == (17, 18)
 
 
+def test_tokens_that_only_end_turns_end_a_generation_though_no_key_of_the_file_names_them(tmp_path):
+    listed = [*TINY["tokenizer.ggml.tokens"], "<|return|>", "<|call|>", "<|end|>", "<|eot_id|>"]
+    types = [*TINY["tokenizer.ggml.token_type"], 3, 3, 3, 1]  # the last one is a word like others
+    first = len(listed) - 4
+    source = tiny(tmp_path, pre="gpt-2", eos_token_id=first, tokens=listed, token_type=types)
+    assert eos_token_ids(source) == (first, first + 1)
+
+
+def test_a_template_beside_the_processor_is_the_chat_template_as_transformers_processors_prefer_it(tmp_path):
+    load_tokenizer(tiny(tmp_path, pre="gpt-2")).save_pretrained(tmp_path / "folder")
+    (tmp_path / "folder" / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    source = Source("folder", "safetensors", tmp_path / "folder")
+    assert load_tokenizer(source).chat_template == "{{ messages }}"
+    (tmp_path / "folder" / "chat_template.json").write_text("{")
+    with pytest.raises(ValueError, match=r"chat_template\.json is not JSON"):
+        load_tokenizer(source)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -17,6 +17,7 @@ from jpaged.cli.main import app
 from jpaged.execution import device_memory
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.gpu_share import VARIABLES
+from jpaged.loading import convert_checkpoint
 from jpaged.planning import compile_programs_for, plan
 from jpaged.planning.compile_step import answer
 
@@ -76,6 +77,23 @@ def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path,
     assert all(program.temporary_bytes > 0 for program in made.programs)
     assert made.decode_tokens_per_s > made.full_decode_tokens_per_s > 0 and made.prefill_tokens_per_s > 0
     assert "about" in str(made) and "at most" not in str(made)  # speeds measured here are no bounds
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_a_plan_of_a_saved_checkpoint_holds_what_it_holds(quantization, in_process, tmp_path):
+    make_checkpoint("llama", tmp_path / "source")
+    saved = str(tmp_path / "saved")
+    convert_checkpoint(tmp_path / "source", saved, quantization=quantization)
+    made = plan(saved, "cpu", context=64, concurrency=4, **SIZES)
+    with LLM(saved, max_model_len=64, max_num_seqs=4, **SIZES) as llm:
+        assert made.weight_bytes == device_bytes(llm.params)
+
+
+def test_a_saved_checkpoint_is_planned_in_no_other_form(in_process, tmp_path):
+    make_checkpoint("llama", tmp_path / "source")
+    convert_checkpoint(tmp_path / "source", tmp_path / "saved", quantization="int8")
+    with pytest.raises(ValueError, match=r"quantization='int4': .*saved is quantised already"):
+        plan(str(tmp_path / "saved"), "cpu", context=64, concurrency=4, quantization="int4", **SIZES)
 
 
 def test_a_plan_of_a_gguf_file_holds_its_own_blocks(in_process, tmp_path):

@@ -15,6 +15,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution.program_store import MANIFEST
 from jpaged.execution.recent_programs import recent_programs
+from jpaged.loading import convert_checkpoint
 from jpaged.planning import find_device, plan
 from jpaged.planning.child_process import Question
 
@@ -48,6 +49,18 @@ def test_an_engine_finds_them_and_gives_the_tokens_of_one_that_compiles(made):
         assert llm.warmup(use_tqdm=False) == found["programs"]
         assert llm._engine.runner.worker.programs.num_found == found["programs"]
         assert tokens(llm) == expected
+
+
+def test_programs_of_a_saved_checkpoint_are_for_the_form_that_it_holds(made, tmp_path):
+    saved = str(tmp_path / "saved")
+    convert_checkpoint(made[0], saved, quantization="int8")
+    question = Question.of(EngineConfig(model=saved, **SETTINGS), find_device("cpu"))
+    digest = configuration_digest(question.described.config)
+    found = question.ask(Path(sys.executable), "programs", folder=str(tmp_path / "programs"), model=digest)
+    recent_programs.clear()
+    with LLM(saved, compiled_programs=str(tmp_path / "programs"), **SETTINGS) as llm:
+        assert llm.warmup(use_tqdm=False) == found["programs"]
+        assert llm._engine.runner.worker.programs.num_found == found["programs"]
 
 
 def test_programs_for_adapters_are_those_of_an_engine_that_takes_some(made, tmp_path):

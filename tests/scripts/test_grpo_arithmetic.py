@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -44,6 +45,19 @@ def test_five_steps_on_policy_raise_the_reward(scripts, tmp_path):
     assert [report.ratio_off for report in reports] == [0.0] * 5
     assert reports[-1].reward > reports[0].reward + 0.05
     assert all(np.isfinite(report.loss) for report in reports)
+
+
+def test_the_plot_is_read_in_grey_and_is_the_same_file_for_the_same_figures(scripts, tmp_path):
+    pytest.importorskip("matplotlib")
+    _, _, script = scripts
+    rewards = {seed: [0.1 * seed + 0.02 * step for step in range(12)] for seed in (0, 1, 2)}
+    script.draw(rewards, tmp_path / "reward.png")
+    first = (tmp_path / "reward.svg").read_bytes()
+    script.draw(rewards, tmp_path / "reward.png")
+    assert (tmp_path / "reward.png").stat().st_size > 1000 and (tmp_path / "reward.svg").read_bytes() == first
+    colours = set(re.findall(r"(?:stroke|fill): #(\w{6})", first.decode()))
+    assert colours and all(colour[:2] == colour[2:4] == colour[4:] for colour in colours)
+    assert len({dashes for _, _, dashes in script.STYLES}) == len({mark for _, mark, _ in script.STYLES}) == 3
 
 
 def test_another_seed_draws_other_completions(scripts):

@@ -27,6 +27,8 @@ SMALL = {
 
 SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NAMES = [script.stem for script in SCRIPTS]
+PLACE = re.search(r'REPOSITORY = "https://github\.com/(.+)"', SCRIPTS[0].read_text())[1]
+"""OWNER/jpaged, until `sync.py --repository` has written another."""
 
 
 @pytest.fixture(scope="module")
@@ -101,21 +103,27 @@ def test_a_notebook_is_of_its_script_cell_by_cell(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_begins_with_its_badge_and_with_the_same_installation(name):
     first, install = (cell.source for cell in read(name).cells[:2])
-    assert f"/github/OWNER/jpaged/blob/main/scripts/colab/{name}.ipynb" in first
+    assert f"/github/{PLACE}/blob/main/scripts/colab/{name}.ipynb" in first
     assert install == read(NAMES[0]).cells[1].source
-    assert 'REPOSITORY = "https://github.com/OWNER/jpaged"' in install and "JPAGED_WHEEL" in install
+    assert f'REPOSITORY = "https://github.com/{PLACE}"' in install and "JPAGED_WHEEL" in install
 
 
 def test_a_place_is_put_into_badges_and_first_cells_and_back(sync, tmp_path, monkeypatch):
     for script in SCRIPTS:
         (tmp_path / script.name).write_text(script.read_text())
     monkeypatch.setattr(sync, "FOLDER", tmp_path)
+    monkeypatch.setattr(sync, "CHANGELOG", tmp_path / "CHANGELOG.md")
+    changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text()
+    (tmp_path / "CHANGELOG.md").write_text(changes)
     sync.main(["--repository", "some-one/paged"])
     for script in sync.scripts():
         text = script.read_text()
-        assert text.count("some-one/paged") == 2 and "OWNER" not in text
+        assert text.count("some-one/paged") >= 2 and "OWNER" not in text
         assert "some-one/paged" in script.with_suffix(".ipynb").read_text()
-    sync.place_at("OWNER/jpaged")
+    placed = (tmp_path / "CHANGELOG.md").read_text()
+    assert placed.count("https://github.com/some-one/paged/") == 2
+    sync.place_at(PLACE)
+    assert (tmp_path / "CHANGELOG.md").read_text() == changes
     assert [script.read_text() for script in sync.scripts()] == [script.read_text() for script in SCRIPTS]
     with pytest.raises(ValueError, match="is not OWNER/NAME"):
         sync.place_at("https://example.com/x")
@@ -139,7 +147,7 @@ def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-1")
     exec(source, {})
     assert [command[-1] for command in calls] == [
-        "jpaged[cpu,notebooks] @ git+https://github.com/OWNER/jpaged",
+        f"jpaged[cpu,notebooks] @ git+https://github.com/{PLACE}",
         f"jpaged[cuda12,notebooks] @ {wheel.as_uri()}",
         f"jpaged[tpu,notebooks] @ {wheel.as_uri()}",
     ]
@@ -153,6 +161,10 @@ RUN = [pytest.param(name, marks=pytest.mark.nightly if name == "5_grpo" else ())
 def test_a_notebook_runs_and_draws(name, tmp_path):
     done = execute(read(name), SMALL[name], tmp_path)
     assert pictures(done) >= 1
+    if name == "2_sharing":
+        assert "Alone, each with its own copy" in printed(done) and pictures(done) == 5
+    if name == "3_jenga":
+        assert pictures(done) == 4  # what is held, the waste, the pool, what it buys
     if name == "1_first_answers":
         assert "(stopped)" in printed(done) and "Paris" in printed(done).rpartition("(stopped)")[2]
 

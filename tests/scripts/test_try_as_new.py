@@ -49,6 +49,33 @@ def test_a_page_that_fails_is_told_and_the_others_are_tried(scripts, tmp_path, m
         script.main([wheel, "--only", "nonesuch"])
 
 
+def test_the_shell_commands_of_a_page_are_tried_too(scripts, tmp_path, monkeypatch, capsys):
+    script, _ = scripts
+    (tmp_path / "page.md").write_text("# Page\n\n    pip install nothing\n    test -d .venv && nonesuch\n")
+    monkeypatch.setattr(script, "guides", lambda: [tmp_path / "page.md"])
+    monkeypatch.setattr(script, "environment", lambda folder, *packages: Path(sys.executable))
+    monkeypatch.setattr(script, "make_stand_ins", lambda python, folder, variables: folder.mkdir())
+    assert script.main([str(tmp_path / "jpaged-0-py3-none-any.whl"), "--only", "page"]) == 1
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()] == ["ok", "FAILED"]
+    assert "nonesuch: command not found" in told.err
+
+
+def test_a_notebook_that_takes_too_long_fails_and_the_limit_is_told(scripts, tmp_path, monkeypatch, capsys):
+    script, _ = scripts
+    monkeypatch.setattr(script, "notebooks", lambda: [tmp_path / "1_slow.ipynb"])
+    monkeypatch.setattr(script, "environment", lambda folder, *packages: Path(sys.executable))
+    monkeypatch.setattr(script, "NOTEBOOK", "")
+    asked = [str(tmp_path / "jpaged-0-py3-none-any.whl"), "--only", "1_slow"]
+    assert script.main(asked) == 0
+    monkeypatch.setattr(script, "NOTEBOOK", "import time; time.sleep(0.2)")
+    assert script.main([*asked, "--most-minutes", "0.002"]) == 1
+    told = capsys.readouterr()
+    assert "FAILED" in told.out and "the limit is 0.002" in told.err
+    with pytest.raises(SystemExit):
+        script.main([*asked, "--most-minutes", "0"])
+
+
 def test_pages_are_tried_in_empty_folders_and_find_nothing_that_was_there_before(scripts, tmp_path, monkeypatch):
     script, _ = scripts
     look = (

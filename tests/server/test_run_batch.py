@@ -65,7 +65,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tiny_llm, tmp_path):
     with pytest.raises(ExceptionGroup):
         run(tiny_llm, requests, output, die)
     with output.open("a") as file:
-        file.write('{"custom_id": "r7", "respo')  # cut off in the middle of a line
+        file.write('{"id": "batch_req_7", "custom_id": "r7", "respo')  # cut off in the middle of a line
     done = answered(output)
     assert 3 <= len(done) < 8
     left = [request for request in requests if request.custom_id not in done]
@@ -267,3 +267,28 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path):
     with pytest.raises(ValueError, match=r"line 1 is no answer"):
         answered(output)
     assert output.read_text() == "my notes\n"
+
+
+@pytest.mark.parametrize("text", ['{"my":"data"}', '{"id": "batch_7"}', "\n".join(["my notes", "more"])])
+def test_a_file_of_something_else_that_ends_without_a_line_feed_is_not_cut(text, tmp_path):
+    output = tmp_path / "out.json"
+    output.write_text(text)
+    with pytest.raises(ValueError, match=r"line 1 is no answer"):
+        answered(output)
+    assert output.read_text() == text
+
+
+@pytest.mark.parametrize("tail", ["{", '{"id": "bat', '{"id": "batch_req_7", "custom_id": "r'])
+def test_an_answer_that_was_cut_off_anywhere_goes(tail, tmp_path):
+    output = write(tmp_path / "out.jsonl", [{"custom_id": "r0", "response": {"status_code": 200}}])
+    whole = output.read_text()
+    output.write_text(whole + tail)
+    assert answered(output) == {"r0"}
+    assert output.read_text() == whole
+
+
+def test_the_next_answer_has_a_line_of_its_own_behind_one_that_another_program_wrote(tmp_path):
+    output = tmp_path / "out.jsonl"
+    output.write_text('{"custom_id": "r0", "response": {"status_code": 200}}')
+    assert answered(output) == {"r0"}
+    assert output.read_text() == '{"custom_id": "r0", "response": {"status_code": 200}}\n'

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import weakref
 
 import pytest
 import tiny_chat_model
 
-from jpaged.text.chat_template import ChatOptions
+from jpaged.text import chat_template
+from jpaged.text.chat_template import ChatOptions, templated
 from jpaged.text.prompt import Conversation, Tokenization, chat_prompt, parse_prompt
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -75,6 +79,26 @@ def test_parts_of_a_content_are_joined_or_given_as_they_are(text):
     assert text(PARTS, chat_template=FULL, chat_template_content_format="string") == "[user]one\ntwo[assistant]"
 
 
+ONLY_PARTS = (  # as LLaVA-OneVision's
+    "{% for m in messages %}[{{ m.role }}]{% for p in m.content | selectattr('type', 'equalto', 'image') %}<image>"
+    "{% endfor %}{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("form", ["auto", "openai"])
+def test_a_template_that_takes_only_parts_gets_a_text_as_one(text, form):
+    given = {"chat_template": ONLY_PARTS, "add_generation_prompt": False, "chat_template_content_format": form}
+    answered = [*HELLO, {"role": "assistant", "content": "hi"}, *PARTS]
+    assert text(answered, **given) == "[user]hello[assistant]hi[user]onetwo"
+    assert text([*HELLO, {"role": "assistant", "content": ""}], **given) == "[user]hello[assistant]"
+
+
+def test_such_a_template_writes_the_place_of_an_image_itself(tokenizer):
+    options = ChatOptions(chat_template=ONLY_PARTS, add_generation_prompt=False)
+    messages = [{"role": "system", "content": "look"}, {"role": "user", "content": [{"type": "image", "image": "x"}]}]
+    assert templated(messages, tokenizer, options, image="<image>") == "[system]look[user]<image>"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -115,3 +139,13 @@ def test_the_tokenizer_adds_nothing_to_what_a_template_made_unless_told_to(token
     assert parse_prompt("abc", Adding(), Tokenization.of({"add_special_tokens": False})).token_ids == [3]
     assert len(parse_prompt(conversation, Adding()).token_ids) == 1
     assert len(parse_prompt(conversation, Adding(), told).token_ids) == 2
+
+
+def test_what_a_template_takes_is_remembered_no_longer_than_its_tokenizer(tokenizer):
+    own = copy.copy(tokenizer)
+    chat_prompt(Conversation(HELLO, ChatOptions()), own)
+    assert own in chat_template._FORMS
+    gone = weakref.ref(own)
+    del own
+    gc.collect()
+    assert gone() is None

@@ -10,22 +10,28 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jpaged.benchmarks.serving_sim.curves import WARM_UP
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE
 from jpaged.benchmarks.serving_sim.models import OPT_13B
 from jpaged.benchmarks.serving_sim.policies import PAGED
 from jpaged.benchmarks.serving_sim.policy import BUDGET, MAX_NUM_SEQS, Job, Policy
 from jpaged.benchmarks.serving_sim.simulation import simulate
-from jpaged.benchmarks.serving_sim.workload import Workload
+from jpaged.benchmarks.serving_sim.workload import Workload, alpaca, find, sharegpt
 from jpaged.memory import BlockCopy, MemoryManager, PoolLayout
 from jpaged.scheduling import Request, Scheduler
 from jpaged.scheduling.step_builder import StepPlan
 
-RATES = {"ShareGPT": (2.0, 2.25)}
+RATES = {"ShareGPT": (2.0, 2.25), "Alpaca": (31.0, 32.0)}
 """Requests/s at which memory binds and requests are preempted, OPT-13B on one A100-40G."""
+SEEDS = 3
+"""Seeds of arrivals, lengths and hints."""
+WINS = 0.05
+"""Share of the latency that a source and use of lengths must save, in every run of every seed, to be worth having."""
 
 QUANTILE = 0.8
 """Quantile of the lengths seen that a guess is."""
@@ -171,17 +177,39 @@ def _truly(request: Request) -> int:
     return _length(request) - _generated(request)
 
 
+def told_workloads(folder: Path | None, count: Callable[[str], int]) -> list[Workload]:
+    """Return ShareGPT's lengths, and Alpaca's where a folder has them.
+
+    Args:
+        count: number of tokens of a text.
+    """
+    found = [sharegpt()]
+    if folder is not None and find(folder, "alpaca*.jsonl"):
+        found.append(alpaca(folder, count))
+    return found
+
+
 def run(workloads: Sequence[Workload], seconds: float, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return a row for each workload, rate, source of lengths and use of them, as plain data."""
+    """Return a row for each workload, rate, seed from `seed` on, source of lengths and use of them, as plain data."""
+    rows: list[dict[str, Any]] = []
+    for each in range(seed, seed + SEEDS):
+        rows += _runs(workloads, seconds, each, say)
+    return rows
+
+
+def _runs(workloads: Sequence[Workload], seconds: float, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     rows = []
     ways = [(None, "-"), *((source, use) for source in SOURCES for use in USES)]
     for workload in workloads:
         for rate in RATES[workload.name]:
             asks = workload.arrivals(rate, int(rate * seconds), seed)
             for source, use in ways:
-                outcome = simulate(ToldPolicy(source, use, seed), OPT_13B.machine(PAPER_ENGINE), asks)
-                row = {"workload": workload.name, "rate": rate, "source": source or "none", "use": use}
+                policy, machine = ToldPolicy(source, use, seed), OPT_13B.machine(PAPER_ENGINE)
+                outcome = simulate(policy, machine, asks, warm_up=WARM_UP)
+                row = {"workload": workload.name, "rate": rate, "seed": seed, "requests": len(asks)}
+                row |= {"source": source or "none", "use": use}
                 row |= {"latency": outcome.latency, "preemptions": outcome.preemptions}
                 rows.append(row)
-                say(f"{workload.name}, {rate:g}/s, {source}, {use}: {outcome.latency:.4f} s, {outcome.preemptions}")
+                told = f"{workload.name}, {rate:g}/s, seed {seed}, {source}, {use}"
+                say(f"{told}: {outcome.latency:.4f} s, {outcome.preemptions}")
     return rows

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jpaged.benchmarks.eviction.length_tables import length_table, length_verdict, seeds_of
 from jpaged.benchmarks.eviction.output_lengths import HINT_ERROR, QUANTILE
 from jpaged.benchmarks.eviction.prefix_modes import EVICTIONS, MODELS, MOST_LOST, POOLS, lost
 from jpaged.benchmarks.eviction.workloads import DOCUMENTS, THINKING, TURNS
+from jpaged.benchmarks.serving_sim.curves import WARM_UP
+from jpaged.benchmarks.serving_sim.tables import table
+from jpaged.benchmarks.workload_sources import sources
 from jpaged.config import EngineConfig
 
 Rows = Sequence[dict[str, Any]]
 
 GREYS = {"lru": "0.3", "aligned": "0.6", "predicted": "0.9"}
+WORKLOADS = ("ShareGPT", "GSM8K", "Mooncake", "MetaGPT", "Natural Questions", "MMLU", "Alpaca")
 DEFAULT = str(EngineConfig.__dataclass_fields__["prefix_eviction"].default)
 
 
@@ -64,18 +69,15 @@ The engine is not told how long an output will be. Here it is, from three source
 {QUANTILE:.0%} quantile of the outputs that prompts of a like length had and that were longer than what was generated
 already; **hints** of users, which are wrong by {HINT_ERROR:.0%}; and an **Oracle**. Lengths are used for **admission**
 (a request enters when the most crowded moment to come fits the pool), to choose **victims** (who would keep memory
-longest gives it back, not who came last), or for both. OPT-13B on one A100-40G, ShareGPT's first exchanges, as in the
-PagedAttention paper.
+longest gives it back, not who came last), or for both. OPT-13B on one A100-40G, as in the PagedAttention paper; each
+number is a mean over {seeds_of(lengths)}, in brackets the least and the most of them. Requests that come in the first
+{WARM_UP:.0%} of a run are served and not counted.
 
-{_length_table(lengths)}
+{length_table(lengths)}
 
-{_length_verdict(lengths)}
+{length_verdict(lengths)}
 
-Admission by lengths trades preemptions for a smaller batch, and gains nothing even where lengths are true: one that is
-preempted costs one prefill, an empty place costs every step. Guesses that are safe are long, and cost most. Victims
-chosen by true lengths save some per cent, of which guesses keep a part. So the engine has no predictor of lengths,
-and the newest request gives way.
-"""
+{sources(WORKLOADS)}"""
 
 
 MODELS_SAID = (
@@ -98,7 +100,7 @@ def _prefix_table(rows: Rows, model: str) -> str:
         lines.append([name, pool, f"{row['known']:.1%}", *hits, _times(row), *waits])
     head = ["workload", "pool, GiB", "could be found", *EVICTIONS, "predicted / lru"]
     head += [f"first token, s: {EVICTIONS[0]}", *EVICTIONS[1:]]
-    return f"{model}:\n\n{_table(head, lines)}\n"
+    return f"{model}:\n\n{table(head, lines)}\n"
 
 
 def _times(row: dict[str, Any]) -> str:
@@ -144,52 +146,6 @@ def _beaten(rows: Rows) -> str:
                 f"{row['pool_gib']:.1f} GiB)"
             )
     return f" {'; '.join(said)}." if said else ""
-
-
-def _length_table(rows: Rows) -> str:
-    lines = []
-    for row in rows:
-        plain = _plain(rows, row)
-        lines.append(
-            [
-                row["workload"],
-                f"{row['rate']:g}",
-                row["source"],
-                row["use"],
-                f"{1e3 * row['latency']:.0f}",
-                f"{row['latency'] / plain['latency']:.2f}",
-                str(row["preemptions"]),
-            ]
-        )
-    head = ["workload", "requests/s", "lengths from", "used for", "ms/token", "none = 1", "preemptions"]
-    return _table(head, lines)
-
-
-def _plain(rows: Rows, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the run of the same requests in which no length was told."""
-    return next(
-        other
-        for other in rows
-        if (other["workload"], other["rate"], other["source"]) == (row["workload"], row["rate"], "none")
-    )
-
-
-def _length_verdict(rows: Rows) -> str:
-    """Return what the table says of each source."""
-    said = []
-    for source in dict.fromkeys(row["source"] for row in rows if row["source"] != "none"):
-        uses = {}
-        for use in dict.fromkeys(row["use"] for row in rows if row["source"] == source):
-            mine = [row for row in rows if (row["source"], row["use"]) == (source, use)]
-            ratios = [row["latency"] / _plain(rows, row)["latency"] for row in mine]
-            uses[use] = f"{use} {min(ratios):.2f} to {max(ratios):.2f}"
-        said.append(f"- {source}: latency as a multiple of that without is, for {', '.join(uses.values())}.")
-    return "\n".join(said)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def plot(rows: Rows, folder: Path) -> None:

@@ -21,14 +21,14 @@ from jpaged.benchmarks.serving_real.policies import (
 from jpaged.benchmarks.serving_real.workload import KINDS, SHARING, Task, Texts, arrange, within
 from jpaged.benchmarks.serving_report import Limits
 from jpaged.benchmarks.serving_sim.curves import Curve
-from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
-from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2
+from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST, NAIVE
+from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2
 
 Say = Callable[[str], None]
 
-ONE_KIND = (PAGED, UNCACHED, ORACLE, POW2, MAX)
+ONE_KIND = (PAGED, UNCACHED, ORACLE, POW2, MAX, FASTER)
 """Policies of a model whose layers are alike, in which the largest page changes nothing."""
-SEVERAL_KINDS = (PAGED, LARGEST, ORACLE, MAX)
+SEVERAL_KINDS = (PAGED, LARGEST, NAIVE, ORACLE, POW2, MAX)
 """Policies of a model whose layers differ."""
 ALONE = 4
 """Requests that run one after another, to learn what a request takes alone."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from jpaged.benchmarks.memory_real_models import keeping_all
-from jpaged.benchmarks.serving_real.reservation import ReservingScheduler
-from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
-from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, reservation
+from jpaged.benchmarks.serving_real.reservation import RequestLevelScheduler, ReservingScheduler
+from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST, NAIVE, NaiveJenga
+from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2, reservation
 from jpaged.config import SizedConfig
 from jpaged.engine.builder import make_scheduler
 from jpaged.execution import PoolSpec
@@ -32,6 +32,8 @@ class RealPolicy:
         name: what tables call it.
         settings: fields of `EngineConfig` that are others than the engine's own.
         reserves: name of an Orca, whose reservations hold; None = blocks are taken as they are needed.
+        request_level: whether nobody is let in while a batch of reservations runs.
+        naive: whether any request may take an empty block of any large page.
         keeps_all: whether every layer keeps every token, as in pages of one size.
         whole_prompts: whether a prompt is computed in one step, so that none is cut into chunks.
         part: share of the pool's large pages that it has, above 0 and at most 1.
@@ -40,6 +42,8 @@ class RealPolicy:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     reserves: str | None = None
+    request_level: bool = False
+    naive: bool = False
     keeps_all: bool = False
     whole_prompts: bool = False
     part: float = 1.0
@@ -52,7 +56,9 @@ _KNOWN = (
     RealPolicy(PAGED, RECOMPUTE),
     RealPolicy(UNCACHED, {**RECOMPUTE, "enable_prefix_caching": False}),
     RealPolicy(LARGEST, RECOMPUTE, keeps_all=True),
+    RealPolicy(NAIVE, RECOMPUTE, naive=True),
     *(RealPolicy(name, reserves=name) for name in (ORACLE, POW2, MAX)),
+    RealPolicy(FASTER, reserves=MAX, request_level=True),
 )
 POLICIES = {policy.name: policy for policy in _KNOWN}
 """The policies that latencies are compared of by name; jpaged first."""
@@ -121,7 +127,8 @@ def scheduler_for(policy: RealPolicy, config: SizedConfig, spec: PoolSpec, max_m
                 f"a pool of {slots:,} tokens holds no region of max_model_len={max_model_len:,}: {policy.name} could "
                 "run nothing"
             )
-        return ReservingScheduler.over(
+        kind = RequestLevelScheduler if policy.request_level else ReservingScheduler
+        return kind.over(
             spec.layout,
             slots,
             reservation(policy.reserves, max_model_len),
@@ -135,10 +142,22 @@ def scheduler_for(policy: RealPolicy, config: SizedConfig, spec: PoolSpec, max_m
         raise ValueError(f"{policy.name} cuts the pool otherwise than the engine does")
     its = replace(its, layout=part_of(its.layout, policy.part))
     made = make_scheduler(settings, its, max_model_len)
-    if not policy.whole_prompts:
+    if not (policy.whole_prompts or policy.naive):
         return made
-    return WholePrompts(
-        made.memory,
+    memory = made.memory
+    if policy.naive:
+        memory = NaiveJenga(
+            its.layout,
+            watermark=settings.watermark,
+            prefix_caching=settings.enable_prefix_caching,
+            prefix_eviction=settings.prefix_eviction,
+            max_step_tokens=min(
+                settings.max_num_batched_tokens, settings.long_prefill_token_threshold or max_model_len
+            ),
+        )
+    scheduler = WholePrompts if policy.whole_prompts else Scheduler
+    return scheduler(
+        memory,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         preemption_mode=settings.preemption_mode,

@@ -11,7 +11,8 @@ from typing import Any
 
 from jpaged.benchmarks.memory_contiguous import Buddy, Reservation
 from jpaged.memory import BlockCopy, Fit, MemoryManager, PoolLayout
-from jpaged.scheduling import Request, Scheduler
+from jpaged.scheduling import Request, ScheduledStep, Scheduler
+from jpaged.scheduling.step_builder import StepPlan
 
 
 class ReservingMemory(MemoryManager):
@@ -131,3 +132,17 @@ class ReservingScheduler(Scheduler):
         request: Request = self._unfinished[request_id]
         prompt = len(request.prompt_token_ids)
         return prompt, request.max_total_tokens - prompt
+
+
+class RequestLevelScheduler(ReservingScheduler):
+    """Lets nobody in while a batch runs, as FasterTransformer: a batch is what the first step after another's end can
+    begin."""
+
+    _is_open = True
+
+    def schedule(self) -> ScheduledStep:
+        self._is_open = not self.running
+        return super().schedule()
+
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        return self._is_open and super()._admit(request, plan)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jpaged.benchmarks.kept_figures import keep
+from jpaged.benchmarks.kept_figures import KeptFigures
 from jpaged.benchmarks.serving_real import peer_engine
 from jpaged.benchmarks.serving_real.experiments import Bench, Plan, Say, finite, load, mechanisms, policies_of
 from jpaged.benchmarks.serving_real.host import RANDOM, Sizes, hosted, kv_bytes
@@ -73,57 +72,29 @@ def run(
             what is kept was measured by other settings.
     """
     texts = read_texts(ask.workloads, _encode(ask), ask.caps)
-    found = _Found(finite(_settings(ask, texts)), kept)
+    found = KeptFigures(finite(_settings(ask, texts)), kept)
     left = [part for part in parts if part not in found.parts]
     first = RANDOM if ask.quick else ask.model
     if {"load", "mechanisms"} & set(left):
         with hosted(first, ask.sizes) as host:
             bench = Bench(host, texts, ask.timing, say)
             if "load" in left:
-                found.add("load", load(bench, policies_of(first)))
+                found.add("load", finite(load(bench, policies_of(first))))
             if "mechanisms" in left:
                 loaded = found.parts.get("load")
                 limit = loaded["limit"] if loaded is not None else ask.timing.slower * bench.alone()
-                found.add("mechanisms", {"model": host.name, **mechanisms(bench, limit)})
+                found.add("mechanisms", finite({"model": host.name, **mechanisms(bench, limit)}))
     if "hybrid" in left and not ask.quick:
         with hosted(RANDOM, ask.sizes) as host:
-            found.add("hybrid", load(Bench(host, texts, ask.timing, say), policies_of(RANDOM)))
+            found.add("hybrid", finite(load(Bench(host, texts, ask.timing, say), policies_of(RANDOM))))
     if "peers" in left:
         tokens = (CACHE_GIB << 30) // kv_bytes(ask.model)
         sizes = Sizes(tokens, ask.max_model_len, peer_engine.SEQUENCES, peer_engine.STEP_TOKENS)
         with hosted(ask.model, sizes) as host:
-            found.add("peers", against(Bench(host, texts, ask.timing, say), peers))
+            found.add("peers", finite(against(Bench(host, texts, ask.timing, say), peers)))
     asked = {part: found.parts[part] for part in parts if part in found.parts}
     models = [asked.pop(part) for part in ("load", "hybrid") if part in asked]
     return {"models": models, "settings": found.settings, **asked}
-
-
-class _Found:
-    """Holds the figures of each part, and writes them to a file as they come.
-
-    Args:
-        settings: what all of them were, or will be, measured by.
-    """
-
-    def __init__(self, settings: dict[str, Any], kept: Path | None) -> None:
-        self.settings = settings
-        self.parts: dict[str, Any] = {}
-        self._kept = kept
-        if kept is not None and kept.exists():
-            earlier = json.loads(kept.read_text(encoding="utf-8"))
-            for name, value in settings.items():
-                if earlier["settings"].get(name) != value:
-                    raise ValueError(
-                        f"--results {kept} was measured with {name} {earlier['settings'].get(name)}, not {value}: name "
-                        "another file"
-                    )
-            self.parts = earlier["parts"]
-
-    def add(self, part: str, figures: dict[str, Any]) -> None:
-        """Keep a part's figures."""
-        self.parts[part] = finite(figures)
-        if self._kept is not None:
-            keep(self._kept, {"settings": self.settings, "parts": self.parts})
 
 
 def _settings(ask: Ask, texts: Texts) -> dict[str, Any]:

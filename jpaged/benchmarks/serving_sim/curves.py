@@ -18,9 +18,10 @@ FAR = 1.0
 """Seconds a token beyond which no rate is tried: the end of the axis in the paper's figures."""
 HALVINGS = 3
 """How often the interval of rates is halved in which the limit lies."""
-LOWEST = 256
-"""The first rate is this many times the lowest that is tried."""
-LEAST_REQUESTS = 500
+LOWEST, HIGHEST = 256, 64
+"""The first rate is this many times the lowest that is tried, and the highest this many times the first."""
+WARM_UP = 0.2
+"""Share of a run's time in which its queue and its batch build up; who comes then is served and not counted."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,8 @@ class Setting:
 
     Attributes:
         n: outputs or beams of each request.
-        seconds: of arrivals at each rate.
+        seconds: of arrivals at each rate, so that a run has more requests the higher its rate is.
         first_rate: the rate that is tried first, requests/s.
-        most_requests, least_requests: bounds of the requests of a run.
         prefix: tokens that stand before every prompt, the same ones; what pages finds them in its cache.
     """
 
@@ -44,13 +44,15 @@ class Setting:
     n: int = 1
     beams: bool = False
     prefix: int = 0
-    most_requests: int = 1 << 30
-    least_requests: int = LEAST_REQUESTS
 
     @property
     def name(self) -> str:
         several = f", {'beam' if self.beams else 'n ='} {self.n}" if self.n > 1 else ""
         return f"{self.served.name}, {self.workload.name}{several}"
+
+    def number(self, rate: float) -> int:
+        """Return how many requests a run at one rate has."""
+        return number_of(rate, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class Curve:
             before = rate, latency
         return self.points[-1][0] if self.points else 0.0
 
+    def is_least(self, limit: float = LIMIT) -> bool:
+        """Tell whether no rate was too high, so that at least the last one is sustained."""
+        return all(latency <= limit for _, latency in self.points)
+
+
+def number_of(rate: float, seconds: float) -> int:
+    """Return how many requests come in some seconds at a rate: two at least."""
+    return max(2, int(rate * seconds))
+
 
 def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) -> Outcome:
     """Serve a setting's requests at one rate.
@@ -81,8 +92,7 @@ def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) 
     Args:
         give_up: whether a run ends where so many wait that the latency must be `FAR`.
     """
-    number = min(setting.most_requests, max(setting.least_requests, int(rate * setting.seconds)))
-    asks = setting.workload.arrivals(rate, number, setting.seed, n=setting.n, beams=setting.beams)
+    asks = setting.workload.arrivals(rate, setting.number(rate), setting.seed, n=setting.n, beams=setting.beams)
     if setting.prefix:
         asks = shared(asks, range(setting.prefix))
     options = {"prefix_caching": True} if setting.prefix and system == PAGED else {}
@@ -91,11 +101,15 @@ def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) 
     rankings = MadeUpRankings(setting.seed) if setting.beams else None
     most = FAR * setting.workload.mean_output * (1 if policy.shares else setting.n)
     waiting = None if not give_up else 32 + int(most * rate)
-    return simulate(policy, setting.served.machine(setting.engine), asks, rankings=rankings, most_waiting=waiting)
+    machine = setting.served.machine(setting.engine)
+    return simulate(policy, machine, asks, rankings=rankings, most_waiting=waiting, warm_up=WARM_UP)
 
 
 def curve(setting: Setting, system: str) -> Curve:
-    """Try rates: twice or half as many until the limit lies between two of them, then between these."""
+    """Try rates: twice or half as many until the limit lies between two of them, then between these.
+
+    Where every rate up to the highest is fast, the curve ends there.
+    """
     points: dict[float, float] = {}
 
     def is_fast(rate: float) -> bool:
@@ -104,11 +118,15 @@ def curve(setting: Setting, system: str) -> Curve:
 
     low = high = setting.first_rate
     if is_fast(low):
-        while is_fast(high := 2 * high):
+        while high < HIGHEST * setting.first_rate and is_fast(high := 2 * high):
             low = high
+        if low == high:
+            return Curve(system, tuple(sorted(points.items())))
     else:
         while low > setting.first_rate / LOWEST and not is_fast(low := low / 2):
             high = low
+        if low == high:
+            return Curve(system, tuple(sorted(points.items())))
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_fast(middle) else (low, middle)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.benchmarks.machine import this_machine
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, Engine, Machine
 from jpaged.benchmarks.serving_sim.models import OPT_13B
-from jpaged.benchmarks.serving_sim.paged_experiments import Context
+from jpaged.benchmarks.serving_sim.paged_experiments import FITTED_AT, Context
 from jpaged.benchmarks.serving_sim.policies import PAGED, build
 from jpaged.benchmarks.serving_sim.policy import Job, Policy
 from jpaged.benchmarks.serving_sim.simulation import simulate
@@ -29,7 +30,9 @@ REPEATS = 2
 
 HOST_SEQS = (256, 1024, 4096)
 HOST_STEPS = 20
-REQUESTS = 5_000
+REQUESTS, PLANNED = 5_000, 1_000
+"""Requests of a simulation whose host code is timed, and of one in which every step is planned."""
+MILLION = 1_000_000
 
 
 def calibration(context: Context) -> dict[str, Any]:
@@ -82,7 +85,8 @@ def calibration(context: Context) -> dict[str, Any]:
         predicted = simulated(shape, engine)
         runs.append({"shape": shape, "fitted": shape in FITTED, "measured": seconds, "predicted": predicted})
         context.say(f"{shape}: {seconds:.2f} s measured, {predicted:.2f} s predicted ({predicted / seconds - 1:+.0%})")
-    return {"engine": [engine.attained, engine.sequence_seconds, engine.step_seconds], "runs": runs}
+    fit = [engine.attained, engine.sequence_seconds, engine.step_seconds]
+    return {"machine": this_machine(), "engine": fit, "runs": runs}
 
 
 def _fit(parts: np.ndarray, seconds: np.ndarray) -> list[float]:
@@ -132,20 +136,24 @@ def _yardsticks(size: int = 1024, num_bytes: int = 256 << 20, repeats: int = 5) 
 
 
 def host_cost(context: Context) -> dict[str, Any]:
-    """Measure the host's time for a decode step of many sequences, and for thousands of whole requests."""
+    """Measure the host's time for a decode step of many sequences, and for thousands of whole requests; for a million
+    of them where the context says so."""
     steps = []
     for number in HOST_SEQS:
         steps.append({"sequences": number, "microseconds": _step_microseconds(number)})
         context.say(f"{number} sequences: {steps[-1]['microseconds']:.0f} microseconds a step")
     rows: list[dict[str, Any]] = []
-    for workload, rate in (("ShareGPT", 2.0), ("Alpaca", 30.0)):
-        if workload in context.workloads:
-            asks = context.workloads[workload].arrivals(rate, REQUESTS, context.seed)
-            row = {"workload": workload, "rate": rate, "requests": REQUESTS}
-            rows.append(row | {"seconds": _seconds(asks), "planned": _seconds(asks[: REQUESTS // 5], coasts=False) * 5})
-            each, planned = (1e6 * rows[-1][key] / REQUESTS for key in ("seconds", "planned"))
-            context.say(f"{workload}: {each:.0f} microseconds a request, {planned:.0f} with every step planned")
-    return {"steps": steps, "requests": rows}
+    for workload, rate in FITTED_AT.items():
+        if workload not in context.workloads:
+            continue
+        requests = MILLION if context.million else REQUESTS
+        asks = context.workloads[workload].arrivals(rate, requests, context.seed)
+        planned = _seconds(asks[:PLANNED], coasts=False)
+        row = {"workload": workload, "rate": rate, "requests": requests, "seconds": _seconds(asks)}
+        rows.append(row | {"planned_requests": PLANNED, "planned": planned})
+        each, slow = 1e6 * rows[-1]["seconds"] / requests, 1e6 * planned / PLANNED
+        context.say(f"{workload}: {each:.0f} microseconds a request, {slow:.0f} with every step planned")
+    return {"machine": this_machine(), "million": context.million, "steps": steps, "requests": rows}
 
 
 def _step_microseconds(number: int) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jpaged.benchmarks.memory_shapes import BLOCK_SIZE
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
-from jpaged.benchmarks.serving_sim.curves import Setting, curve, run_at
+from jpaged.benchmarks.serving_sim.curves import WARM_UP, Setting, curve, number_of, run_at
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, mean
 from jpaged.benchmarks.serving_sim.models import LLAMA_13B, OPT_13B, OPT_66B, OPT_175B, Served
 from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, SYSTEMS, build
@@ -19,11 +20,20 @@ from jpaged.scheduling import ScheduledStep
 ITERATION_LEVEL = (PAGED, ORACLE, POW2, MAX)
 FEWER = (PAGED, ORACLE, MAX)
 DECODINGS = tuple((n, beams) for beams in (False, True) for n in (2, 4, 6))
-LEAST_SEVERAL = 200
-"""Least requests of a run where each has several outputs."""
+FITTED_AT = {"ShareGPT": 2.0, "Alpaca": 30.0}
+"""Requests/s of figure 13, whose batches of the paper's vLLM the engine was fitted to."""
+DURATIONS = (0.2, 0.5, 1.0, 2.0, 7.2)
+"""Lengths of runs, as multiples of those of all others, by which it is shown what a longer run would change."""
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
-PREEMPTING = 3.0
-"""Requests/s of ShareGPT at which OPT-13B's pool is full, so that there are preemptions to compare."""
+PREEMPTING = 2.25
+"""Requests/s of ShareGPT at which OPT-13B's pool is full, so that blocks of all sizes have to do with little memory and
+there are preemptions to compare."""
+BINDING_AT = {"ShareGPT": PREEMPTING, "Alpaca": 30.0}
+"""Requests/s at which block sizes are compared."""
+SAVING_AT = {"Alpaca": 4.0, "ShareGPT": 0.3}
+"""Requests/s at which savings are measured, however many outputs each has: those of six are served too."""
+SAMPLE_EVERY = 50
+"""Steps from one look at what is saved to the next."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +42,35 @@ class Context:
 
     Attributes:
         workloads: by their public names; "Alpaca" and others only where the user's folder has them.
-        seconds: of arrivals at each rate, less where a request has several outputs: over their number.
-        most_requests: most requests of a run.
+        seconds: of arrivals, in every run of every experiment.
         say: is told what has been done.
+        million: whether the host's cost of 1,000,000 requests is measured, which is extrapolated else.
     """
 
     workloads: dict[str, Workload]
     seconds: float
     seed: int
     say: Callable[[str], None]
-    most_requests: int = 1 << 30
+    million: bool = False
 
     def setting(self, served: Served, workload: str, first_rate: float, **more: Any) -> Setting:
-        most, seconds = self.most_requests, self.seconds / more.get("n", 1)
         known = self.workloads[workload]
-        return Setting(served, known, PAPER_ENGINE, seconds, self.seed, first_rate, most_requests=most, **more)
+        return Setting(served, known, PAPER_ENGINE, self.seconds, self.seed, first_rate, **more)
 
     def number(self, rate: float) -> int:
         """Return how many requests a run at one rate has."""
-        return min(self.most_requests, int(rate * self.seconds))
+        return number_of(rate, self.seconds)
 
 
 def _curves(context: Context, setting: Setting, systems: tuple[str, ...]) -> dict[str, Any]:
-    """Return each system's points and sustained rate."""
-    found = {}
+    """Return each system's points and sustained rate, and the fewest and most requests of a run."""
+    found, numbers = {}, []
     for system in systems:
         made = curve(setting, system)
-        found[system] = {"points": made.points, "sustained": made.sustained()}
+        found[system] = {"points": made.points, "sustained": made.sustained(), "is_least": made.is_least()}
+        numbers += [setting.number(rate) for rate, _ in made.points]
         context.say(f"{setting.name}, {system}: {made.sustained():.2f} requests/s")
-    return {"name": setting.name, "systems": found}
+    return {"name": setting.name, "systems": found, "requests": [min(numbers), max(numbers)]}
 
 
 def load(context: Context) -> list[dict[str, Any]]:
@@ -82,58 +92,84 @@ def load(context: Context) -> list[dict[str, Any]]:
 
 def several(context: Context) -> list[dict[str, Any]]:
     """Measure the same with several outputs, and with beams, of OPT-13B on Alpaca (figure 14)."""
-    settings = [
-        context.setting(OPT_13B, "Alpaca", 16.0 / n, n=n, beams=beams, least_requests=LEAST_SEVERAL)
-        for n, beams in DECODINGS
-    ]
+    settings = [context.setting(OPT_13B, "Alpaca", 16.0 / n, n=n, beams=beams) for n, beams in DECODINGS]
     return [_curves(context, setting, FEWER) for setting in settings]
 
 
 def batches(context: Context) -> list[dict[str, Any]]:
     """Measure the mean number of requests in the batch at the paper's rates (figure 13)."""
     rows = []
-    for workload, rate in (("ShareGPT", 2.0), ("Alpaca", 30.0)):
+    for workload, rate in FITTED_AT.items():
         if workload in context.workloads:
             setting = context.setting(OPT_13B, workload, rate)
             found = {system: run_at(setting, system, rate, give_up=False).batch for system in ITERATION_LEVEL}
-            rows.append({"workload": workload, "rate": rate, "batch": found})
+            rows.append({"workload": workload, "rate": rate, "requests": context.number(rate), "batch": found})
             context.say(f"batch sizes, {workload}: {found}")
     return rows
 
 
-def savings(context: Context) -> list[dict[str, Any]]:
-    """Measure the share of blocks that several outputs and beams save (figure 15), over all steps' time."""
+def durations(context: Context) -> list[dict[str, Any]]:
+    """Measure jpaged's batch and latency at figure 13's rates in shorter and longer runs than all others are."""
     rows = []
-    for workload in ("Alpaca", "ShareGPT"):
+    for workload, rate in FITTED_AT.items():
         if workload not in context.workloads:
             continue
+        for times in DURATIONS:
+            setting = replace(context.setting(OPT_13B, workload, rate), seconds=times * context.seconds)
+            outcome = run_at(setting, PAGED, rate, give_up=False)
+            row = {"workload": workload, "rate": rate, "seconds": setting.seconds, "requests": setting.number(rate)}
+            rows.append(row | {"batch": outcome.batch, "latency": outcome.latency})
+            context.say(f"{workload}, {setting.seconds:g} s: batch {outcome.batch:.2f}, {outcome.latency:.4f} s/token")
+    return rows
+
+
+def savings(context: Context) -> list[dict[str, Any]]:
+    """Measure the share of blocks that several outputs and beams save (figure 15), as a mean over steps; the same
+    requests at the same rate whatever the number of outputs."""
+    rows = []
+    for workload, rate in SAVING_AT.items():
+        if workload not in context.workloads:
+            continue
+        number, begin = context.number(rate), WARM_UP * context.seconds
         for n, beams in DECODINGS:
             seen: list[float] = []
             turn = 0
 
-            def watch(policy: Policy, step: ScheduledStep, clock: float, seen: list[float] = seen) -> None:
+            def watch(
+                policy: Policy, step: ScheduledStep, clock: float, seen: list[float] = seen, begin: float = begin
+            ) -> None:
                 nonlocal turn
                 turn += 1
-                if turn % 50 == 0:
+                if turn % SAMPLE_EVERY == 0 and clock >= begin:
                     seen.append(policy.memory.report().saving)
 
-            rate = (8.0 if workload == "Alpaca" else 0.5) / n
-            number = max(60, context.number(rate) // 2)
             asks = context.workloads[workload].arrivals(rate, number, context.seed, n=n, beams=beams)
             rankings = MadeUpRankings(context.seed) if beams else None
             policy = build(PAGED, OPT_13B)
             simulate(policy, OPT_13B.machine(PAPER_ENGINE), asks, watch=watch, rankings=rankings)
-            rows.append({"workload": workload, "n": n, "beams": beams, "saving": mean(seen)})
+            row = {"workload": workload, "n": n, "beams": beams, "rate": rate, "requests": number}
+            rows.append(row | {"saving": mean(seen)})
             context.say(f"savings, {workload}, {'beam' if beams else 'n ='} {n}: {mean(seen):.1%}")
     return rows
 
 
 def prefixes(context: Context) -> list[dict[str, Any]]:
     """Measure prompts that begin with 1 and 5 examples (80 and 341 tokens), LLaMA-13B (figure 16)."""
+    pairs = context.workloads["WMT16"].pairs
     return [
-        {"shots": shots} | _curves(context, context.setting(LLAMA_13B, "WMT16", 8.0, prefix=tokens), (PAGED, ORACLE))
+        {"shots": shots, "prefix": tokens, "held": _held(pairs, tokens)}
+        | _curves(context, context.setting(LLAMA_13B, "WMT16", 8.0, prefix=tokens), (PAGED, ORACLE))
         for shots, tokens in ((1, 80), (5, 341))
     ]
+
+
+def _held(pairs: Sequence[tuple[int, int]], prefix: int) -> tuple[float, float]:
+    """Return the tokens that a mean request keeps at its end of its own: in blocks behind those of the prefix, and in a
+    buddy allocator's region."""
+    shared = prefix // BLOCK_SIZE * BLOCK_SIZE
+    lengths = [prefix + prompt + output for prompt, output in pairs]
+    own = mean(-(-(length - shared) // BLOCK_SIZE) * BLOCK_SIZE for length in lengths)
+    return own, mean(1 << (length - 1).bit_length() for length in lengths)
 
 
 def chatbot(context: Context) -> list[dict[str, Any]]:
@@ -147,16 +183,17 @@ def chatbot(context: Context) -> list[dict[str, Any]]:
 
 
 def block_sizes(context: Context) -> list[dict[str, Any]]:
-    """Measure the latency with blocks of several sizes, OPT-13B (figure 18b)."""
+    """Measure the latency with blocks of several sizes, OPT-13B, at rates that fill the pool (figure 18b)."""
     rows = []
-    for workload, rate in (("ShareGPT", 2.0), ("Alpaca", 30.0)):
+    for workload, rate in BINDING_AT.items():
         if workload not in context.workloads:
             continue
         asks = context.workloads[workload].arrivals(rate, context.number(rate), context.seed)
         for size in BLOCK_SIZES:
             machine = OPT_13B.machine(PAPER_ENGINE, block_size=size)
-            outcome = simulate(build(PAGED, OPT_13B, block_size=size), machine, asks)
-            rows.append({"workload": workload, "rate": rate, "size": size, "latency": outcome.latency})
+            outcome = simulate(build(PAGED, OPT_13B, block_size=size), machine, asks, warm_up=WARM_UP)
+            row = {"workload": workload, "rate": rate, "requests": len(asks), "size": size}
+            rows.append(row | {"latency": outcome.latency, "preemptions": outcome.preemptions})
             context.say(f"blocks of {size}, {workload}: {outcome.latency:.4f} s/token")
     return rows
 
@@ -171,8 +208,9 @@ def returning(context: Context) -> list[dict[str, Any]]:
         for mode in ("recompute", "swap"):
             pool = OPT_13B.pool_bytes // (OPT_13B.token_bytes * size) * OPT_13B.token_bytes * size
             options = {"swap_space_bytes": pool} if mode == "swap" else {}
-            outcome = simulate(build(PAGED, OPT_13B, block_size=size, preemption_mode=mode, **options), machine, asks)
-            row = {"size": size, "mode": mode, "latency": outcome.latency, "preemptions": outcome.preemptions}
-            rows.append(row)
+            policy = build(PAGED, OPT_13B, block_size=size, preemption_mode=mode, **options)
+            outcome = simulate(policy, machine, asks, warm_up=WARM_UP)
+            row = {"size": size, "mode": mode, "requests": len(asks), "latency": outcome.latency}
+            rows.append(row | {"preemptions": outcome.preemptions})
             context.say(f"{mode}, blocks of {size}: {outcome.latency:.4f} s/token, {outcome.preemptions} preemptions")
     return rows

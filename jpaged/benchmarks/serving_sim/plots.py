@@ -7,7 +7,14 @@ from typing import Any
 
 from jpaged.benchmarks.serving_sim.curves import FAR, LIMIT
 
-LINES = (("black", "-", "o"), ("0.25", "--", "s"), ("0.4", "-.", "^"), ("0.55", ":", "D"), ("0.7", "-", "x"))
+LINES = (
+    ("black", "-", "o"),
+    ("0.25", "--", "s"),
+    ("0.4", "-.", "^"),
+    ("0.55", ":", "D"),
+    ("0.7", "-", "x"),
+    ("0.5", "--", "v"),
+)
 """Colour, dashes and mark of each policy, told apart without colours."""
 
 
@@ -31,7 +38,9 @@ def load(rows: list[dict[str, Any]], folder: Path, name: str = "serving-sim", li
             axes.axis("off")
             continue
         row = rows[place]
-        for (system, found), (colour, dashes, mark) in zip(row["systems"].items(), LINES, strict=False):
+        for (system, found), (colour, dashes, mark) in zip(
+            row["systems"].items(), LINES[: len(row["systems"])], strict=True
+        ):
             points = [(rate, at) for rate, at in found["points"] if at is not None and at <= 2 * FAR]
             if points:
                 axes.plot(*zip(*points, strict=True), dashes, color=colour, marker=mark, markersize=4, label=system)

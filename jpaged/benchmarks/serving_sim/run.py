@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jpaged.benchmarks.kept_figures import keep
+from jpaged.benchmarks.kept_figures import KeptFigures
 from jpaged.benchmarks.memory_traces import read_trace
 from jpaged.benchmarks.serving_sim import hybrid_experiments, own_experiments, paged_experiments
+from jpaged.benchmarks.serving_sim.curves import WARM_UP
+from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
 from jpaged.benchmarks.serving_sim.workload import (
     Workload,
@@ -25,6 +27,7 @@ EXPERIMENTS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "load": ("ShareGPT", paged_experiments.load),
     "several": ("Alpaca", paged_experiments.several),
     "batches": ("ShareGPT", paged_experiments.batches),
+    "durations": ("ShareGPT", paged_experiments.durations),
     "savings": ("ShareGPT", paged_experiments.savings),
     "prefixes": ("WMT16", paged_experiments.prefixes),
     "chatbot": ("ShareGPT, several turns", paged_experiments.chatbot),
@@ -71,19 +74,22 @@ def run(names: Sequence[str], context: Context, kept: Path | None) -> dict[str, 
         kept: JSON file of earlier results, which stand, and to which new ones are added as they come; None = no file.
 
     Raises:
-        ValueError: an experiment needs a workload that is not there.
+        ValueError: an experiment needs a workload that is not there, or what is kept was run by other settings.
     """
     for name in names:
         needed = EXPERIMENTS[name][0]
         if needed not in context.workloads:
             raise ValueError(f"--only {name} needs the workload {needed}: name its folder by --workloads")
-    results: dict[str, Any] = {}
-    if kept is not None and kept.exists():
-        results = json.loads(kept.read_text(encoding="utf-8"))
+    found = KeptFigures(settings(context), kept)
     for name in names:
-        if name in results:
-            continue
-        results[name] = EXPERIMENTS[name][1](context)
-        if kept is not None:
-            keep(kept, results)
-    return json.loads(json.dumps({name: results[name] for name in names}))
+        is_short = name == "host" and context.million and not found.parts.get(name, {}).get("million")
+        if name not in found.parts or is_short:
+            found.add(name, EXPERIMENTS[name][1](context))
+    return {name: found.parts[name] for name in names}
+
+
+def settings(context: Context) -> dict[str, Any]:
+    """Return what results depend on: with others they may not stand on one page."""
+    workloads = {name: [len(its.pairs), its.mean_prompt, its.mean_output] for name, its in context.workloads.items()}
+    engines = {"paper_engine": asdict(PAPER_ENGINE), "recent_engine": asdict(RECENT_ENGINE), "warm_up": WARM_UP}
+    return {"seconds": context.seconds, "seed": context.seed, "workloads": workloads, **engines}

@@ -23,9 +23,10 @@ class Outcome:
     """Holds what one simulation gave.
 
     Attributes:
-        jobs: the requests that ended.
-        seconds: from the first arrival to the last end.
-        batch: mean running requests, weighted by time, while requests arrived; of the whole run where all came at once.
+        jobs: the requests that ended, without those that came while the run warmed up.
+        seconds: from the end of the warm-up, or the first arrival where there is none, to the last end.
+        batch: mean running requests, weighted by time, from the warm-up to the last arrival; of the whole run where all
+            came at once.
         decode_batch: mean sequences that got a token in a step of decodes.
         steps: number of steps.
         preemptions: how often a request's memory was taken back.
@@ -45,9 +46,10 @@ class Outcome:
 
     @property
     def latency(self) -> float:
-        """Return the normalised latency: seconds from arrival to end for each token of an output, mean of requests."""
-        if self.gave_up:
-            return float("inf")
+        """Return the normalised latency: seconds from arrival to end for each token of an output, mean of requests;
+        infinite where none ended, or too many waited."""
+        if self.gave_up or not self.jobs:
+            return math.inf
         return mean((job.finished - job.ask.arrival) / job.ask.output for job in self.jobs if job.finished is not None)
 
     @property
@@ -57,7 +59,9 @@ class Outcome:
 
     @property
     def first_token(self) -> float:
-        """Return the mean seconds to the first token."""
+        """Return the mean seconds to the first token; infinite where no request ended."""
+        if not self.jobs:
+            return math.inf
         return mean(job.first_token - job.ask.arrival for job in self.jobs if job.first_token is not None)
 
     @property
@@ -78,6 +82,7 @@ def simulate(
     watch: Watch | None = None,
     rankings: MadeUpRankings | None = None,
     most_waiting: int | None = None,
+    warm_up: float = 0.0,
     coasts: bool = True,
 ) -> Outcome:
     """Serve `asks`, which are in order of arrival, and return what became of them.
@@ -86,12 +91,14 @@ def simulate(
         watch: is shown every step.
         rankings: makes up the likely tokens of beams; needed where there are beams that share.
         most_waiting: the run ends where more requests wait, as its latency is beyond all interest; None = no bound.
+        warm_up: share of the time from the first to the last arrival in which the queue and the batch build up: who
+            comes then is served, but not counted.
         coasts: whether steps in which nothing happens are run without planning each, which changes no number.
 
     Raises:
         RuntimeError: requests wait although nothing runs.
     """
-    run = _Run(policy, machine, asks, most_waiting)
+    run = _Run(policy, machine, asks, most_waiting, warm_up)
     coasts = coasts and policy.steady and watch is None and rankings is None
     coasts = coasts and isinstance(machine.kv_bytes, BytesPerToken)
     while not run.gave_up and (run.coming < len(run.jobs) or policy.has_work):
@@ -116,7 +123,9 @@ class _Run:
         jobs: all requests; those from `coming` on have not arrived.
     """
 
-    def __init__(self, policy: Policy, machine: Machine, asks: Sequence[Ask], most_waiting: int | None) -> None:
+    def __init__(
+        self, policy: Policy, machine: Machine, asks: Sequence[Ask], most_waiting: int | None, warm_up: float
+    ) -> None:
         self.policy, self.machine = policy, machine
         self.jobs = [Job(ask) for ask in asks]
         self.coming = 0
@@ -124,8 +133,9 @@ class _Run:
         self.gave_up = False
         self._done: list[Job] = []
         self._most_waiting = math.inf if most_waiting is None else most_waiting
-        self._start, self._last_arrival = (asks[0].arrival, asks[-1].arrival) if asks else (0.0, 0.0)
-        if self._last_arrival == self._start:
+        first, self._last_arrival = (asks[0].arrival, asks[-1].arrival) if asks else (0.0, 0.0)
+        self._start = first + warm_up * (self._last_arrival - first)
+        if self._last_arrival == first:
             self._last_arrival = math.inf  # all are there from the start: their batch is that of the whole run
         self._area = 0.0
         self._steps = self._decodes = self._decoding = 0
@@ -197,7 +207,7 @@ class _Run:
 
     def _pass(self, seconds: float, decodes: int) -> None:
         """Let the time of a step pass, which gives so many sequences a token if it is one of decodes."""
-        if self.clock <= self._last_arrival:
+        if self._start <= self.clock <= self._last_arrival:
             self._area += seconds * len(self.policy.scheduler.running)
         self.clock += seconds
         self._steps += 1
@@ -213,8 +223,8 @@ class _Run:
         clock, start, scheduler = self.clock, self._start, self.policy.scheduler
         return Outcome(
             self.policy.name,
-            self._done,
-            clock - start,
+            [job for job in self._done if job.ask.arrival >= start],
+            max(0.0, clock - start),
             self._area / max(min(clock, self._last_arrival) - start, 1e-9),
             self._decodes / max(1, self._decoding),
             self._steps,

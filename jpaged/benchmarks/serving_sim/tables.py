@@ -8,6 +8,7 @@ from typing import Any
 from jpaged.benchmarks.serving_sim.curves import LIMIT
 from jpaged.benchmarks.serving_sim.hybrid_models import PAPER_WASTE
 from jpaged.benchmarks.serving_sim.hybrid_policies import HYBRID_SYSTEMS, LARGEST
+from jpaged.benchmarks.serving_sim.own_experiments import MILLION
 from jpaged.benchmarks.serving_sim.paged_experiments import DECODINGS
 from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2
 
@@ -49,13 +50,30 @@ def rates(rows: Rows) -> str:
     systems = list(rows[0]["systems"])
     lines = []
     for row in rows:
-        found = {system: row["systems"][system]["sustained"] for system in systems}
-        ratios = [_times(found[PAGED], found[system]) for system in systems if system != PAGED]
+        found = row["systems"]
+        ratios = [_ratio(found[PAGED], found[system]) for system in systems if system != PAGED]
         told = PAPER_RATES.get(row["name"], "-")
-        lines.append([row["name"], *(f"{found[system]:.2f}" for system in systems), *ratios, told])
+        lines.append([row["name"], _requests(row), *(_rate(found[system]) for system in systems), *ratios, told])
     others = [f"jpaged / {system}" for system in systems if system != PAGED]
-    head = [f"requests/s at {LIMIT} s/token", *systems, *others, "paper"]
+    head = [f"requests/s at {LIMIT} s/token", "requests of a run", *systems, *others, "paper"]
     return table(head, lines)
+
+
+def _requests(row: dict[str, Any]) -> str:
+    return " to ".join(f"{number:,}" for number in row["requests"])
+
+
+def _rate(found: dict[str, Any], digits: int = 2) -> str:
+    least = "at least " if found["is_least"] else ""
+    return f"{least}{found['sustained']:.{digits}f}"
+
+
+def _ratio(mine: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return the ratio of two sustained rates; a bound where one of them is only known from below."""
+    if not other["sustained"] or (mine["is_least"] and other["is_least"]):
+        return "-"
+    bound = "at least " if mine["is_least"] else "at most " if other["is_least"] else ""
+    return f"{bound}{mine['sustained'] / other['sustained']:.2f}"
 
 
 def batches(rows: Rows) -> str:
@@ -63,8 +81,23 @@ def batches(rows: Rows) -> str:
     for row in rows:
         for system, batch in row["batch"].items():
             paper = PAPER_BATCH[row["workload"]][system]
-            lines.append([row["workload"], f"{row['rate']:g}", system, f"{batch:.2f}", f"{paper:.2f}"])
-    return table(["workload", "requests/s", "policy", "mean batch", "paper"], lines)
+            name = [row["workload"], f"{row['rate']:g}", f"{row['requests']:,}", system]
+            lines.append([*name, f"{batch:.2f}", f"{paper:.2f}"])
+    return table(["workload", "requests/s", "requests", "policy", "mean batch", "paper"], lines)
+
+
+def durations(rows: Rows) -> str:
+    lines = [
+        [
+            f"{row['workload']}, {row['rate']:g}/s",
+            f"{row['seconds']:g}",
+            f"{row['requests']:,}",
+            f"{row['batch']:.1f}",
+            f"{1e3 * row['latency']:.0f}",
+        ]
+        for row in rows
+    ]
+    return table(["workload", "seconds of arrivals", "requests", "mean batch", "ms a token"], lines)
 
 
 def savings(rows: Rows) -> str:
@@ -73,28 +106,31 @@ def savings(rows: Rows) -> str:
         paper = PAPER_SAVING[row["workload"]].get((row["n"], row["beams"]))
         name = f"{'beam' if row['beams'] else 'n ='} {row['n']}"
         told = f"{paper} %" if paper is not None else "-"
-        lines.append([row["workload"], name, f"{100 * row['saving']:.1f} %", told])
-    return table(["workload", "outputs", "blocks saved", "paper"], lines)
+        workload = f"{row['workload']}, {row['rate']:g}/s"
+        lines.append([workload, f"{row['requests']:,}", name, f"{100 * row['saving']:.1f} %", told])
+    return table(["workload", "requests", "outputs", "blocks saved", "paper"], lines)
 
 
 def prefixes(rows: Rows) -> str:
     lines = []
     for row in rows:
-        found = {system: row["systems"][system]["sustained"] for system in row["systems"]}
-        ratio = _times(found[PAGED], found[ORACLE])
+        mine, other = (row["systems"][system] for system in (PAGED, ORACLE))
         paper = f"{PAPER_PREFIX[row['shots']]:.2f}"
-        lines.append([f"{row['shots']}-shot", f"{found[PAGED]:.1f}", f"{found[ORACLE]:.1f}", ratio, paper])
-    return table(["prefix", "jpaged, requests/s", "Orca (Oracle)", "ratio", "paper"], lines)
+        cells = [_requests(row), _rate(mine, 1), _rate(other, 1), _ratio(mine, other), paper]
+        lines.append([f"{row['shots']}-shot", *cells])
+    return table(["prefix", "requests of a run", "jpaged, requests/s", "Orca (Oracle)", "ratio", "paper"], lines)
 
 
 def block_sizes(rows: Rows) -> str:
     sizes = sorted({row["size"] for row in rows})
     lines = []
     for workload in dict.fromkeys(row["workload"] for row in rows):
-        mine = {row["size"]: row["latency"] for row in rows if row["workload"] == workload}
-        rate = next(row["rate"] for row in rows if row["workload"] == workload)
-        lines.append([f"{workload}, {rate:g}/s", *(f"{1e3 * mine[size]:.0f}" for size in sizes)])
-    return table(["ms a token by block size", *map(str, sizes)], lines)
+        mine = {row["size"]: row for row in rows if row["workload"] == workload}
+        one = mine[sizes[0]]
+        name = f"{workload}, {one['rate']:g}/s"
+        lines.append([name, f"{one['requests']:,}", *(f"{1e3 * mine[size]['latency']:.0f}" for size in sizes)])
+        lines.append([f"{name}: preemptions", "", *(f"{mine[size]['preemptions']:,}" for size in sizes)])
+    return table(["ms a token by block size", "requests", *map(str, sizes)], lines)
 
 
 def returning(rows: Rows) -> str:
@@ -104,7 +140,7 @@ def returning(rows: Rows) -> str:
         recompute, swap = mine["recompute"], mine["swap"]
         times = f"{recompute['latency'] / swap['latency']:.2f}"
         each = [f"{1e3 * mode['latency']:.0f}" for mode in (recompute, swap)]
-        lines.append([str(size), *each, times, str(recompute["preemptions"]), str(swap["preemptions"])])
+        lines.append([str(size), *each, times, f"{recompute['preemptions']:,}", f"{swap['preemptions']:,}"])
     head = ["block size", "recompute, ms/token", "swap, ms/token", "recompute / swap", "recomputed", "swapped"]
     return table(head, lines)
 
@@ -115,7 +151,7 @@ def hybrid(rows: Rows, key: str = "throughput") -> str:
         found = {system: row["systems"][system] for system in HYBRID_SYSTEMS}
         cells = [f"{found[s][key]:.3g}{'*' * bool(found[s]['refused'])}" for s in HYBRID_SYSTEMS]
         ratio = _times(found[PAGED][key], found[LARGEST][key])
-        name = [row["model"], f"{row['pool']:g}", row["asked"]]
+        name = [row["model"], f"{row['pool']:g}", f"{_of(row)} {row['asked']}"]
         if key == "throughput":
             most = _times(row["endless"][key], found[LARGEST][key])
             lines.append([*name, *cells, f"{row['endless'][key]:.3g}", ratio, most, _told(*row["paper"])])
@@ -123,8 +159,13 @@ def hybrid(rows: Rows, key: str = "throughput") -> str:
             lines.append([*name, *cells, ratio])
     head = ["model", "pool, GiB", "prompts", *HYBRID_SYSTEMS]
     if key == "throughput":
-        return table([*head, "8 x pool", "jpaged / largest page", "8 x / largest", "paper"], lines)
+        return table([*head, "endless pool", "jpaged / largest page", "endless / largest", "paper"], lines)
     return table([*head, "jpaged / largest page"], lines)
+
+
+def _of(row: dict[str, Any]) -> str:
+    """Return how many requests a row's policies got, and of how many where some were refused by one."""
+    return f"{row['requests']}" if row["requests"] == row["sent"] else f"{row['requests']} of {row['sent']}"
 
 
 def _told(before: float, after: float) -> str:
@@ -135,10 +176,17 @@ def _told(before: float, after: float) -> str:
 
 def hybrid_load(rows: Rows) -> str:
     lines = [
-        [row["model"], f"{row['rate']:g}", row["system"], f"{row['ttft']:.2f}", f"{1e3 * row['tpot']:.1f}"]
+        [
+            row["model"],
+            f"{row['rate']:g}",
+            f"{row['requests']:,}",
+            row["system"],
+            f"{row['ttft']:.2f}",
+            f"{1e3 * row['tpot']:.1f}",
+        ]
         for row in rows
     ]
-    return table(["model", "requests/s", "policy", "first token, s", "each further, ms"], lines)
+    return table(["model", "requests/s", "requests", "policy", "first token, s", "each further, ms"], lines)
 
 
 def memory(rows: Rows) -> str:
@@ -179,12 +227,15 @@ def host(found: dict[str, Any]) -> str:
     steps = [[f"{row['sequences']:,}", f"{row['microseconds']:,.0f}"] for row in found["steps"]]
     requests = []
     for row in found["requests"]:
-        each, planned = (1e6 * row[key] / row["requests"] for key in ("seconds", "planned"))
-        name = f"{row['workload']}, {row['rate']:g}/s"
-        requests.append([name, f"{row['requests']:,}", f"{planned:,.0f}", f"{each:,.0f}", f"{each / 60:.1f}"])
-    head = ["workload", "requests run", "microseconds a request, every step planned", "coasting"]
+        each, planned = 1e6 * row["seconds"] / row["requests"], 1e6 * row["planned"] / row["planned_requests"]
+        cells = [f"{planned:,.0f} ({row['planned_requests']:,})", f"{each:,.0f} ({row['requests']:,})"]
+        how = "measured" if row["requests"] == MILLION else f"extrapolated from {row['requests']:,}"
+        requests.append([f"{row['workload']}, {row['rate']:g}/s", *cells, f"{each * MILLION / 6e7:.1f}, {how}"])
+    head = ["workload", "microseconds a request (requests run), every step planned", "coasting"]
     return (
-        table(["sequences", "microseconds a step"], steps) + "\n\n" + table([*head, "minutes for 1,000,000"], requests)
+        table(["sequences", "microseconds a step"], steps)
+        + "\n\n"
+        + table([*head, f"minutes for {MILLION:,}, coasting"], requests)
     )
 
 

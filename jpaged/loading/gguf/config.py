@@ -27,6 +27,9 @@ def config_from_gguf(file: GGUFFile) -> PretrainedConfig:
         raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {', '.join(_FAMILIES)}")
     if arch not in _MAY_HAVE_EXPERTS and field(file, "expert_count", 0):
         raise ValueError(f"{file.path}: mixture-of-experts GGUF files (expert_count > 0) of {arch} are not supported")
+    for key, known in _ONLY.items():
+        if (value := field(file, key, known[0])) not in known:
+            raise ValueError(f"{file.path}: {key}={value} is not supported; {key}={known[0]} is")
     return _FAMILIES[arch](file)
 
 
@@ -63,3 +66,6 @@ _FAMILIES: dict[str, Callable[[GGUFFile], PretrainedConfig]] = {
     "lfm2": lfm2,
 }
 _MAY_HAVE_EXPERTS = ("llama", "qwen3moe", "llama4", "gpt-oss", "jamba", "gemma4")
+
+_ONLY: dict[str, tuple[float | bool, ...]] = {"attention.causal": (True,), "expert_weights_scale": (1.0, 0.0)}
+"""Keys that no architecture here may have another value of; 0 is how llama.cpp writes a scale that is not used."""

@@ -18,7 +18,10 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
     if "rope_freqs.weight" in file.tensors:
         return {"rope_theta": theta, **_llama3(file, theta, head_dim)}
     arch = file.metadata["general.architecture"]
-    kind = file.metadata.get(f"{arch}.rope.scaling.type", "none")
+    # As llama.cpp reads them: files from before there were kinds of scaling have a divisor of positions alone.
+    divisors = (f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear")
+    factor = next((file.metadata[name] for name in divisors if name in file.metadata), 0.0)
+    kind = file.metadata.get(f"{arch}.rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
     if kind == "none":
         return {"rope_theta": theta, "rope_type": "default"}
     known = _SCALINGS | _SCALINGS_OF.get(arch, {})
@@ -26,18 +29,31 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
         names = " and ".join(["none", *known])
         raise ValueError(f"{file.path}: rope.scaling.type={kind!r} is not supported; {names} are")
     rope: dict[str, Any] = {"rope_theta": theta, "rope_type": kind}
+    if kind == "linear" and factor:
+        return rope | {"factor": factor}
     for name, key in known[kind].items():
         if f"{arch}.rope.scaling.{key}" not in file.metadata:
             raise ValueError(f"{file.path}: GGUF metadata has no {arch}.rope.scaling.{key}")
         rope[name] = file.metadata[f"{arch}.rope.scaling.{key}"]
-    # YaRN's borders are not rounded in GPT-OSS, the one family whose files say "yarn" and nothing else.
-    return rope | {"truncate": False} if kind == "yarn" else rope
+    if kind != "yarn":
+        return rope
+    beginning = f"{arch}.rope.scaling.yarn_"
+    own = {key.removeprefix(beginning): value for key, value in file.metadata.items() if key.startswith(beginning)}
+    for key, value in own.items():
+        if key in _YARN_BORDERS:
+            rope[key] = value
+        elif (key, value) not in _NEUTRAL:
+            raise ValueError(f"{file.path}: {beginning}{key}={value} is not supported")
+    # YaRN's borders are not rounded in GPT-OSS, though its files do not say so.
+    return rope | {"truncate": False} if arch == "gpt-oss" else rope
 
 
 _SCALINGS: dict[str, dict[str, str]] = {"linear": {"factor": "factor"}}
-_SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = {
-    "gpt-oss": {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}},
-}
+_YARN_BORDERS = ("beta_fast", "beta_slow")
+_NEUTRAL = (("ext_factor", 1.0), ("attn_factor", 1.0))
+"""Settings of YaRN's that change nothing, and their values then."""
+_YARN = {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}}
+_SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = dict.fromkeys(("gpt-oss", "qwen2", "qwen3", "qwen3moe"), _YARN)
 """Name of a scaling -> its parameters and their keys under ``rope.scaling``; for all architectures, and by one."""
 
 _LLAMA3_FACTORS = ((1.0, 4.0), (1.0, 1.0))

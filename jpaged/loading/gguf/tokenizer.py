@@ -14,6 +14,9 @@ from jpaged.loading.hugging_face import transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
+"""Ends of a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp knows them by their text too."""
+
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Values of ``tokenizer.ggml.token_type`` that mark tokens matched whole rather than merged."""
 
@@ -100,10 +103,14 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
 
 
 def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
-    """Return the ids that end a generation: end of sequence, of turn and of message, as far as the file has them."""
+    """Return the ids that end a generation: end of sequence, of turn and of message, as far as the file has them, and
+    the tokens that have no other use, which many files name nowhere."""
     names = ("eos", "eot", "eom")
-    found = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
-    return tuple(dict.fromkeys(id for id in found if id is not None))
+    named = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    tokens: list[str] = file.metadata.get("tokenizer.ggml.tokens", [])
+    types: list[int] = file.metadata.get("tokenizer.ggml.token_type", [])
+    ends = (id for id, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED) and tokens[id] in _ENDS)
+    return tuple(dict.fromkeys(id for id in (*named, *ends) if id is not None))
 
 
 def _required(file: GGUFFile, key: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, PoolingType
 
 from jpaged.loading.code_format import Format
 from jpaged.loading.gguf.codes import CODED, split_rows
@@ -30,12 +30,16 @@ class GGUFWeights:
 
     What llama.cpp's converter changes is undone: see `names`, and for architecture ``llama`` the rows of the query and
     key projections are put back in order, which it reorders for interleaved rotation.
+
+    Attributes:
+        pooling_type: how the file says that a prompt becomes a vector, one of gguf's ``PoolingType``.
     """
 
     def __init__(self, file: GGUFFile):
         self._file = file
         self._arch = file.metadata["general.architecture"]
         self.location = str(file.path)
+        self.pooling_type: int = file.metadata.get(f"{self._arch}.pooling_type", PoolingType.NONE)
         self.quantised = any(map(file.is_quantised, file.tensors))
         self._stored = stored_tensors(file)
         self.stored_dtype = np.dtype(np.float32)

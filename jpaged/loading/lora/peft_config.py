@@ -110,6 +110,11 @@ class PeftConfig:
             return re.fullmatch(self.targets, module) is not None
         return _named(self.targets, module) and (self.layers is None or self._layer(module) in self.layers)
 
+    def may_leave_out(self, target: str) -> bool:
+        """Tell whether `exclude_modules` may leave no module of a name in `target_modules`: PEFT writes all names there
+        for "all-linear", those that are excluded too."""
+        return isinstance(self.excluded, str) or (self.excluded is not None and _named(self.excluded, target))
+
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's matrices."""
         return _by_pattern(self.ranks, module, self.rank)

@@ -88,7 +88,9 @@ def read_peft_folder(path: str | Path) -> PeftAdapter:
         raise ValueError(f"{file} has no tensor of a low-rank product")
     if isinstance(config.targets, tuple):
         for target in config.targets:
-            if not any(module == target or module.endswith(f".{target}") for module in modules):
+            if not config.may_leave_out(target) and not any(
+                module == target or module.endswith(f".{target}") for module in modules
+            ):
                 raise ValueError(f"{file} has no tensor of target_modules={target!r}")
     return PeftAdapter(str(folder), modules, digest.digest())
 

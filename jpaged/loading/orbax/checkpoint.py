@@ -11,6 +11,7 @@ their shards, any other through `OrbaxWeights`, which undoes the layout on the h
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ from jpaged.loading.parameters.exact import exact_paths, without_inexact
 from jpaged.loading.parameters.streaming import HostValue, place_all
 from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat_values, in_forms, targets_of
 from jpaged.loading.parameters.weights import warn_of_unused
+from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.model_api import BuildContext, CausalLM
 from pallas_kernels.panelled_floats import PanelledFloats
@@ -54,19 +56,34 @@ _FORMATS_BEFORE_LINEAR = (3, 4)
 def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     """Write a model as an Orbax checkpoint; ``dataclasses.replace(loaded, params=...)`` saves trained parameters.
 
-    With several processes, all must call this, with the same path on a shared file system.
+    One process writes to a folder beside it that is given its name at the end: an exception or Ctrl-C leaves nothing.
+    With several processes, all must call this, with the same path on a shared file system, and write it where it is.
 
     Raises:
         FileExistsError: when the path exists.
         ValueError: the model has a head for classes, for which the format has no place.
     """
-    import orbax.checkpoint as ocp
-
     path = Path(path).absolute()
     if path.exists():
         raise FileExistsError(f"path={str(path)!r} exists; a checkpoint is written to a new folder")
     if loaded.pooling.classes is not None:
         raise ValueError(f"{loaded.name} is a model for classification, whose head a saved checkpoint has no place for")
+    if jax.process_count() > 1:
+        _write(path, loaded)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.rmtree(beside, ignore_errors=True)  # a process of this number was killed
+    try:
+        _write(beside, loaded)
+        beside.rename(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(path: Path, loaded: LoadedModel) -> None:
+    """Write a checkpoint's files to a folder."""
+    import orbax.checkpoint as ocp
+
     values = flat_values(loaded.params)
     params: dict[str, Any] = {}
     forms = {}
@@ -101,6 +118,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
             "tensor_parallel": loaded.tensor_parallel_size,
             "expert_parallel": loaded.expert_parallel,
             "tensor_shapes": loaded.tensor_shapes,
+            "pooling": saved_fields(loaded.pooling),
         }
         (path / CHECKPOINT_MARKER).write_text(json.dumps(about))
 
@@ -144,6 +162,19 @@ class OrbaxWeights:
         layout."""
         alike = tensor_parallel == 1 or expert_parallel == self.expert_parallel
         return alike and tensor_parallel == self.tensor_parallel
+
+    def check_held(self, tensor_parallel: int, expert_parallel: bool, quantization: str | None) -> None:
+        """Raise ValueError where a quantised checkpoint is asked for otherwise than it was saved."""
+        if not self.forms:
+            return
+        if quantization is not None:
+            raise ValueError(f"quantization={quantization!r}: {self.location} is quantised already; leave it None")
+        if not self.fits(tensor_parallel, expert_parallel):
+            raise ValueError(
+                f"{self.location} is quantised for tensor_parallel_size={self.tensor_parallel} with expert_parallel="
+                f"{self.expert_parallel}, not {tensor_parallel} with {expert_parallel}: load its source with "
+                "quantization= instead"
+            )
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from jpaged.execution.mesh import platform
+from jpaged.loading.code_format import Forms
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.mxfp4 import MXFP4Weights
 from jpaged.loading.parameters.exact import DtypeOf, exact_paths, without_inexact
@@ -32,6 +33,7 @@ def abstract_params(
     quantization: str | None = None,
     reader: TensorReader | StoredBlocks | None = None,
     dtype_of: DtypeOf | None = None,
+    forms: Forms | None = None,
 ) -> nnx.State:
     """Return the shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile
     without them.
@@ -40,12 +42,14 @@ def abstract_params(
         quantization: see `EngineConfig`.
         reader: see `forms_of`; only its header is read.
         dtype_of: tells what tensors are stored in, where their numbers may be held as they are; None = in none.
+        forms: the formats that a saved checkpoint has its parameters in, which then stay; None = those of `forms_of`.
 
     Raises:
         ValueError: see `targets_of` and `forms_of`.
     """
     targets = targets_of(model)
-    forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    if forms is None:
+        forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
     targets = in_forms(targets, forms, None if dtype_of is None else exact_paths(targets, dtype_of))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 

@@ -68,6 +68,32 @@ def test_linear_rope_scaling_is_read(tmp_path):
     assert found.rope_parameters == {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0}
 
 
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_kind_of_scaling_is_linear_as_in_llama_cpp(tmp_path, name):
+    extra = {f"llama.{name}": 4.0}
+    found = config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "llama", EMBEDDING, extra)))
+    assert found.rope_parameters == {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize("changes", [{"rope__scaling__factor": 1.0}, {"rope__scaling__type": "none"}])
+def test_a_factor_that_says_nothing_leaves_positions_as_they_are(tmp_path, changes):
+    found = config(tmp_path, **{"rope__scaling__factor": 4.0} | changes)
+    assert found.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_yarn_of_a_qwen_is_what_the_makers_config_says(tmp_path, arch):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128, "yarn_beta_fast": 16.0}
+    found = config(tmp_path, arch, **{f"rope__scaling__{key}": value for key, value in scaling.items()})
+    assert found.rope_parameters == {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 16.0,
+    }
+
+
 def llama3_divisors(factor, head_dim=16, theta=500000.0):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -94,12 +120,31 @@ def test_other_frequencies_are_refused(tmp_path):
         config(tmp_path, tensors=tensors)
 
 
+def test_settings_of_yarn_that_change_nothing_are_taken(tmp_path):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    scaling |= {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0}
+    rope = config(tmp_path, "qwen3", **{f"rope__scaling__{key}": value for key, value in scaling.items()})
+    assert (rope.rope_parameters["rope_type"], rope.rope_parameters["factor"]) == ("yarn", 4.0)
+
+
 @pytest.mark.parametrize(
     ("arch", "changes", "message"),
     [
         ("mamba", {}, "architecture 'mamba' is not supported; supported: llama, qwen2, qwen3, gemma2"),
         ("qwen2", {"expert_count": 8}, "mixture-of-experts"),
         ("llama", {"rope__scaling__type": "yarn"}, r"rope\.scaling\.type='yarn' is not supported"),
+        (
+            "qwen3",
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 128,
+                "rope__scaling__yarn_attn_factor": 2.0,
+            },
+            r"qwen3\.rope\.scaling\.yarn_attn_factor=2\.0 is not supported",
+        ),
+        ("qwen2", {"attention__causal": False}, r"attention\.causal=False is not supported"),
+        ("llama", {"expert_weights_scale": 2.5}, r"expert_weights_scale=2\.5 is not supported"),
         ("llama", {"rope__dimension_count": 8}, r"rope\.dimension_count=8 of head size 16"),
         ("llama", {"context_length": None}, r"no llama\.context_length"),
     ],

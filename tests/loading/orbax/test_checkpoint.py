@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from safetensors.torch import load_file, save_file
 from tiny_folders import write_llama
 
 from jpaged.loading import convert_checkpoint, load_model, save_checkpoint
@@ -59,6 +60,40 @@ def test_config_tokenizer_and_end_ids_are_kept(folder, checkpoint):
     assert saved.tensor_shapes == source.tensor_shapes
 
 
+@pytest.mark.parametrize(
+    ("mode", "pooling", "unknown"), [("mean_tokens", "mean", None), ("cls_token", "last", "cls_token")]
+)
+def test_how_a_model_pools_is_kept(folder, tmp_path, mode, pooling, unknown):
+    source = shutil.copytree(folder, tmp_path / "source")
+    modules = [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    modules.append({"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+    convert_checkpoint(source, tmp_path / "saved")
+    for kept in (load_model(source).pooling, load_model(tmp_path / "saved").pooling):
+        assert (kept.pooling, kept.normalize, kept.unknown, kept.generates) == (pooling, False, unknown, True)
+        assert kept.modules == ("Dense",)
+
+
+def test_a_base_model_still_generates_nothing(folder, tmp_path):
+    (tmp_path / "source").mkdir()
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file({n.removeprefix("model."): t for n, t in tensors.items()}, tmp_path / "source" / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path / "source")
+    convert_checkpoint(tmp_path / "source", tmp_path / "saved")
+    assert not load_model(tmp_path / "saved").pooling.generates
+
+
+def test_a_checkpoint_from_before_pooling_was_saved_is_read(checkpoint, tmp_path):
+    old = shutil.copytree(checkpoint, tmp_path / "old")
+    about = json.loads((old / "jpaged.json").read_text())
+    del about["pooling"]
+    (old / "jpaged.json").write_text(json.dumps(about))
+    assert load_model(old).pooling == load_model(checkpoint).pooling
+
+
 def test_changed_parameters_are_saved(folder, tmp_path):
     loaded = load_model(folder)
     trained = dataclasses.replace(loaded, params=jax.tree.map(lambda x: x + 1, loaded.params))
@@ -73,6 +108,19 @@ def test_conversion_keeps_bfloat16_and_widens_the_rest(tmp_path):
     convert_checkpoint(folder, tmp_path / "wide", dtype="float32")
     assert json.loads((tmp_path / "wide" / "jpaged.json").read_text())["dtype"] == "float32"
     assert_same(load_model(tmp_path / "same", dtype="float32"), load_model(tmp_path / "wide"))
+
+
+def test_an_interrupted_conversion_leaves_nothing_that_blocks_the_next(folder, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jpaged.loading.orbax.checkpoint.file_fields", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_checkpoint(folder, tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+    convert_checkpoint(folder, tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_an_existing_folder_is_not_overwritten(folder, checkpoint):

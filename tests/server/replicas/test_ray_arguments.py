@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from jpaged.server.ray import RayArguments, app
@@ -35,6 +38,16 @@ def test_each_argument_reaches_its_deployment():
     router = config.request_router_config
     assert router.request_router_class == "jpaged.server.ray.router:PrefixRouter"
     assert router.request_router_kwargs == {"overload": 4, "max_chunks": 65536}
+
+
+def test_the_file_of_the_page_on_replicas_is_taken(tmp_path):
+    page = (Path(__file__).resolve().parents[3] / "docs" / "replicas.md").read_text()
+    (application,) = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])["applications"]
+    assert application["import_path"] == "jpaged.server.ray:app"
+    keys = tmp_path / "keys.json"
+    keys.write_text('[{"name": "team-a", "key": "a-long-enough-key"}]')
+    assert application["args"]["api_keys_file"] == "/keys/keys.json"
+    app(RayArguments(**application["args"] | {"api_keys_file": str(keys)}))
 
 
 def test_replicas_may_be_chosen_by_load_alone_and_their_number_may_be_fixed():

@@ -1,0 +1,94 @@
+"""Says what the figures of docs/serving-real.md come to: which goals are reached, and what is worth what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jpaged.benchmarks.serving_real import tables
+from jpaged.benchmarks.serving_real.host import RANDOM
+from jpaged.benchmarks.serving_real.measures import Row, latency, over_seeds
+from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED
+from jpaged.config import EngineConfig
+
+GOALS = {MAX: 2.0, ORACLE: 1.3}
+"""What the sustained rate is to be as a multiple, at the least, where memory binds."""
+
+DEFAULT = str(EngineConfig.__dataclass_fields__["prefix_eviction"].default)
+
+PAPER = (
+    "The PagedAttention paper tells 1.7 to 2.7 times Oracle's rate and 2.7 to 8 times Max's of its vLLM, on GPUs and "
+    "without prefix caching."
+)
+
+
+def goals(load: Mapping[str, Any]) -> str:
+    """Say of each goal whether it is reached; where the other's rate is only known from below, that is not known."""
+    paged, told = load["systems"][PAGED], []
+    mine = paged["sustained_by_seed"]
+    for name, goal in GOALS.items():
+        if name not in load["systems"]:
+            continue
+        system = load["systems"][name]
+        other = system["sustained_by_seed"]
+        if system["is_least"]:
+            batch = paged["saturation"] / system["saturation"]
+            told.append(
+                f"whether {goal:g} times {name}'s rate is reached is not known, as {name} stayed below the limit at "
+                f"every rate by a seed (of a batch that is there from the start jpaged answers {batch:.2f} times as "
+                "much)"
+            )
+            continue
+        ratios = [a / b for a, b in zip(mine, other, strict=True) if b]
+        mean, _, _ = over_seeds(ratios)
+        if not ratios:
+            told.append(f"{name} sustains no rate that was measured")
+            continue
+        reached = "reached" if mean >= goal else "not known" if paged["is_least"] else "not reached"
+        least = "at least " if paged["is_least"] else ""
+        told.append(f"{goal:g} times {name}'s rate is {reached} ({least}{mean:.2f})")
+    if not told:
+        return ""
+    return f"The goals: {'; '.join(told)}. {PAPER if load['model'] != RANDOM else ''}".rstrip()
+
+
+def ahead(found: Mapping[str, Any]) -> str:
+    """Say whether jpaged's p99 of whole answers is below each other engine's."""
+    worst = {
+        name: over_seeds([row["latency"]["p99"] for row in found["runs"] if row["engine"] == name])[0]
+        for name in found["saturation"]
+    }
+    told, is_ahead = [], True
+    for name, theirs in worst.items():
+        if name != PAGED:
+            is_ahead &= worst[PAGED] < theirs
+            told.append(f"{'below' if worst[PAGED] < theirs else 'above'} {name}'s ({theirs:.2f} s)")
+    rate = found["rate"]
+    shares = ", ".join(f"{rate / most:.2f} of {name}'s" for name, most in found["saturation"].items())
+    best = max(found["saturation"].values())
+    return (
+        f"jpaged's p99 of whole answers, {worst[PAGED]:.2f} s, is {' and '.join(told)}. The goal, to be below all of "
+        f"them, is {'reached' if is_ahead else 'not reached'}. The rate, {rate:.2f} requests/s, is {rate / best:.2f} "
+        f"of the best one's own batch rate; as shares of each engine's own it is {shares}.\n"
+    )
+
+
+def against_lru(rows: Sequence[Row]) -> str:
+    """Say what the default order of eviction is worth beside "lru", over the seeds."""
+    by_seed: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_seed.setdefault(row["policy"], {})[row["seed"]] = row
+    mine, plain = by_seed.get(DEFAULT), by_seed.get("lru")
+    if not mine or not plain or DEFAULT == "lru":
+        return ""
+    seeds = [seed for seed in mine if seed in plain and latency(plain[seed]) < math.inf]
+    times = over_seeds([latency(mine[seed]) / latency(plain[seed]) for seed in seeds])
+    found = [
+        100 * sum(row["cached"] for row in its.values()) / max(1, sum(row["prompt_tokens"] for row in its.values()))
+        for its in (mine, plain)
+    ]
+    return (
+        f'The default, "{DEFAULT}", takes {tables.spread(times, 2)} times as long a token as "lru", and finds '
+        f"{found[0]:.0f} % of the prompts' tokens against {found[1]:.0f} %."
+    )

@@ -1,0 +1,45 @@
+"""`jpaged run-batch` refuses files that it would destroy, and its exit status tells what OUT has."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jpaged.cli.main import app
+
+REQUEST = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A file of one request; no engine can be built."""
+    monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: pytest.fail("built an engine"))
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(REQUEST))
+    return file
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["run-batch", *map(str, arguments)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_requests_and_answers_in_one_file_are_refused(asked, tmp_path):
+    (tmp_path / "link").symlink_to(asked)
+    for output in (asked, tmp_path / "link"):
+        status, said = run(asked, output)
+        assert status == 2 and "is the file of requests" in said
+    assert json.loads(asked.read_text()) == REQUEST
+
+
+def test_a_missing_folder_is_told_before_a_model_is_loaded(asked, tmp_path):
+    status, said = run(asked, tmp_path / "missing" / "out.jsonl")
+    assert status == 2 and "OUT" in said and "there is no folder" in said
+
+
+@pytest.mark.parametrize(("code", "status"), [(200, 0), (400, 1)])
+def test_the_status_is_that_of_all_answers_though_nothing_was_left_to_ask(code, status, asked, tmp_path):
+    answer = {"id": "batch_req_0", "custom_id": "a", "response": {"status_code": code}}
+    (tmp_path / "out.jsonl").write_text(json.dumps(answer) + "\n")
+    found, said = run(asked, tmp_path / "out.jsonl")
+    assert found == status and ("1 requests were refused" in said) == bool(status)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jpaged.config import SizedConfig
 from jpaged.execution import PoolSpec
 from jpaged.execution.caches.adapters import AdapterCache
-from jpaged.execution.caches.base import BlockFormat, LayerCache, group_specs
+from jpaged.execution.caches.base import BlockFormat, group_specs
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.device_memory import (
     DeviceMemory,
@@ -44,6 +44,7 @@ class MemoryPlan:
     Attributes:
         spec: the pool.
         weight_bytes: size of the parameters.
+        adapter_bytes: size of the matrices that steps read of low-rank adapters, beside those in the pool.
         useful_bytes: size of a pool in which max_num_seqs sequences of max_model_len tokens never wait for memory.
         memory: the memory that the device has.
         programs: programs that were compiled to learn how much to leave for temporaries; none on CPU or where the
@@ -52,6 +53,7 @@ class MemoryPlan:
 
     spec: PoolSpec
     weight_bytes: int
+    adapter_bytes: int
     useful_bytes: int
     memory: DeviceMemory
     programs: tuple[ProgramSize, ...]
@@ -109,16 +111,18 @@ def plan_memory(
         _useful_bytes(group_specs(caches), sequences, max_model_len, config.watermark)
         for sequences in (config.max_num_seqs, 1)
     )
+    in_order = 0
     if adapters is not None:
-        caches = (*caches, AdapterCache(_in_blocks_of(adapters, group_specs(caches), form), form))
-        useful, of_one = useful + adapters.adapters * _largest(caches[-1]), of_one + _largest(caches[-1])
+        keeper = AdapterCache(_in_blocks_of(adapters, group_specs(caches), form), form)
+        caches, in_order = (*caches, keeper), device_bytes(keeper.matrices(mesh))
+        useful, of_one = useful + adapters.adapters * _largest(keeper), of_one + _largest(keeper)
 
     def size(temporary_bytes: int) -> int:
         return pool_bytes(
             memory,
             requested=config.kv_cache_memory_bytes,
             memory_utilization=config.memory_utilization,
-            temporary_bytes=temporary_bytes,
+            temporary_bytes=temporary_bytes + in_order,
             useful_bytes=useful,
             sequence_bytes=of_one,
         )
@@ -139,7 +143,7 @@ def plan_memory(
         sizes = (measure or compile_largest)(programs)
     temporary = max((program.temporary_bytes for program in sizes), default=0)
     spec = PoolSpec.plan(caches, size(temporary))
-    return MemoryPlan(spec, device_bytes(params), useful, memory, sizes)
+    return MemoryPlan(spec, device_bytes(params), in_order, useful, memory, sizes)
 
 
 def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
@@ -212,9 +216,8 @@ def _in_blocks_of(adapters: AdapterGroup, specs: Sequence[GroupSpec], form: Bloc
     return replace(adapters, block_layers=smallest.view_layers, block_rows=rows)
 
 
-def _largest(cache: LayerCache) -> int:
+def _largest(cache: AdapterCache) -> int:
     """Return the bytes of an adapter of the largest rank that changes all that can be changed."""
-    assert isinstance(cache, AdapterCache)
     return sum(cache.most_blocks) * cache.block_bytes
 
 

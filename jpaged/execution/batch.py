@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from jpaged.execution.adapter_places import AdapterPlaces
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.caches.adapters import AdapterBatch
+from jpaged.execution.caches.adapters import AdapterBatch, AdapterCache
 from jpaged.execution.caches.base import HostStep, ImageRows
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.memory import BlockCopy
@@ -53,13 +54,15 @@ class BatchBuilder:
         self._num_blocks = [group.num_blocks for group in spec.layout.groups]
         widths = [cache.table_width(plan.spec, max_model_len) for cache, _, plans in self._caches for plan in plans]
         self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
+        self._adapters = AdapterPlaces(_num_adapters(spec))
         self._max_num_seqs = max_num_seqs
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
         """Return the arrays of a step, padded to `bucket`.
 
         Raises:
-            RuntimeError: a block id or slot is out of the pool's range (JAX would clamp it silently).
+            RuntimeError: a block id or slot is out of the pool's range (JAX would clamp it silently), or there are more
+                different adapters than places.
         """
         for chunk in step.chunks:
             if chunk.tables is not None:
@@ -88,7 +91,8 @@ class BatchBuilder:
         adapted = None
         if bucket.adapters:
             place = {chunk.seq.seq_id: i for i, chunk in enumerate(chunks)}
-            adapted = {place[use.seq_id]: use for use in step.adapted}
+            slots_of = self._adapters.of(use.adapter.digest for use in step.adapted)
+            adapted = {place[use.seq_id]: (use, slots_of[use.adapter.digest]) for use in step.adapted}
         host = HostStep(
             chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images, adapted
         )
@@ -141,6 +145,10 @@ class BatchBuilder:
         for row, (_, _, chunk) in enumerate(step.samples):
             sample_at[row] = before[chunk.seq.seq_id] + chunk.start + chunk.length - 1
         return sample_at
+
+
+def _num_adapters(spec: PoolSpec) -> int:
+    return sum(cache.group.adapters for cache in spec.caches if isinstance(cache, AdapterCache))
 
 
 def empty_batch(bucket: Bucket, spec: PoolSpec, *, max_num_seqs: int, max_model_len: int) -> StepBatch:

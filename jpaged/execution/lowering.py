@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from jpaged.execution.adapter_matrices import with_abstract_matrices
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.adapters import AdapterCache
@@ -105,6 +106,6 @@ class StepPrograms:
         bucket = replace(bucket, images=images, adapters=adapts)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
-        batch = self._of_all(batch)
+        batch = with_abstract_matrices(self._of_all(batch), spec, self.mesh)
         step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl, prefix=self.prefix)
         return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)

@@ -56,7 +56,7 @@ def make_step(
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
         if not prefix:
-            params = with_adapters(spec, mesh, batch, pool, params)
+            params = with_adapters(spec, mesh, batch, params)
         model = nnx.merge(graphdef, params)
         if prefix:  # a draft model may not know the token that stands for an image
             tokens = jnp.minimum(tokens, model.vocab_size - 1)
@@ -79,11 +79,11 @@ def make_step(
     )
 
 
-def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, pool: Pool, params: Any) -> Any:
+def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, params: Any) -> Any:
     """Return the weights with which the layers of a step compute: the model's, changed by its rows' adapters."""
     for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
-        if isinstance(cache, AdapterCache) and arrays.table is not None:
-            params = cache.adapted(_call(mesh, batch, arrays, spec.views[its]), pool, plain_dict(params))
+        if isinstance(cache, AdapterCache) and arrays.matrices is not None:
+            params = cache.adapted(_call(mesh, batch, arrays, spec.views[its]), plain_dict(params))
     return params
 
 

@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Bool, Int, UInt8
 
+from jpaged.execution.adapter_matrices import AdapterMatrices
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec, make_pool, make_zero_pages
@@ -61,6 +62,7 @@ class Worker:
         announce: told the name and arguments of every device call before it is made.
         failed: told what a device call raised.
         blocks: copies blocks of the pool to be saved, and back.
+        adapters: what steps read of low-rank adapters.
         copy: the program of `copy_blocks`.
         fetch: brings arrays to the host when the device is done with them.
         compilations: what was compiled so far.
@@ -94,6 +96,7 @@ class Worker:
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
         self.host = HostStore(spec, mesh, *told)
         self.blocks = PoolBlocks(spec, mesh, *told, store=programs)
+        self.adapters = AdapterMatrices(spec, mesh, *told, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)
         self._max_num_seqs = max_num_seqs
         self._open_masks: dict[int, jax.Array] = {}
@@ -153,6 +156,7 @@ class Worker:
         to be errors only as they are fetched, so is all that was computed from them.
         """
         self.host.forget_all()
+        self.adapters.release()
         self._delete_pool()  # there may be no room for two
         self._begin()
 
@@ -168,6 +172,7 @@ class Worker:
     def release(self) -> None:
         """Give back the memory of the pool and of what was swapped out, until `restart`."""
         self.host.forget_all()
+        self.adapters.release()
         self._delete_pool()
         self._sampled, self._hidden = None, []
 
@@ -222,12 +227,14 @@ class Worker:
         ids: list[Sequence[int]] = [[]] * len(self.spec.views)
         none = [contents[:, :0]] * len(self.spec.views)
         ids[group], none[group] = blocks, contents
+        self.adapters.written(blocks)
         self.pool = self.blocks.write(self.pool, [ids], [none])
 
     @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled, self._hidden, self._rows = None, [], None
+        batch = self.adapters.given(self.pool, batch)
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
@@ -317,6 +324,7 @@ class Worker:
         self._sampled, self._hidden = None, []
         self._last_tokens.delete()
         self.host.close()
+        self.adapters.close()
         self.blocks.close()
         self.copy.forget()
         self._zero.forget()

@@ -75,6 +75,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     sequences = _sequences(plan.spec.layout, config, context, plan.spec.layout.pool_bytes)
     found |= {
         "temporary_bytes": plan.temporary_bytes,
+        "adapter_bytes": plan.adapter_bytes,
         "pool_bytes": plan.spec.layout.pool_bytes,
         "groups": _groups(plan.spec.layout),
         "sequences": min(sequences, config.max_num_seqs),
@@ -127,7 +128,7 @@ def _room(plan: MemoryPlan, config: SizedConfig, context: int) -> int:
         plan.memory,
         requested=config.kv_cache_memory_bytes,
         memory_utilization=config.memory_utilization,
-        temporary_bytes=plan.temporary_bytes,
+        temporary_bytes=plan.temporary_bytes + plan.adapter_bytes,
         useful_bytes=1 << 62,
         sequence_bytes=plan.spec.layout.pool_bytes,
     )

@@ -27,6 +27,7 @@ class Plan:
     Attributes:
         limit_bytes: bytes of a device that programs may take.
         weight_bytes, temporary_bytes, pool_bytes: bytes on each device. On a CPU nothing is left for temporaries.
+        adapter_bytes: what steps read of low-rank adapters, on each device, beside those in the pool.
         sequences: how many sequences of `context` tokens the pool holds at once, at most `concurrency`.
         room: how many the pool could hold, were all memory taken.
         programs: sizes of the programs that were compiled, or estimates of them.
@@ -45,6 +46,7 @@ class Plan:
     weight_bytes: int
     compiler: str
     temporary_bytes: int = 0
+    adapter_bytes: int = 0
     pool_bytes: int = 0
     groups: tuple[GroupPlan, ...] = ()
     sequences: int = 0
@@ -91,6 +93,8 @@ class Plan:
             largest = max(self.programs, key=lambda program: program.temporary_bytes, default=None)
             if self.temporary_bytes and largest:
                 rows.append(("temporaries", self.temporary_bytes, f"of the {largest.name}"))
+            if self.adapter_bytes:
+                rows.append(("adapters", self.adapter_bytes, f"those of a step, max_loras={self.config.max_loras}"))
             rows.append(("pool", self.pool_bytes, ", ".join(map(_blocks, self.groups))))
         lines = ["  On each device:"] + [f"  {name:<14}{_gib(size):>12}   {note}" for name, size, note in rows]
         for program in self.programs if self.compiler else ():

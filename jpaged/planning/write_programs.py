@@ -8,6 +8,7 @@ from typing import Any
 from jpaged.engine.compiled_programs import engine_facts
 from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory
+from jpaged.execution.adapter_matrices import AdapterMatrices
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.compile_cache import compiled_anew
@@ -85,6 +86,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
     )
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
     blocks = PoolBlocks(spec, mesh, *told, store=store)
+    adapters = AdapterMatrices(spec, mesh, *told, store=store)
     return Shapes(
         model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
         copy=Program(copy, *told, kind="copy", store=store),
@@ -93,5 +95,6 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         mesh=mesh,
         settings=settings,
         load_adapters=blocks.prepare_adapters if settings.adapters else None,
+        place_adapters=adapters.prepare if settings.adapters else None,
         examples=tuple(model.examples()) if settings.images and isinstance(model, SeesImages) else (),
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from greedy_reference import GREEDY, LENGTHS, assert_same_tokens, random_prompts, torch_greedy
 from lora_checkpoints import save_adapter, save_all, torch_model
+from safetensors.numpy import load_file, save_file
 from test_tensor_parallel import on_eight_devices
 
 from jpaged import LLM, BeamSearchParams, LoRARequest, NGram, SamplingParams, StateRefused
@@ -174,6 +175,19 @@ def test_requests_give_a_folder_as_in_vllm(engine: LLM, llama: tuple[str, dict[s
 def test_what_is_no_adapter_is_refused(engine: LLM, lora: object, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         engine.generate(asked(PROMPTS), SHORT, False, lora)
+    assert engine._engine.memory.num_used_blocks == 0
+
+
+def test_an_adapter_that_is_not_finite_is_refused(engine: LLM, tmp_path: Path, llama: tuple[str, dict[str, str]]):
+    folder = Path(save_adapter(llama[0], tmp_path, "broken", r=2, target_modules=["v_proj"]))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.1.self_attn.v_proj.lora_B.weight"))
+    tensors[name][3, 1] = np.inf
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"broken: lora_B of .*layers\.1\.self_attn\.v_proj has numbers that are not finite"
+    ):
+        engine.generate(asked(PROMPTS), SHORT, False, LoRARequest("broken", 9, str(folder)))
     assert engine._engine.memory.num_used_blocks == 0
 
 

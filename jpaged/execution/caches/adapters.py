@@ -1,19 +1,19 @@
 """Keeps the matrices of low-rank adapters, and puts those of a step's requests beside the model's (S-LoRA, 2023).
 
 Which adapter lies in which blocks the host says (`jpaged.memory.adapters`). Rank by rank, an adapter's numbers fill as
-many blocks as they need at each site that it changes; a step gathers the blocks of its adapters before the first layer.
+many blocks as they need at each site that it changes; `jpaged.execution.adapter_matrices` has them as steps read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
@@ -26,21 +26,27 @@ from pallas_kernels.layout import LANES
 from pallas_kernels.low_rank import AdaptedMatrix
 
 Spec = jax.sharding.PartitionSpec
+Matrices: TypeAlias = tuple[tuple[Array, Array], ...]
+"""What products take of a step's adapters, site by site, for all layers: down ``[layers, adapters, inputs, parts *
+rank]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
 
 
 class AdapterBatch(NamedTuple):
     """Holds a step's arrays for adapters; None where no row of the step has one.
 
     Attributes:
-        table: blocks of each of the step's adapters, site after site, as many as the largest rank takes; -1 where the
-            adapter has none.
-        slot: which of these adapters each row has; -1 = none.
+        table: blocks of each of the step's adapters, by place, site after site, as many as the largest rank takes; -1
+            where the adapter has none, and in places that no row asks for. The host's; the step's program is given
+            `matrices` for it.
+        slot: the place of the adapter that each row has; -1 = none.
         present: whether an adapter of the step changes a site.
+        matrices: those of each place's adapter, of whatever was there last where the step has none.
     """
 
-    table: Int[HostOrDevice, "adapters blocks"] | None = None
+    table: Int[np.ndarray, "adapters blocks"] | None = None
     slot: Int[HostOrDevice, " tokens"] | None = None
     present: Bool[HostOrDevice, "sites adapters"] | None = None
+    matrices: Matrices | None = None
 
 
 @dataclass(frozen=True)
@@ -90,15 +96,9 @@ class AdapterCache(LayerCache):
         most = self.most_blocks
         table = np.full((group.adapters, sum(most)), -1, np.int32)
         present = np.zeros((len(group.sites), group.adapters), bool)
-        slots: dict[bytes, int] = {}
         slot_of_seq = np.full(step.padded_seqs, -1, np.int32)
-        for seq, use in step.adapted.items():
-            slot = slots.get(use.adapter.digest)
-            if slot is None:
-                slot = slots[use.adapter.digest] = len(slots)
-                if slot >= group.adapters:
-                    raise RuntimeError(f"a step has more than max_loras={group.adapters} different adapters")
-                _fill(table[slot], present[:, slot], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
+        for seq, (use, slot) in step.adapted.items():
+            _fill(table[slot], present[:, slot], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
             slot_of_seq[seq] = slot
         rows = np.full(step.padded_tokens, -1, np.int32)
         rows[: len(step.seq_of_token)] = slot_of_seq[step.seq_of_token]
@@ -110,19 +110,16 @@ class AdapterCache(LayerCache):
     def operate(self, call: LayerCall, pool: Pool, index: Any, *operands: Any, **options: Any) -> tuple[Pool, Any]:
         raise NotImplementedError("no layer reads adapters by itself")
 
-    def adapted(self, call: LayerCall, pool: Pool, params: dict[Any, Any]) -> dict[Any, Any]:
+    def adapted(self, call: LayerCall, params: dict[Any, Any]) -> dict[Any, Any]:
         """Return the model's weights with those that the step's adapters may change as `AdaptedMatrix`.
 
         Args:
             params: the weights in dictionaries, see `jpaged.execution.params.plain_dict`; they are not changed.
         """
         arrays = call.arrays
-        if arrays.table is None:
+        if arrays.matrices is None:
             return params
-        first = 0
-        for number, (site, blocks) in enumerate(zip(self.group.sites, self.most_blocks, strict=True)):
-            table = jnp.asarray(arrays.table)[:, first : first + blocks]
-            down, up = self._gathered(call, pool, table, site)
+        for number, (site, (down, up)) in enumerate(zip(self.group.sites, arrays.matrices, strict=True)):
             for at, path in enumerate(site.paths):
                 rows, present = jnp.asarray(arrays.slot), jnp.asarray(arrays.present)[number]
                 layer: int | None = at
@@ -131,47 +128,98 @@ class AdapterCache(LayerCache):
                     layer = None
                 in_turn = self.group.in_turn or platform(call.mesh) == "cpu"
                 params = _replaced(params, path, down, up, rows, present, layer, in_turn)
-            first += blocks
         return params
 
-    def _gathered(
-        self, call: LayerCall, pool: Pool, table: Int[Array, "adapters blocks"], site: AdapterSite
+    def matrices(self, mesh: jax.sharding.Mesh) -> Any:
+        """Return shapes and shardings of `Matrices`."""
+        adapters, rank = self.group.adapters, self.group.rank
+
+        def of(shape: tuple[int, ...], spec: Spec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, self.dtype, sharding=jax.sharding.NamedSharding(mesh, spec))
+
+        def of_site(site: AdapterSite) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+            (by_down, by_up), ranks = _splits(site), site.parts * rank
+            return (
+                of((site.layers, adapters, site.inputs, ranks), by_down),
+                of((site.layers, adapters, ranks, site.outputs), by_up),
+            )
+
+        return tuple(map(of_site, self.group.sites))
+
+    def filled(
+        self,
+        mesh: jax.sharding.Mesh,
+        view: tuple[int, ...],
+        matrices: Matrices,
+        pool: Pool,
+        blocks: Int[Array, " blocks"],
+        place: Int[Array, ""],
+    ) -> Matrices:
+        """Return the matrices with those of the adapter that lies in these blocks in a place.
+
+        Args:
+            view: the pool's shape as the group sees it, on each shard.
+            blocks: as a row of `AdapterBatch.table`.
+        """
+        new, first = [], 0
+        for site, width, (down, up) in zip(self.group.sites, self.most_blocks, matrices, strict=True):
+            new.append(self._filled(mesh, view, site, down, up, pool, blocks[first : first + width], place))
+            first += width
+        return tuple(new)
+
+    def _filled(
+        self,
+        mesh: jax.sharding.Mesh,
+        view: tuple[int, ...],
+        site: AdapterSite,
+        down: Array,
+        up: Array,
+        pool: Pool,
+        blocks: Int[Array, " blocks"],
+        place: Int[Array, ""],
     ) -> tuple[Array, Array]:
-        """Return a site's matrices of the step's adapters, for all layers: down ``[layers, adapters, inputs, parts *
-        rank]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
         layers, parts, rank = site.layers, site.parts, self.group.rank
         inputs, outputs = site.local(self.format.shards)
         column = jnp.asarray(np.frombuffer(site.part_of_column, np.uint8))
 
-        def on_shard(pool: Array, table: Array, column: Array) -> tuple[Array, Array]:
-            blocks = pool.reshape(call.views[0])[jnp.maximum(table, 0), : self.group.block_layers]
-            blocks = jnp.where((table >= 0)[:, :, None, None, None], blocks, jnp.zeros_like(blocks))
-            flat = self._numbers(blocks.reshape(len(table), -1))
-            ranks = flat[:, : rank * site.row_elements(self.format.shards)].reshape(len(table), rank, layers, -1)
-            down = ranks[..., : parts * inputs].reshape(len(table), rank, layers, parts, inputs)
-            down = down.transpose(2, 0, 4, 3, 1).reshape(layers, len(table), inputs, parts * rank)
-            up = ranks[..., parts * inputs :].transpose(2, 0, 1, 3)[:, :, None]
+        def on_shard(
+            down: Array, up: Array, pool: Array, blocks: Array, place: Array, column: Array
+        ) -> tuple[Array, Array]:
+            stored = pool.reshape(view)[jnp.maximum(blocks, 0), : self.group.block_layers]
+            stored = jnp.where((blocks >= 0)[:, None, None, None], stored, jnp.zeros_like(stored))
+            numbers = self._numbers(stored.reshape(-1))[: rank * site.row_elements(self.format.shards)]
+            ranks = numbers.reshape(rank, layers, -1)
+            its_down = ranks[..., : parts * inputs].reshape(rank, layers, parts, inputs).transpose(1, 3, 2, 0)
+            its_up = ranks[..., parts * inputs :].transpose(1, 0, 2)[:, None]
             if parts > 1:
-                up = jnp.where(column == jnp.arange(parts)[:, None, None], up, jnp.zeros_like(up))
-            return down, up.reshape(layers, len(table), parts * rank, outputs)
+                its_up = jnp.where(column == jnp.arange(parts)[:, None, None], its_up, jnp.zeros_like(its_up))
+            its = its_down.reshape(layers, inputs, parts * rank), its_up.reshape(layers, parts * rank, outputs)
+            new = (jax.lax.dynamic_update_index_in_dim(*pair, place, 1) for pair in zip((down, up), its, strict=True))
+            return tuple(new)
 
-        by_inputs = TENSOR_AXIS if site.split == "inputs" else None
-        by_outputs = TENSOR_AXIS if site.split == "outputs" else None
+        by_down, by_up = _splits(site)
         return over_tensor(
             on_shard,
-            call.mesh,
-            in_specs=(Spec(TENSOR_AXIS), Spec(), Spec(by_outputs)),
-            out_specs=(Spec(None, None, by_inputs, None), Spec(None, None, None, by_outputs)),
-        )(pool, table, column)
+            mesh,
+            in_specs=(by_down, by_up, Spec(TENSOR_AXIS), Spec(), Spec(), Spec(by_up[3])),
+            out_specs=(by_down, by_up),
+        )(down, up, pool, blocks, place, column)
 
-    def _numbers(self, stored: Array) -> Array:
-        """Return the pool's elements, ``[adapters, elements]``, as numbers of the adapters' dtype."""
+    def _numbers(self, stored: Shaped[Array, " elements"]) -> Shaped[Array, " numbers"]:
+        """Return the pool's elements as numbers of the adapters' dtype."""
         if self.dtype == self.format.dtype:
             return stored
         ratio = self.dtype.itemsize // self.format.dtype.itemsize
         if ratio > 1:
-            stored = stored.reshape(len(stored), -1, ratio)
-        return jax.lax.bitcast_convert_type(stored, self.dtype).reshape(len(stored), -1)
+            stored = stored.reshape(-1, ratio)
+        return jax.lax.bitcast_convert_type(stored, self.dtype).reshape(-1)
+
+
+def _splits(site: AdapterSite) -> tuple[Spec, Spec]:
+    """Return how a site's matrices down and up are spread over the shards."""
+    by_inputs = TENSOR_AXIS if site.split == "inputs" else None
+    by_outputs = TENSOR_AXIS if site.split == "outputs" else None
+    return Spec(None, None, by_inputs, None), Spec(None, None, None, by_outputs)
 
 
 def _fill(

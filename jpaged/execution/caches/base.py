@@ -82,7 +82,8 @@ class HostStep(NamedTuple):
         positions: the tokens' positions in their sequences.
         padded_tokens, padded_seqs: numbers of tokens and sequences that arrays are padded to.
         images: the tokens that stand for images; None where the step's shape has no place for any.
-        adapted: the chunks, by their place, that run with an adapter; None where the step's shape has no place for any.
+        adapted: the chunks, by their place, that run with an adapter, and the adapter's own place among the step's;
+            None where the step's shape has no place for any.
     """
 
     chunks: Sequence[Chunk]
@@ -93,7 +94,7 @@ class HostStep(NamedTuple):
     padded_tokens: int
     padded_seqs: int
     images: Sequence[ImageRows] | None = None
-    adapted: Mapping[int, AdapterUse] | None = None
+    adapted: Mapping[int, tuple[AdapterUse, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,13 @@ def packed(name: str, stored: PeftAdapter, places: Mapping[str, Place], cache: A
 
     Raises:
         ValueError: a matrix is of a module that the model has not, or that adapters cannot change, or of another shape,
-            or its rank is above the largest.
+            or has numbers that are not finite in the engine's dtype, or its rank is above the largest.
     """
     by_site: dict[int, list[Part]] = defaultdict(list)
     for module, pair in stored.modules.items():
         place = _place_of(module, stored.location, places)
         _check(module, pair, place, stored.location, cache.group.rank)
+        _check_finite(module, pair, stored.location, cache.dtype)
         by_site[place.site].append((place, pair))
     shards, blocks, site_blocks = cache.format.shards, [], []
     for number, site in enumerate(cache.group.sites):
@@ -88,3 +89,13 @@ def _check(module: str, pair: LowRank, place: Place, location: str, most: int) -
     shape = (pair.b.shape[0], pair.a.shape[1])
     if shape != place.shape:
         raise ValueError(f"{location}: {module} is adapted as a matrix of shape {shape}, but has {place.shape}")
+
+
+def _check_finite(module: str, pair: LowRank, location: str, dtype: np.dtype) -> None:
+    """Other rows of a batch are multiplied with all of its adapters, and zeroed: that mends no infinity."""
+    scaled = pair.b.astype(np.float32) * np.float32(pair.scale)
+    for letter, matrix in (("A", pair.a), ("B", scaled)):
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(matrix.astype(dtype)).all()
+        if not finite:
+            raise ValueError(f"{location}: lora_{letter} of {module} has numbers that are not finite in {dtype}")

@@ -1,0 +1,154 @@
+"""Keeps the matrices of the adapters that steps run with as products take them, from one step to the next.
+
+In the pool an adapter lies in blocks, rank by rank (S-LoRA, 2023, section 5.1). Putting it in order costs a processor
+as much as a whole decode step, and the same adapters run for hundreds of steps. So there is a place for each adapter of
+a step; it is filled from the pool when another one comes, and is right until that one's blocks are written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int
+
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.caches.adapters import AdapterBatch, AdapterCache, Matrices
+from jpaged.execution.caches.base import Pool
+from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.program import Program
+from jpaged.execution.program_store import ProgramStore
+
+Compile: TypeAlias = Callable[[], None]
+_KEY = "adapter placement"
+
+
+class AdapterMatrices:
+    """Holds the places of a step's adapters, on the devices; nothing where the pool keeps no adapters.
+
+    Args:
+        on_compile, on_compiled: told of the program that fills a place, see `Program`: requests wait for it.
+        store: where that program is loaded from, or collected for.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        mesh: Mesh,
+        on_compile: Callable[[Hashable], None],
+        on_compiled: Callable[[Hashable, float], None],
+        store: ProgramStore | None = None,
+    ) -> None:
+        self._spec = spec
+        self._mesh = mesh
+        self._at = _place(spec)
+        self._matrices: Matrices | None = None
+        self._held: dict[int, Int[np.ndarray, " blocks"]] = {}  # by place: the blocks of the adapter in it
+        if self._at is not None:
+            made_of = ("adapter placement", spec, mesh)
+            fill = make_fill(spec, mesh, self._at)
+            self._fill = Program(fill, on_compile, on_compiled, made_of, kind=_KEY, store=store)
+
+    def given(self, pool: Pool, batch: StepBatch) -> StepBatch:
+        """Return a step's arrays with the matrices of its adapters for their blocks; the pool is only read.
+
+        What is returned is for the next call of a step: the matrices are donated to the program that changes them.
+        """
+        if self._at is None or (arrays := batch.caches[self._at]).table is None:
+            return batch
+        for place, blocks in enumerate(arrays.table):
+            held = self._held.get(place)
+            if (blocks >= 0).any() and (held is None or not np.array_equal(held, blocks)):
+                self._put(pool, place, blocks)
+        return _with_matrices(batch, self._at, self._there())
+
+    def _put(self, pool: Pool, place: int, blocks: Int[np.ndarray, " blocks"]) -> None:
+        # Whatever comes in between leaves no place that seems to hold what it does not.
+        matrices, self._matrices = self._there(), None
+        held, self._held = self._held, {}
+        self._matrices = self._fill((_KEY,), matrices, pool, blocks, np.int32(place))
+        self._held = {**held, place: blocks.copy()}
+
+    def _there(self) -> Matrices:
+        """Return the matrices, which begin as zeros."""
+        if self._matrices is None:
+            like = abstract_matrices(self._spec, self._mesh)
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+            zeros = jax.jit(
+                lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), out_shardings=shardings
+            )
+            self._matrices = zeros()
+        return self._matrices
+
+    def prepare(self) -> Compile:
+        """Trace the program that fills a place; what is returned compiles it, in any thread."""
+        assert self._at is not None, "an engine without adapters was asked to place some"
+        cache = self._spec.caches[self._at]
+        assert isinstance(cache, AdapterCache)
+        blocks = np.zeros(sum(cache.most_blocks), np.int32)
+        like, pool = abstract_matrices(self._spec, self._mesh), abstract_pool(self._spec, self._mesh)
+        return self._fill.prepare((_KEY,), like, pool, blocks, np.int32(0))
+
+    def written(self, blocks: Iterable[int]) -> None:
+        """Note that blocks of adapters were written: what was read from them before is another's."""
+        new = np.asarray(list(blocks), np.int32)
+        self._held = {place: old for place, old in self._held.items() if not np.isin(old, new).any()}
+
+    def release(self) -> None:
+        """Give back the memory; the next step with adapters begins anew."""
+        for leaf in jax.tree.leaves(self._matrices):
+            leaf.delete()
+        self._matrices, self._held = None, {}
+
+    def close(self) -> None:
+        """Give back the memory, and let go of what was compiled."""
+        self.release()
+        if self._at is not None:
+            self._fill.forget()
+
+
+def make_fill(spec: PoolSpec, mesh: Mesh, at: int) -> jax.stages.Wrapped:
+    """Return ``fill(matrices, pool, blocks, place) -> matrices``, which puts the adapter that lies in these blocks into
+    a place; the matrices are donated."""
+    cache, view = spec.caches[at], spec.views[spec.slices[at]][0]
+    assert isinstance(cache, AdapterCache)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, cache.matrices(mesh))
+
+    def fill(matrices: Matrices, pool: Pool, blocks: Int[Array, " blocks"], place: Int[Array, ""]) -> Matrices:
+        return cache.filled(mesh, view, matrices, pool, blocks, place)
+
+    return jax.jit(fill, donate_argnums=0, out_shardings=shardings)
+
+
+def with_abstract_matrices(batch: StepBatch, spec: PoolSpec, mesh: Mesh) -> StepBatch:
+    """Return a step's arrays as `AdapterMatrices.given` gives them, with shapes for the matrices."""
+    at = _place(spec)
+    if at is None or batch.caches[at].table is None:
+        return batch
+    return _with_matrices(batch, at, abstract_matrices(spec, mesh))
+
+
+def abstract_matrices(spec: PoolSpec, mesh: Mesh) -> Any:
+    """Return shapes and shardings of the matrices, which the devices hold beside the pool once an adapter is used; an
+    empty tree where the pool keeps no adapters."""
+    at = _place(spec)
+    if at is None:
+        return ()
+    cache = spec.caches[at]
+    assert isinstance(cache, AdapterCache)
+    return cache.matrices(mesh)
+
+
+def _place(spec: PoolSpec) -> int | None:
+    """Return which of the pool's caches keeps adapters."""
+    return next((i for i, cache in enumerate(spec.caches) if isinstance(cache, AdapterCache)), None)
+
+
+def _with_matrices(batch: StepBatch, at: int, matrices: Matrices) -> StepBatch:
+    caches: Sequence[Any] = batch.caches
+    own: AdapterBatch = caches[at]
+    return batch._replace(caches=(*caches[:at], own._replace(table=None, matrices=matrices), *caches[at + 1 :]))

@@ -1,4 +1,4 @@
-"""Low-rank additions to a product: ``x @ W + (x @ down[slot]) @ up[slot]``, each row with the adapter of its slot.
+"""Low-rank additions to a product: ``x @ W + (x @ down[slot].T) @ up[slot]``, each row with the adapter of its slot.
 
 Rows of several adapters, and of none, share one product with W. On a processor the adapters follow one another, and one
 that no row has costs nothing. On accelerators all go through two products, whose columns of other adapters are zeroed
@@ -28,7 +28,8 @@ class AdaptedMatrix:
 
     Attributes:
         weight: the matrix itself, in any form that a product takes.
-        down: ``[adapters, inputs, rank]``, or of several layers, ``[layers, adapters, inputs, rank]``.
+        down: ``[adapters, rank, inputs]``, or of several layers, ``[layers, adapters, rank, inputs]``: inputs come last
+            because the tiles in which accelerators hold numbers are wider than a rank.
         up: ``[adapters, rank, outputs]``, scales included, or of several layers.
         slot: the adapter of each row; -1 = none.
         present: whether any row has an adapter that changes this matrix.
@@ -37,7 +38,7 @@ class AdaptedMatrix:
     """
 
     weight: Any
-    down: Float[Array, "*layers adapters inputs rank"]
+    down: Float[Array, "*layers adapters rank inputs"]
     up: Float[Array, "*layers adapters rank outputs"]
     slot: Int[Array, " rows"]
     present: Bool[Array, " adapters"]
@@ -74,7 +75,7 @@ class AdaptedMatrix:
 
 def low_rank_in_turn(
     x: Float[Array, "rows inputs"],
-    down: Float[Array, "adapters inputs rank"],
+    down: Float[Array, "adapters rank inputs"],
     up: Float[Array, "adapters rank outputs"],
     slot: Int[Array, " rows"],
     present: Bool[Array, " adapters"],
@@ -84,7 +85,7 @@ def low_rank_in_turn(
     def one(adapter: Int[Array, ""], out: Array) -> Array:
         def add(out: Array) -> Array:
             its_down, its_up = (jax.lax.dynamic_index_in_dim(part, adapter, keepdims=False) for part in (down, up))
-            return jnp.where((slot == adapter)[:, None], _dot(_dot(x, its_down), its_up), out)
+            return jnp.where((slot == adapter)[:, None], _dot(_dot(x, its_down.T), its_up), out)
 
         return jax.lax.cond(jnp.asarray(present)[adapter], add, lambda out: out, out)
 
@@ -93,26 +94,26 @@ def low_rank_in_turn(
 
 def low_rank_at_once(
     x: Float[Array, "rows inputs"],
-    down: Float[Array, "adapters inputs rank"],
+    down: Float[Array, "adapters rank inputs"],
     up: Float[Array, "adapters rank outputs"],
     slot: Int[Array, " rows"],
 ) -> Float[Array, "rows outputs"]:
     """Multiply all rows with all adapters, keeping between the two products only each row's own."""
-    adapters, inputs, rank = down.shape
-    inner = _dot(x, down.transpose(1, 0, 2).reshape(inputs, adapters * rank)).reshape(len(x), adapters, rank)
+    adapters, rank, inputs = down.shape
+    inner = _dot(x, down.reshape(adapters * rank, inputs).T).reshape(len(x), adapters, rank)
     inner = jnp.where((slot[:, None] == jnp.arange(adapters))[:, :, None], inner, 0)
     return _dot(inner.reshape(len(x), adapters * rank), up.reshape(adapters * rank, -1))
 
 
 def low_rank_reference(
     x: Float[Array, "rows inputs"],
-    down: Float[Array, "adapters inputs rank"],
+    down: Float[Array, "adapters rank inputs"],
     up: Float[Array, "adapters rank outputs"],
     slot: Int[Array, " rows"],
 ) -> Float[Array, "rows outputs"]:
     """Compute the same row by row; what the others are compared with."""
     some = jnp.maximum(slot, 0)
-    inner = jnp.einsum("ti,tir->tr", x, down[some], precision=jax.lax.Precision.HIGHEST)
+    inner = jnp.einsum("ti,tri->tr", x, down[some], precision=jax.lax.Precision.HIGHEST)
     out = jnp.einsum("tr,tro->to", inner, up[some], precision=jax.lax.Precision.HIGHEST)
     return jnp.where((slot >= 0)[:, None], out, 0)
 

@@ -1,6 +1,6 @@
 """Measures attention on one core of a CPU, in processor time: chunks of prompts and decoding, by what KV is held in.
 
-    taskset -c 1 .venv/bin/python scripts/bench_cpu_attention.py [float32 bfloat16]
+    taskset -c 1 .venv/bin/python scripts/bench_cpu_attention.py [float32 bfloat16 int8]
 
 Heads are SmolLM2-135M's, 9 on 3 KV heads of 64, and blocks of 16 tokens lie anywhere. Each figure is the best of 2.5 s.
 Cases "in turn" read a layer after the other, as a step does, so that none is left in the cache from the turn before.
@@ -29,12 +29,21 @@ CASES = {
 """Queries of a sequence, sequences, tokens of each, and layers that are read in turn."""
 
 
+def random_view(shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """Return random keys and values; codes of int8 with one scale."""
+    if dtype != "int8":
+        return jax.random.normal(jax.random.key(0), shape, dtype)
+    codes = np.random.default_rng(0).integers(-100, 101, shape, np.int8)
+    codes[..., BLOCK:, :] = np.frombuffer(np.float16(0.01).tobytes(), np.int8)[np.arange(shape[-1]) % 2]
+    return jnp.asarray(codes)
+
+
 def measure(queries: int, seqs: int, tokens: int, layers: int, dtype: str) -> float:
     """Return the seconds of one call."""
     rng = np.random.default_rng(0)
     pages = -(-tokens // BLOCK)
     shape = view_shape(seqs * pages, max(4, layers), KV_HEADS, WIDTH, BLOCK, dtype)
-    view = jax.random.normal(jax.random.key(0), shape, dtype)
+    view = random_view(shape, dtype)
     tables = np.full((seqs, 512), -1, np.int32)
     tables[:, :pages] = rng.permutation(seqs * pages).reshape(seqs, pages)
     starts, lens = np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, tokens, np.int32)

@@ -51,7 +51,8 @@ def compare_products(rank: int, rounds: int) -> None:
     def grouped(x, down, up, slot, present):
         order = jnp.argsort(jnp.where(slot < 0, len(down), slot))
         counts = jnp.bincount(slot, length=len(down))
-        out = jax.lax.ragged_dot(jax.lax.ragged_dot(x[order], down, counts), up, counts)
+        inner = jax.lax.ragged_dot(x[order], down.transpose(0, 2, 1), counts)
+        out = jax.lax.ragged_dot(inner, up, counts)
         return jnp.zeros_like(out).at[order].set(out)
 
     ways = {
@@ -60,7 +61,7 @@ def compare_products(rank: int, rounds: int) -> None:
         "ragged_dot": jax.jit(grouped),
     }
     random = np.random.default_rng(0)
-    down, up = (random.normal(size=shape).astype(np.float32) for shape in ((4, 1536, rank), (4, rank, 1536)))
+    down, up = (random.normal(size=shape).astype(np.float32) for shape in ((4, rank, 1536), (4, rank, 1536)))
     for rows in (16, 512):
         x = random.normal(size=(rows, 1536)).astype(np.float32)
         for different in (1, 4):

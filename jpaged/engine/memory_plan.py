@@ -122,7 +122,8 @@ def plan_memory(
             memory,
             requested=config.kv_cache_memory_bytes,
             memory_utilization=config.memory_utilization,
-            temporary_bytes=temporary_bytes + in_order,
+            temporary_bytes=temporary_bytes,
+            adapter_bytes=in_order,
             useful_bytes=useful,
             sequence_bytes=of_one,
         )

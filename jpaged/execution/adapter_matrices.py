@@ -1,13 +1,15 @@
 """Keeps the matrices of the adapters that steps run with as products take them, from one step to the next.
 
-In the pool an adapter lies in blocks, rank by rank (S-LoRA, 2023, section 5.1). Putting it in order costs a processor
-as much as a whole decode step, and the same adapters run for hundreds of steps. So there is a place for each adapter of
-a step; it is filled from the pool when another one comes, and is right until that one's blocks are written again.
+In the pool an adapter lies in blocks, rank by rank (S-LoRA, 2023, section 5.1). Products want all layers of a site
+together, and putting all adapters of a step in that order within each step took a processor longer than the step. So
+there is a place for each adapter of a step; it is filled from the pool when another one comes, and is right until that
+one's blocks are written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -24,15 +26,15 @@ from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
 
 Compile: TypeAlias = Callable[[], None]
-_KEY = "adapter placement"
+_BEGIN, _FILL = "adapter places", "adapter placement"
 
 
 class AdapterMatrices:
     """Holds the places of a step's adapters, on the devices; nothing where the pool keeps no adapters.
 
     Args:
-        on_compile, on_compiled: told of the program that fills a place, see `Program`: requests wait for it.
-        store: where that program is loaded from, or collected for.
+        on_compile, on_compiled: told of the programs that make and fill places, see `Program`: requests wait for them.
+        store: where these programs are loaded from, or collected for.
     """
 
     def __init__(
@@ -49,9 +51,9 @@ class AdapterMatrices:
         self._matrices: Matrices | None = None
         self._held: dict[int, Int[np.ndarray, " blocks"]] = {}  # by place: the blocks of the adapter in it
         if self._at is not None:
-            made_of = ("adapter placement", spec, mesh)
-            fill = make_fill(spec, mesh, self._at)
-            self._fill = Program(fill, on_compile, on_compiled, made_of, kind=_KEY, store=store)
+            told, begin, fill = (on_compile, on_compiled), make_begin(spec, mesh), make_fill(spec, mesh, self._at)
+            self._begin = Program(begin, *told, (_BEGIN, spec, mesh), kind=_BEGIN, store=store)
+            self._fill = Program(fill, *told, (_FILL, spec, mesh), kind=_FILL, store=store)
 
     def given(self, pool: Pool, batch: StepBatch) -> StepBatch:
         """Return a step's arrays with the matrices of its adapters for their blocks; the pool is only read.
@@ -70,28 +72,25 @@ class AdapterMatrices:
         # Whatever comes in between leaves no place that seems to hold what it does not.
         matrices, self._matrices = self._there(), None
         held, self._held = self._held, {}
-        self._matrices = self._fill((_KEY,), matrices, pool, blocks, np.int32(place))
+        self._matrices = self._fill((_FILL,), matrices, pool, blocks, np.int32(place))
         self._held = {**held, place: blocks.copy()}
 
     def _there(self) -> Matrices:
         """Return the matrices, which begin as zeros."""
         if self._matrices is None:
-            like = abstract_matrices(self._spec, self._mesh)
-            shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-            zeros = jax.jit(
-                lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), out_shardings=shardings
-            )
-            self._matrices = zeros()
+            self._matrices = self._begin((_BEGIN,))
         return self._matrices
 
-    def prepare(self) -> Compile:
-        """Trace the program that fills a place; what is returned compiles it, in any thread."""
-        assert self._at is not None, "an engine without adapters was asked to place some"
+    def shapes(self) -> Iterator[tuple[str, Callable[[], Compile]]]:
+        """Yield the name of each program, and what traces it and returns what compiles it, in any thread."""
+        if self._at is None:
+            return
         cache = self._spec.caches[self._at]
         assert isinstance(cache, AdapterCache)
         blocks = np.zeros(sum(cache.most_blocks), np.int32)
         like, pool = abstract_matrices(self._spec, self._mesh), abstract_pool(self._spec, self._mesh)
-        return self._fill.prepare((_KEY,), like, pool, blocks, np.int32(0))
+        yield _BEGIN, partial(self._begin.prepare, (_BEGIN,))
+        yield _FILL, partial(self._fill.prepare, (_FILL,), like, pool, blocks, np.int32(0))
 
     def written(self, blocks: Iterable[int]) -> None:
         """Note that blocks of adapters were written: what was read from them before is another's."""
@@ -108,7 +107,15 @@ class AdapterMatrices:
         """Give back the memory, and let go of what was compiled."""
         self.release()
         if self._at is not None:
+            self._begin.forget()
             self._fill.forget()
+
+
+def make_begin(spec: PoolSpec, mesh: Mesh) -> jax.stages.Wrapped:
+    """Return ``begin() -> matrices``, zeros."""
+    like = abstract_matrices(spec, mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), out_shardings=shardings)
 
 
 def make_fill(spec: PoolSpec, mesh: Mesh, at: int) -> jax.stages.Wrapped:

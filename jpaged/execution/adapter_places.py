@@ -24,15 +24,12 @@ class AdapterPlaces:
         step = list(dict.fromkeys(digests))
         if len(step) > self._number:
             raise RuntimeError(f"a step has {len(step)} different adapters, more than max_loras={self._number}")
+        before = self._places
+        others = {digest: place for digest, place in before.items() if digest not in step}
+        now = {digest: before[digest] for digest in step if digest in before}
+        free = [place for place in range(self._number) if place not in before.values()]
         for digest in step:
-            if digest in self._places:
-                self._places[digest] = self._places.pop(digest)
-        for digest in step:
-            if digest not in self._places:
-                self._places[digest] = self._take()
-        return {digest: self._places[digest] for digest in step}
-
-    def _take(self) -> int:
-        if len(self._places) < self._number:
-            return len(self._places)
-        return self._places.pop(next(iter(self._places)))
+            if digest not in now:
+                now[digest] = free.pop(0) if free else others.pop(next(iter(others)))
+        self._places = others | now
+        return now

@@ -58,6 +58,7 @@ def pool_bytes(
     requested: int | None,
     memory_utilization: float,
     temporary_bytes: int,
+    adapter_bytes: int = 0,
     useful_bytes: int,
     sequence_bytes: int = 0,
 ) -> int:
@@ -68,6 +69,7 @@ def pool_bytes(
         memory_utilization: share of the device's memory that weights, temporaries and pool may take together.
             On CPU: most of the memory free now that the pool may come to take, within `CPU_POOL_LIMIT`.
         temporary_bytes: what the largest step needs beside weights and pool.
+        adapter_bytes: what steps read of low-rank adapters, beside those in the pool.
         useful_bytes: what max_num_seqs sequences of max_model_len tokens need; more is never taken.
         sequence_bytes: what one of them needs: on CPU the pool holds it even where that is more than one part in
             `CPU_POOL_PART` of the free memory.
@@ -76,19 +78,23 @@ def pool_bytes(
         ValueError: weights and temporaries leave nothing, or not what was requested.
     """
     if requested is not None:
-        free = memory.limit - memory.used
+        free = memory.limit - memory.used - adapter_bytes
         if requested > free:
-            raise ValueError(f"kv_cache_memory_bytes={requested:,} does not fit a device with {free:,} bytes free")
+            aside = f", beside {adapter_bytes:,} for adapters" if adapter_bytes else ""
+            raise ValueError(
+                f"kv_cache_memory_bytes={requested:,} does not fit a device with {free:,} bytes free{aside}"
+            )
         return requested
     budget = int(memory.limit * memory_utilization)
     if memory.is_host:
         budget = min(budget, CPU_POOL_LIMIT, max(_steady(memory.limit // CPU_POOL_PART), sequence_bytes))
     else:
-        budget -= memory.used + temporary_bytes
+        budget -= memory.used + temporary_bytes + adapter_bytes
     if budget <= 0:
         raise ValueError(
             f"no memory is left for the pool: memory_utilization={memory_utilization} of {memory.limit:,} bytes, "
             f"{memory.used:,} in use by weights, {temporary_bytes:,} for temporaries"
+            + (f", {adapter_bytes:,} for adapters" if adapter_bytes else "")
         )
     return min(budget, useful_bytes)
 

@@ -97,7 +97,7 @@ class Runner:
             mesh=mesh,
             settings=settings,
             load_adapters=self.worker.blocks.prepare_adapters if settings.adapters else None,
-            place_adapters=self.worker.adapters.prepare if settings.adapters else None,
+            adapters=self.worker.adapters if settings.adapters else None,
             examples=tuple(examples),
         )
         self._images = EncoderCalls(self.worker, self.shapes.numbers_together)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jpaged.execution.adapter_matrices import with_abstract_matrices
+from jpaged.execution.adapter_matrices import AdapterMatrices, with_abstract_matrices
 from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
 from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
@@ -59,8 +59,8 @@ class Shapes:
         copy: the program that copies blocks.
         host: what swaps blocks; None = nothing does.
         settings: what the steps may be like.
-        load_adapters, place_adapters: trace what writes these to the pool, and what puts them in order for products;
-            None = there are none.
+        load_adapters: traces what writes these to the pool; None = there are none.
+        adapters: what steps read of them; None = there are none.
         examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
     """
 
@@ -74,7 +74,7 @@ class Shapes:
     mesh: Mesh
     settings: StepSettings
     load_adapters: Callable[[], Compile] | None = None
-    place_adapters: Callable[[], Compile] | None = None
+    adapters: AdapterMatrices | None = None
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
 
     # ------------------------------------------------------------------ which there are
@@ -176,8 +176,8 @@ class Shapes:
     def _loads(self) -> Iterator[Shape]:
         if self.load_adapters is not None:
             yield Shape("adapter load", self.load_adapters)
-        if self.place_adapters is not None:
-            yield Shape("adapter placement", self.place_adapters)
+        if self.adapters is not None:
+            yield from (Shape(name, trace) for name, trace in self.adapters.shapes())
 
     def _encoders(self) -> Iterator[Shape]:
         for arrays, count in self.examples:

@@ -67,8 +67,9 @@ def open_model(
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
-    config.get_text_config().tie_word_embeddings = not text.has_head
-    return OpenedModel(source, config, family, text)
+    inner = config.get_text_config()
+    inner.tie_word_embeddings = inner.tie_word_embeddings or not text.has_head
+    return OpenedModel(source, config, family, as_stored(text, inner))
 
 
 def described(

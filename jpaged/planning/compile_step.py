@@ -128,7 +128,8 @@ def _room(plan: MemoryPlan, config: SizedConfig, context: int) -> int:
         plan.memory,
         requested=config.kv_cache_memory_bytes,
         memory_utilization=config.memory_utilization,
-        temporary_bytes=plan.temporary_bytes + plan.adapter_bytes,
+        temporary_bytes=plan.temporary_bytes,
+        adapter_bytes=plan.adapter_bytes,
         useful_bytes=1 << 62,
         sequence_bytes=plan.spec.layout.pool_bytes,
     )

@@ -61,12 +61,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Tell whether weights, temporaries and at least one whole sequence fit."""
+        """Tell whether weights, temporaries, adapters and at least one whole sequence fit."""
         return self.problem is None
 
     @property
     def usable_bytes(self) -> int:
-        """Return how many bytes of each device there are for weights, temporaries and pool together."""
+        """Return how many bytes of each device there are for weights, temporaries, adapters and pool together."""
         return int(self.limit_bytes * self.config.memory_utilization)
 
     def __str__(self) -> str:

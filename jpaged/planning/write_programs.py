@@ -86,7 +86,6 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
     )
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
     blocks = PoolBlocks(spec, mesh, *told, store=store)
-    adapters = AdapterMatrices(spec, mesh, *told, store=store)
     return Shapes(
         model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
         copy=Program(copy, *told, kind="copy", store=store),
@@ -95,6 +94,6 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         mesh=mesh,
         settings=settings,
         load_adapters=blocks.prepare_adapters if settings.adapters else None,
-        place_adapters=adapters.prepare if settings.adapters else None,
+        adapters=AdapterMatrices(spec, mesh, *told, store=store) if settings.adapters else None,
         examples=tuple(model.examples()) if settings.images and isinstance(model, SeesImages) else (),
     )

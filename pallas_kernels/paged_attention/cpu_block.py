@@ -24,21 +24,27 @@ _BYTES = cpu_tiles.LANES * FLOAT
 _SPAN_BYTES = SPAN * FLOAT
 
 
-def weighted(rows: int, widen: Callable[[VectorCode, ir.Value], ir.Value] | None = None, fetch: int = 0) -> Any:
-    """Return ``f(weights, values, offset, keys, out, out_stride, shrink, coming, further)``, to be called from compiled
-    loops.
+def weighted(
+    rows: int,
+    widen: Callable[[VectorCode, ir.Value], ir.Value] | None = None,
+    bytes_held: int = FLOAT,
+    fetch: int = 0,
+    scaled: bool = False,
+) -> Any:
+    """Return ``f(weights, values, offset, keys, out, out_stride, shrink, scales, coming, further)``, to be called from
+    compiled loops.
 
     out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
     address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken. They
-    are float32, or numbers of two bytes that `widen` makes so. `fetch` lines, `further` from each of the addresses at
-    `coming` on, are fetched meanwhile.
+    are float32, or numbers of `bytes_held` that `widen` makes so, times the keys' scales [keys] where they are
+    `scaled`. `fetch` lines, `further` from each of the addresses at `coming` on, are fetched meanwhile.
     """
-    held, bytes_held = (VECTOR, FLOAT) if widen is None else (ir.VectorType(ir.IntType(16), cpu_tiles.LANES), 2)
+    held = VECTOR if widen is None else ir.VectorType(ir.IntType(8 * bytes_held), cpu_tiles.LANES)
 
     @intrinsic
-    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink, coming, further):
+    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink, scales, coming, further):
         def generate(context, builder, signature, args):
-            weights, values, offset, keys, out, out_stride, shrink, coming, further = args
+            weights, values, offset, keys, out, out_stride, shrink, scales, coming, further = args
             code = VectorCode(builder)
             x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
 
@@ -53,6 +59,9 @@ def weighted(rows: int, widen: Callable[[VectorCode, ir.Value], ir.Value] | None
                 columns = [code.load(place, held, bytes_held) for place in places]
                 columns = columns if widen is None else [widen(code, column) for column in columns]
                 at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
+                if scaled:
+                    scale = code.spread(code.load(code.at(scales, at), ir.FloatType()))
+                    columns = [builder.fmul(column, scale) for column in columns]
                 added = []
                 for m, x_row in enumerate(x_rows):
                     number = code.spread(code.load(code.at(x_row, at), ir.FloatType()))
@@ -67,7 +76,7 @@ def weighted(rows: int, widen: Callable[[VectorCode, ir.Value], ir.Value] | None
                     code.store(code.fma(code.load(at), factor, sums[_VECTORS * m + n]), at)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 9), generate
+        return types.void(*[types.intp] * 10), generate
 
     return product
 
@@ -114,14 +123,14 @@ def add_values(weights, values, offset, keys, out, width, shrink, number):
                 shrink + row * FLOAT,
             )
             if left >= 6:
-                _six_values(w, values, v, keys, to, stride, by, 0, 0)
+                _six_values(w, values, v, keys, to, stride, by, 0, 0, 0)
             elif left == 5:
-                _five_values(w, values, v, keys, to, stride, by, 0, 0)
+                _five_values(w, values, v, keys, to, stride, by, 0, 0, 0)
             elif left == 4:
-                _four_values(w, values, v, keys, to, stride, by, 0, 0)
+                _four_values(w, values, v, keys, to, stride, by, 0, 0, 0)
             elif left == 3:
-                _three_values(w, values, v, keys, to, stride, by, 0, 0)
+                _three_values(w, values, v, keys, to, stride, by, 0, 0, 0)
             elif left == 2:
-                _two_values(w, values, v, keys, to, stride, by, 0, 0)
+                _two_values(w, values, v, keys, to, stride, by, 0, 0, 0)
             else:
-                _one_value(w, values, v, keys, to, stride, by, 0, 0)
+                _one_value(w, values, v, keys, to, stride, by, 0, 0, 0)

@@ -1,5 +1,5 @@
-"""Adds up weighted values for few queries, as decodes have: bfloat16 is widened in registers, and what follows comes
-from memory meanwhile.
+"""Adds up weighted values for few queries, as decodes have: narrow numbers are widened in registers, and what follows
+comes from memory meanwhile.
 
 Where many queries share values, they are widened once, to where all find them (`cpu_rows`). Both give the same bits.
 """
@@ -16,50 +16,57 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
 from pallas_kernels.paged_attention.cpu_block import COLUMNS, ROWS, weighted
 from pallas_kernels.paged_attention.cpu_math import HALF
-from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float32, bfloat16
+from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float8, Float32, Int8, bfloat16, float8, int8
 
 MOST = ROWS
 """Queries that are few."""
 
 
-def _product(widen: Callable[..., Any] | None, number_bytes: int) -> Any:
+def _product(name: str, widen: Callable[..., Any] | None, number_bytes: int, *, scaled: bool = False) -> Any:
     """Return what `add_few_values` does with values of one form."""
     lines = HALF * number_bytes // LINE_BYTES
-    six, five, four, three, two, one = (weighted(rows, widen, lines) for rows in range(ROWS, 0, -1))
+    tiles = (weighted(rows, widen, number_bytes, lines, scaled) for rows in range(ROWS, 0, -1))
+    six, five, four, three, two, one = tiles
 
-    @ffi.njit_named(str(number_bytes))
-    def add(weights, held, keys, out, width, shrink, number):
+    @ffi.njit_named(name)
+    def add(weights, held, keys, out, width, shrink, scales, number):
         (values, offset, coming, further), stride = held, width * FLOAT
         for column in range(0, HALF, COLUMNS):
             v, to = offset + column * number_bytes, out + column * FLOAT
             if number == 6:
-                six(weights, values, v, keys, to, stride, shrink, coming, further)
+                six(weights, values, v, keys, to, stride, shrink, scales, coming, further)
             elif number == 5:
-                five(weights, values, v, keys, to, stride, shrink, coming, further)
+                five(weights, values, v, keys, to, stride, shrink, scales, coming, further)
             elif number == 4:
-                four(weights, values, v, keys, to, stride, shrink, coming, further)
+                four(weights, values, v, keys, to, stride, shrink, scales, coming, further)
             elif number == 3:
-                three(weights, values, v, keys, to, stride, shrink, coming, further)
+                three(weights, values, v, keys, to, stride, shrink, scales, coming, further)
             elif number == 2:
-                two(weights, values, v, keys, to, stride, shrink, coming, further)
+                two(weights, values, v, keys, to, stride, shrink, scales, coming, further)
             else:
-                one(weights, values, v, keys, to, stride, shrink, coming, further)
+                one(weights, values, v, keys, to, stride, shrink, scales, coming, further)
 
     return add
 
 
-_ADD: dict[Any, Any] = {Float32: _product(None, 4), BFloat16: _product(bfloat16, 2)}
+_ADD: dict[Any, Any] = {
+    Float32: _product("float32", None, 4),
+    BFloat16: _product("bfloat16", bfloat16, 2),
+    Int8: _product("int8", int8, 1, scaled=True),
+    Float8: _product("float8", float8, 1),
+}
 
 
 def takes_few(numbers):
     """Tell whether `add_few_values` takes values of this form."""
 
 
-def add_few_values(numbers, weights, held, keys, out, width, shrink, number):
+def add_few_values(numbers, weights, held, keys, out, width, shrink, scales, number):
     """Do as `cpu_block.add_values` with values as they are held, for up to `MOST` queries.
 
-    `held` are the addresses of rows of values and the bytes from there to the lanes that are taken; then those of rows
-    that come next, as many of which are fetched meanwhile, and the bytes from there.
+    `scales` are the keys', of numbers that have some. `held` are the addresses of rows of values and the bytes from
+    there to the lanes that are taken; then those of rows that come next, as many of which are fetched meanwhile, and
+    the bytes from there.
     """
 
 
@@ -70,11 +77,11 @@ def _takes_few(numbers):
 
 
 @overload(add_few_values)
-def _add_few_values(numbers, weights, held, keys, out, width, shrink, number):
+def _add_few_values(numbers, weights, held, keys, out, width, shrink, scales, number):
     if (add := _ADD.get(_form(numbers))) is None:
-        return lambda numbers, weights, held, keys, out, width, shrink, number: None
-    return lambda numbers, weights, held, keys, out, width, shrink, number: add(
-        weights, held, keys, out, width, shrink, number
+        return lambda numbers, weights, held, keys, out, width, shrink, scales, number: None
+    return lambda numbers, weights, held, keys, out, width, shrink, scales, number: add(
+        weights, held, keys, out, width, shrink, scales, number
     )
 
 

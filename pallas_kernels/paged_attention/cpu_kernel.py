@@ -17,6 +17,7 @@ from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN,
 from pallas_kernels.paged_attention.cpu_memory import (
     fetch_values,
     find_rows,
+    find_value_scales,
     load_keys,
     load_values,
     value_offset,
@@ -133,7 +134,8 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
                 to, weights = scratch.values + (at * value_width + half * HALF) * FLOAT, scratch.weights
                 if few:
                     held = values, offset, coming, further + value_offset(memory, half)
-                    add_few_values(numbers, weights, held, keys, to, value_width, scratch.shrink, some)
+                    scales = find_value_scales(memory, rows, half, scratch)
+                    add_few_values(numbers, weights, held, keys, to, value_width, scratch.shrink, scales, some)
                 else:
                     add_values(weights, values, offset, keys, to, value_width, scratch.shrink, some)
         rows, coming, partly, holes = coming, rows, then_partly, then_holes

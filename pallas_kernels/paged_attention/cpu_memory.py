@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import njit
+import numpy as np
+from numba import carray, njit
 
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.ffi.primitives import byte
+from pallas_kernels.ffi.primitives import byte, pointer
+from pallas_kernels.kv_codes import SCALE_BYTES
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, f32
 from pallas_kernels.paged_attention.cpu_rows import bring_keys, bring_values, fetch, float16
@@ -77,14 +79,37 @@ def _move(rows, offset, nothing, moved):
 def _find_scales(memory, found, tile, half, nothing, out):
     """Set the scales of a span's rows in one half of a tile."""
     rows, blocks, scales = words(found, SPAN), words(found + SPAN * WORD, SPAN), floats(out, SPAN)
-    codes = memory.block_size * memory.row_bytes
-    first = tile * memory.tile_stride + codes + 2 * half * memory.scale_byte_stride
+    first = tile * memory.tile_stride + memory.block_size * memory.row_bytes
+    if memory.scale_byte_stride == 1 and memory.scale_token_stride == SCALE_BYTES:
+        _find_words_of_scales(memory, rows, blocks, first, 16 * half, nothing, scales)
+        return
+    first += 2 * half * memory.scale_byte_stride
     for n in range(SPAN):
         scales[n] = f32(0.0)
         if rows[n] != nothing:
             token = (rows[n] - blocks[n]) // LANES
             low = blocks[n] + first + token * memory.scale_token_stride
-            scales[n] = float16(byte(low), byte(low + memory.scale_byte_stride))
+            high = byte(low + memory.scale_byte_stride)
+            scales[n] = float16((np.int32(high) << np.int32(8)) | np.int32(byte(low)))
+
+
+@njit
+def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
+    """Do as `_find_scales` where a token's two scales are a word, and a block's words lie side by side."""
+    key = 0
+    while key < SPAN:
+        if rows[key] == nothing:
+            scales[key] = f32(0.0)
+            key += 1
+            continue
+        token = (rows[key] - blocks[key]) // LANES
+        after = min(SPAN, key + memory.block_size - token)
+        while rows[after - 1] == nothing:  # keys are seen up to one within the block
+            after -= 1
+        pairs = carray(pointer(blocks[key] + first + token * SCALE_BYTES), (after - key,), np.int32)
+        for n in range(after - key):
+            scales[key + n] = float16((pairs[n] >> np.int32(shift)) & np.int32(0xFFFF))
+        key = after
 
 
 @njit
@@ -138,6 +163,16 @@ def load_values(memory, numbers, rows, keys, partly, in_place, scratch):
         if not in_place:
             to = scratch.wide + half * SPAN * HALF * FLOAT
             bring_values(numbers, ours, keys, offset, scratch.scales, to, HALF * FLOAT)
+
+
+@njit
+def find_value_scales(memory, rows, half, scratch):
+    """Return the address of the scales of `HALF` lanes of a span's values, which `load_values` found for the last of
+    them only."""
+    if memory.scale_token_stride and memory.value_halves > 1:
+        lane = memory.value_lane + half * HALF
+        _find_scales(memory, rows, lane // LANES, lane % LANES // HALF, scratch.nothing, scratch.scales)
+    return scratch.scales
 
 
 @njit

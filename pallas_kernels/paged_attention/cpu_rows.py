@@ -35,20 +35,36 @@ def bfloat16(code: VectorCode, bits: ir.Value) -> ir.Value:
     return code.builder.bitcast(code.builder.shl(_wide_ints(code, bits), _constant(16)), VECTOR)
 
 
-def _halves(code: VectorCode, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _bfloat16_of_words(code: VectorCode, words: ir.Value) -> list[ir.Value]:
     """Return the first and the second numbers of pairs of bfloat16."""
     builder = code.builder
-    first, second = builder.shl(pairs, _constant(16)), builder.and_(pairs, _constant(0xFFFF0000))
-    return builder.bitcast(first, VECTOR), builder.bitcast(second, VECTOR)
+    first, second = builder.shl(words, _constant(16)), builder.and_(words, _constant(0xFFFF0000))
+    return [builder.bitcast(first, VECTOR), builder.bitcast(second, VECTOR)]
 
 
-def _int8(code: VectorCode, codes: ir.Value) -> ir.Value:
+def int8(code: VectorCode, codes: ir.Value) -> ir.Value:
     return code.builder.sitofp(_wide_ints(code, codes, signed=True), VECTOR)
 
 
-def _float8(code: VectorCode, narrow: ir.Value) -> ir.Value:
+def _int8_of_words(code: VectorCode, words: ir.Value) -> list[ir.Value]:
+    builder = code.builder
+    tops = [builder.shl(words, _constant(8 * behind)) for behind in (3, 2, 1, 0)]
+    return [builder.sitofp(builder.ashr(top, _constant(24)), VECTOR) for top in tops]
+
+
+def float8(code: VectorCode, narrow: ir.Value) -> ir.Value:
+    return _float8_of_bits(code, _wide_ints(code, narrow))
+
+
+def _float8_of_words(code: VectorCode, words: ir.Value) -> list[ir.Value]:
+    builder = code.builder
+    bits = (builder.and_(builder.lshr(words, _constant(8 * place)), _constant(0xFF)) for place in range(4))
+    return [_float8_of_bits(code, each) for each in bits]
+
+
+def _float8_of_bits(code: VectorCode, bits: ir.Value) -> ir.Value:
     """Widen float8_e4m3fn by its bits; a subnormal is its mantissa's number of the least one's size."""
-    builder, bits = code.builder, _wide_ints(code, narrow)
+    builder = code.builder
     sign = builder.shl(builder.and_(bits, _constant(0x80)), _constant(24))
     size = builder.and_(bits, _constant(0x7F))
     normal = builder.add(builder.shl(size, _constant(20)), _constant(120 << 23))
@@ -90,10 +106,12 @@ FLOAT32, BFLOAT16, INT8, FLOAT8 = Float32(4), BFloat16(2), Int8(1), Float8(1)
 _FORMS = {
     Float32: (4, ir.FloatType(), lambda code, numbers: numbers),
     BFloat16: (2, ir.IntType(16), bfloat16),
-    Int8: (1, ir.IntType(8), _int8),
-    Float8: (1, ir.IntType(8), _float8),
+    Int8: (1, ir.IntType(8), int8),
+    Float8: (1, ir.IntType(8), float8),
 }
 """Bytes and LLVM's type of a number, and what widens a vector of them."""
+_OF_WORDS = {BFloat16: _bfloat16_of_words, Int8: _int8_of_words, Float8: _float8_of_words}
+"""What makes float32 of words of four bytes: a vector of the first number of each, of the second, and so on."""
 
 
 def _emit_fetch(code: VectorCode, numbers: types.Type, row: ir.Value, offset: ir.Value) -> None:
@@ -122,12 +140,13 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, fur
     """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on,
     times the keys' numbers at `scales` if they have any.
 
-    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters. Numbers of two
-    bytes are turned in pairs, words of four. The same lanes of the rows at `coming`, `further` from there on, are
-    fetched for what follows, some at a time: more than a core waits for at once would hold it up.
+    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters. What is turned
+    are words of four bytes, whatever numbers are in them. The same lanes of the rows at `coming`, `further` from there
+    on, are fetched for what follows, some at a time: more than a core waits for at once would hold it up.
     """
-    pairs = numbers.instance_class is BFloat16
-    size, number, widen = (FLOAT, _INT, lambda code, words: words) if pairs else _FORMS[numbers.instance_class]
+    bytes_held, held, _ = _FORMS[numbers.instance_class]
+    apart, number = _OF_WORDS.get(numbers.instance_class), held if bytes_held == FLOAT else _INT
+    together = FLOAT // bytes_held
 
     def generate(context, builder, signature, args):
         _, rows, offset, scales, out, out_stride, coming, further = args
@@ -140,20 +159,17 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, fur
             scaled = column if factors is None else builder.fmul(column, factors)
             code.store(scaled, code.at(out, builder.mul(out_stride, ir.Constant(_WORD, lane))))
 
-        turns = range(0, HALF // 2 if pairs else HALF, _FOUR)
+        turns = range(0, HALF // together, _FOUR)
         for word in turns:
             for key in range(word // _FOUR, LANES, len(turns)):
                 _emit_fetch(code, numbers, code.at(coming, key * WORD), further)
             vectors = []
             for first in range(_FOUR):
-                parts = [code.load(code.at(row, word * size), four, 2 if pairs else size) for row in ours[first::_FOUR]]
-                vectors.append(widen(code, code.joined(parts)))
+                parts = [code.load(code.at(row, word * FLOAT), four, bytes_held) for row in ours[first::_FOUR]]
+                vectors.append(code.joined(parts))
             for n, column in enumerate(code.turned_quarters(vectors)):
-                if pairs:
-                    for half, bits in enumerate(_halves(code, column)):
-                        put(bits, 2 * (word + n) + half)
-                else:
-                    put(column, word + n)
+                for place, numbers_of in enumerate([column] if apart is None else apart(code, column)):
+                    put(numbers_of, together * (word + n) + place)
         return context.get_dummy_value()
 
     return types.void(numbers, *[types.intp] * 7), generate
@@ -205,9 +221,8 @@ def bring_values(numbers, rows, number, offset, scales, out, stride):
 
 
 @njit
-def float16(low, high):
-    """Return the positive number of a float16's two bytes."""
-    bits = (np.int32(high) << np.int32(8)) | np.int32(low)
+def float16(bits):
+    """Return the positive number of a float16's bits, an int32."""
     wide = bits << np.int32(13)
     if bits < 0x400:
         return np.float32(bits) * np.float32(2.0**-24)

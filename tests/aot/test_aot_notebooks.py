@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
-from environments import python_of
+from environments import python_of, run_program
 
 from jpaged.benchmarks.random_model import gemma3_config, save_random_gemma3
 from jpaged.planning import Plan, plan
@@ -100,6 +101,18 @@ def test_the_server_of_the_notebook_on_serving_compiles_for_colabs_devices(name)
 def test_the_notebook_on_grpo_has_steps_in_float32_that_compile_for_colabs_devices(name):
     model, settings = engine_of("5_grpo.py")
     assert planned(model, name, settings, dtype="float32").dtype == "float32"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_learning_step_of_the_notebook_on_grpo_fits_colabs_devices_beside_the_engine(name):
+    device, compiler, _ = DEVICES[name]
+    sizes = json.loads(run_program(compiler, "training_program.py", device))
+    _, settings = engine_of("5_grpo.py")
+    assert sizes["weights"] < sizes["arguments"] < 3.05 * sizes["weights"], "the weights, and Adam's two means of them"
+    assert sizes["temporaries"] < 3 * sizes["weights"]
+    taken = sizes["arguments"] + sizes["results"] + sizes["temporaries"] + settings["kv_cache_memory_bytes"]
+    assert taken < 0.5 * sizes["limit"]
 
 
 @pytest.mark.nightly

@@ -83,3 +83,13 @@ def test_after_the_warm_up_nothing_compiles(family):
     llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
     several_shapes = "llava" in model
     assert llm.num_recompiles == 0 or several_shapes, "pictures of other shapes than the foreseen ones compile later"
+
+
+def test_room_for_adapters_changes_no_bit_of_a_prompt_with_images(family):
+    model, prompts, alone, _ = family
+    if "mllama" in model:
+        with pytest.raises(ValueError, match="enable_lora"):
+            LLM(model, **SETTINGS, enable_lora=True)
+        return
+    llm = LLM(model, **SETTINGS, enable_lora=True, max_lora_rank=4)
+    assert [bits(output) for output in llm.generate(prompts, PARAMS, use_tqdm=False)] == alone

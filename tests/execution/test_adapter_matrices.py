@@ -106,21 +106,29 @@ def test_an_adapter_in_the_very_blocks_of_another_is_not_taken_for_it(llama, tmp
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["before it began", "after it took the matrices"])
-def test_a_fill_that_fails_leaves_no_adapter_that_is_not_its_own(llm, expected, monkeypatch, taken):
-    answers(llm, "all")
-    adapters = llm._engine.runner.worker.adapters
-    fill = adapters._fill
+def test_a_fill_that_fails_leaves_no_place_that_seems_to_hold_what_it_does_not(llm, expected, monkeypatch, taken):
+    worker, batches = llm._engine.runner.worker, []
+    adapters, given = worker.adapters, worker.adapters.given
+    monkeypatch.setattr(adapters, "given", lambda pool, batch: batches.append(batch) or given(pool, batch))
+    assert answers(llm, "all") == expected["all"]
+    monkeypatch.undo()
+    table = batches[-1].caches[-1].table
+    ((place, blocks),) = [item for item in adapters._held.items() if (item[1] == table[item[0]]).all()]
+    want = jax.tree.map(lambda leaf: np.asarray(leaf[:, place]), adapters._matrices)
 
     def failing(key, matrices, pool, blocks, place):
         if taken:
             jax.tree.map(lambda leaf: leaf.delete(), matrices)
         raise MemoryError("as if the device had none left")
 
-    adapters.written(np.arange(llm._engine.runner.spec.layout.groups[-1].num_blocks))  # nothing is in order now
+    adapters.written(blocks)
     monkeypatch.setattr(adapters, "_fill", failing)
     with pytest.raises(MemoryError):
-        answers(llm, "all")
-    monkeypatch.setattr(adapters, "_fill", fill)
+        adapters.given(worker.pool, batches[-1])
+    assert not adapters._held
+    monkeypatch.undo()
+    adapters.given(worker.pool, batches[-1])
+    jax.tree.map(lambda leaf, its: np.testing.assert_array_equal(leaf[:, place], its), adapters._matrices, want)
     assert [answers(llm, name) for name in NAMES] == [expected[name] for name in NAMES]
 
 

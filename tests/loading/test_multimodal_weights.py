@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -71,3 +73,43 @@ def test_the_language_model_alone_has_no_encoder(checkpoint):
     alone = load_model(folder, dtype="float32", language_model_only=True)
     assert len(jax.tree.leaves(alone.params)) < len(jax.tree.leaves(loaded.params))
     assert type(alone.model).__name__ in ("Gemma", "Llama")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """(folder, tensors, the embedding's name, what is loaded) of a model whose embedding is its head, too."""
+    folder = tmp_path_factory.mktemp("tied")
+    make_gemma3(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {n: t for n, t in load_file(folder / "model.safetensors").items() if "lm_head" not in n}
+    save_file(tensors, folder / "model.safetensors")
+    (embedding,) = [name for name in tensors if name.endswith("language_model.model.embed_tokens.weight")]
+    return folder, tensors, embedding, load_model(folder, dtype="float32")
+
+
+def written(tied, tensors, folder):
+    """What is loaded of other tensors with the same config."""
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text((tied[0] / "config.json").read_text())
+    return load_model(folder, dtype="float32")
+
+
+def test_a_head_that_repeats_a_tied_embedding_takes_no_memory(tied, tmp_path):
+    _, tensors, embedding, loaded = tied
+    found = written(tied, tensors | {"language_model.lm_head.weight": tensors[embedding].clone()}, tmp_path)
+    assert_equal(found.params, loaded.params)
+
+
+def test_a_head_that_differs_from_a_tied_embedding_is_read(tied, tmp_path):
+    _, tensors, embedding, loaded = tied
+    found = written(tied, tensors | {"language_model.lm_head.weight": tensors[embedding] * 2}, tmp_path)
+    assert len(jax.tree.leaves(found.params)) == len(jax.tree.leaves(loaded.params)) + 1
+
+
+def test_a_head_that_is_stored_without_its_tied_embedding_is_both(tied, tmp_path):
+    _, tensors, embedding, loaded = tied
+    alone = {name: tensor for name, tensor in tensors.items() if name != embedding}
+    found = written(tied, alone | {"language_model.lm_head.weight": tensors[embedding]}, tmp_path)
+    assert_equal(found.params, loaded.params)

@@ -16,7 +16,7 @@ def operands(seed: int = 0):
     random = np.random.default_rng(seed)
     x, down, up = (
         random.normal(size=shape).astype(np.float32)
-        for shape in ((ROWS, INPUTS), (ADAPTERS, INPUTS, RANK), (ADAPTERS, RANK, OUTPUTS))
+        for shape in ((ROWS, INPUTS), (ADAPTERS, RANK, INPUTS), (ADAPTERS, RANK, OUTPUTS))
     )
     return x, down, up, random.integers(-1, ADAPTERS, ROWS).astype(np.int32)
 

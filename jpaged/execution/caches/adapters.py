@@ -27,8 +27,8 @@ from pallas_kernels.low_rank import AdaptedMatrix
 
 Spec = jax.sharding.PartitionSpec
 Matrices: TypeAlias = tuple[tuple[Array, Array], ...]
-"""What products take of a step's adapters, site by site, for all layers: down ``[layers, adapters, inputs, parts *
-rank]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
+"""What products take of a step's adapters, site by site, for all layers: down ``[layers, adapters, parts * rank,
+inputs]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
 
 
 class AdapterBatch(NamedTuple):
@@ -84,7 +84,7 @@ class AdapterCache(LayerCache):
         return (GroupSpec(self.group.name, layer_bytes, self.group.block_layers, 1, Adapters()),)
 
     def reads(self) -> Reads:
-        return Reads(0, None, 0)  # once a step, whatever its tokens
+        return Reads(0, None, 0)  # steps read copies, see `jpaged.execution.adapter_matrices`
 
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return 0  # adapters' blocks are in no sequence's table
@@ -106,6 +106,9 @@ class AdapterCache(LayerCache):
 
     def one_by_one(self, arrays: Any, rows: slice | np.ndarray, seqs: Int[np.ndarray, " rows"]) -> Any:
         return arrays if arrays.slot is None else arrays._replace(slot=arrays.slot[rows])
+
+    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
+        return self.one_by_one(arrays, rows, np.zeros(0, np.int32))
 
     def operate(self, call: LayerCall, pool: Pool, index: Any, *operands: Any, **options: Any) -> tuple[Pool, Any]:
         raise NotImplementedError("no layer reads adapters by itself")
@@ -140,7 +143,7 @@ class AdapterCache(LayerCache):
         def of_site(site: AdapterSite) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
             (by_down, by_up), ranks = _splits(site), site.parts * rank
             return (
-                of((site.layers, adapters, site.inputs, ranks), by_down),
+                of((site.layers, adapters, ranks, site.inputs), by_down),
                 of((site.layers, adapters, ranks, site.outputs), by_up),
             )
 
@@ -189,11 +192,11 @@ class AdapterCache(LayerCache):
             stored = jnp.where((blocks >= 0)[:, None, None, None], stored, jnp.zeros_like(stored))
             numbers = self._numbers(stored.reshape(-1))[: rank * site.row_elements(self.format.shards)]
             ranks = numbers.reshape(rank, layers, -1)
-            its_down = ranks[..., : parts * inputs].reshape(rank, layers, parts, inputs).transpose(1, 3, 2, 0)
+            its_down = ranks[..., : parts * inputs].reshape(rank, layers, parts, inputs).transpose(1, 2, 0, 3)
             its_up = ranks[..., parts * inputs :].transpose(1, 0, 2)[:, None]
             if parts > 1:
                 its_up = jnp.where(column == jnp.arange(parts)[:, None, None], its_up, jnp.zeros_like(its_up))
-            its = its_down.reshape(layers, inputs, parts * rank), its_up.reshape(layers, parts * rank, outputs)
+            its = its_down.reshape(layers, parts * rank, inputs), its_up.reshape(layers, parts * rank, outputs)
             new = (jax.lax.dynamic_update_index_in_dim(*pair, place, 1) for pair in zip((down, up), its, strict=True))
             return tuple(new)
 
@@ -219,7 +222,7 @@ def _splits(site: AdapterSite) -> tuple[Spec, Spec]:
     """Return how a site's matrices down and up are spread over the shards."""
     by_inputs = TENSOR_AXIS if site.split == "inputs" else None
     by_outputs = TENSOR_AXIS if site.split == "outputs" else None
-    return Spec(None, None, by_inputs, None), Spec(None, None, None, by_outputs)
+    return Spec(None, None, None, by_inputs), Spec(None, None, None, by_outputs)
 
 
 def _fill(

@@ -93,9 +93,9 @@ def _check(module: str, pair: LowRank, place: Place, location: str, most: int) -
 
 def _check_finite(module: str, pair: LowRank, location: str, dtype: np.dtype) -> None:
     """Other rows of a batch are multiplied with all of its adapters, and zeroed: that mends no infinity."""
-    scaled = pair.b.astype(np.float32) * np.float32(pair.scale)
-    for letter, matrix in (("A", pair.a), ("B", scaled)):
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(matrix.astype(dtype)).all()
-        if not finite:
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = pair.b.astype(np.float32) * np.float32(pair.scale)
+        finite = {"A": np.isfinite(pair.a.astype(dtype)).all(), "B": np.isfinite(scaled.astype(dtype)).all()}
+    for letter, is_finite in finite.items():
+        if not is_finite:
             raise ValueError(f"{location}: lora_{letter} of {module} has numbers that are not finite in {dtype}")

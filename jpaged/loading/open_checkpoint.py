@@ -68,7 +68,7 @@ def open_model(
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
     inner = config.get_text_config()
-    inner.tie_word_embeddings = inner.tie_word_embeddings or not text.has_head
+    inner.tie_word_embeddings = getattr(inner, "tie_word_embeddings", False) or not text.has_head
     return OpenedModel(source, config, family, as_stored(text, inner))
 
 

@@ -108,7 +108,7 @@ def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
             after -= 1
         pairs = carray(pointer(blocks[key] + first + token * SCALE_BYTES), (after - key,), np.int32)
         for n in range(after - key):
-            scales[key + n] = float16((pairs[n] >> np.int32(shift)) & np.int32(0xFFFF))
+            scales[key + n] = float16(np.int32((pairs[n] >> shift) & 0xFFFF))
         key = after
 
 
@@ -158,18 +158,19 @@ def load_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
 def load_values(memory, numbers, rows, keys, partly, in_place, scratch):
     """Bring the values of a span, as float32, to ``scratch.wide``, unless they are read where they are."""
     for half in range(memory.value_halves):
-        moved = scratch.moved + half * SPAN * WORD
-        ours, offset = _rows_at(memory, rows, partly, memory.value_lane + half * HALF, moved, scratch)
+        moved, lane = scratch.moved + half * SPAN * WORD, memory.value_lane + half * HALF
         if not in_place:
+            ours, offset = _rows_at(memory, rows, partly, lane, moved, scratch)
             to = scratch.wide + half * SPAN * HALF * FLOAT
             bring_values(numbers, ours, keys, offset, scratch.scales, to, HALF * FLOAT)
+        elif partly:
+            _move(rows, _offset(memory, lane), scratch.nothing, moved)
 
 
 @njit
 def find_value_scales(memory, rows, half, scratch):
-    """Return the address of the scales of `HALF` lanes of a span's values, which `load_values` found for the last of
-    them only."""
-    if memory.scale_token_stride and memory.value_halves > 1:
+    """Find the scales of `HALF` lanes of a span's values, if they have some, and return their address."""
+    if memory.scale_token_stride:
         lane = memory.value_lane + half * HALF
         _find_scales(memory, rows, lane // LANES, lane % LANES // HALF, scratch.nothing, scratch.scales)
     return scratch.scales

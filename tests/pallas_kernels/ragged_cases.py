@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from pallas_kernels.kv_codes import TPU_TILE
+from pallas_kernels.kv_codes import TPU_TILE, scales_in_lanes
 from pallas_kernels.layout import LANES, num_tiles, padded_head_dim, view_shape
 
 NOWHERE = 10**6
@@ -33,7 +33,9 @@ class Case:
     max_query_len: int | None = None
     sinks: bool = False
     codes: str | None = None
-    """What KV is held in where that is not `dtype`: ``int8`` as on a TPU, or ``fp8``."""
+    """What KV is held in where that is not `dtype`: ``int8``, ``fp8`` or ``bf16``."""
+    tile: int = TPU_TILE
+    """Of a view of int8, see `pallas_kernels.kv_codes.block_rows`."""
 
     @property
     def blocks(self) -> int:
@@ -77,9 +79,9 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def empty_view(case: Case) -> np.ndarray:
     """A view of NaN, or of codes of which no one knows what they stand for."""
-    dtype = {None: case.dtype, "int8": "int8", "fp8": "uint8"}[case.codes]
-    shape = view_shape(case.blocks, case.layers, case.kv_heads, case.head_dim, case.block_size, dtype, TPU_TILE)
-    if case.codes is None:
+    dtype = {None: case.dtype, "int8": "int8", "fp8": "uint8", "bf16": "bfloat16"}[case.codes]
+    shape = view_shape(case.blocks, case.layers, case.kv_heads, case.head_dim, case.block_size, dtype, case.tile)
+    if case.codes in (None, "bf16"):
         return np.array(cast(np.full(shape, np.nan, np.float32), dtype))
     return np.full(shape, 0x7F, dtype)  # NaN in fp8; in int8 also the scales are NaN
 
@@ -89,8 +91,9 @@ def held(case: Case, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, n
     if case.codes == "fp8":
         codes = rows.astype(ml_dtypes.float8_e4m3fn)
         return codes.view(np.uint8), None, codes.astype(np.float64)
-    if case.codes is None:
-        return cast(rows, case.dtype), None, cast(rows, case.dtype).astype(np.float64)
+    if case.codes in (None, "bf16"):
+        numbers = cast(rows, case.dtype if case.codes is None else "bfloat16")
+        return numbers, None, numbers.astype(np.float64)
     halves = rows.reshape(*rows.shape[:-1], 2, LANES // 2)
     scales = (np.abs(halves).max(axis=-1) / 127).astype(np.float16)
     steps = np.where(scales == 0, 1, scales.astype(np.float64))[..., None]
@@ -135,8 +138,13 @@ def make_batch(case: Case, query_lens: list[int], contexts: list[int], seed: int
             view[tables[s, page], layer, :, :, : len(here)] = here.transpose(1, 2, 0, 3)
             if scales is not None:
                 here = scales[page * case.block_size : (page + 1) * case.block_size]
-                words = view[tables[s, page], layer, :, :, case.block_size : case.block_size + 4, : len(here)]
-                words[...] = here.transpose(1, 2, 3, 0)
+                behind = view[tables[s, page], layer, :, :, case.block_size :]
+                if scales_in_lanes(view.shape[-2]):
+                    behind[:, :, :4, : len(here)] = here.transpose(1, 2, 3, 0)
+                    continue
+                flat = behind.reshape(*behind.shape[:2], -1)
+                flat[..., : 4 * len(here)] = here.transpose(1, 2, 0, 3).reshape(*flat.shape[:2], -1)
+                behind[...] = flat.reshape(behind.shape)
     starts = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
     q = random.normal(size=(case.tokens, case.kv_heads, case.q_per_kv, case.head_dim))
     return Batch(cast(q, case.dtype), view, layer, tables, starts, kv_lens, dense)

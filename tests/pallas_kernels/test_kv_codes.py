@@ -148,7 +148,7 @@ def test_attention_reads_the_values_that_the_codes_stand_for(dtype, head_dim, so
     q = normal(starts[-1], HEADS, 3, head_dim)
     attend = partial(paged_attention, scale=head_dim**-0.5, soft_cap=soft_cap)
     want = attend(q, decode(view), *batch, impl="reference")
-    for impl in ("reference", "xla"):
+    for impl in ("reference", "xla", "cpu"):
         np.testing.assert_allclose(jax.jit(partial(attend, impl=impl))(q, view, *batch), want, atol=2e-5)
 
 

@@ -40,7 +40,8 @@ def assert_close(case, got, want):
     ("impl", "name"),
     [
         *(("xla", name) for name in CASES),
-        *((impl, name) for impl in ("reference", "cpu") for name in ("one tile", "DeepSeek's widths")),
+        *(("cpu", name) for name in CASES),
+        *(("reference", name) for name in ("one tile", "DeepSeek's widths")),
         ("tpu_interpret", "a value that ends within a tile of its key, bfloat16"),
         ("tpu_interpret", "int8"),
     ],
@@ -57,7 +58,7 @@ def test_agrees_with_dense_attention(impl, name):
     )
     def check(queries, context, seed):
         contexts = [context, 0, 5][: len(queries)]
-        (q, view, *rest), rows = make_batch(case, queries, contexts, seed)
+        (q, view, *rest), rows = make_batch(case, queries, contexts, seed, 1 if impl == "cpu" else 8)
         got = compiled(impl, case)(q, view, LAYER, *rest)
         assert got.dtype == q.dtype
         assert_close(case, got, dense(case, (q, view, *rest), rows))

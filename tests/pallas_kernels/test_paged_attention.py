@@ -252,7 +252,52 @@ def test_a_prompt_in_chunks_gives_what_it_gives_at_once(impl):
     assert not np.asarray(first)[10:].any()
 
 
-@pytest.mark.parametrize("limits", [{}, {"sliding_window": 5, "soft_cap": 5.0}, {"chunk_size": 70}, {"sinks": True}])
+DECODE = {"tokens": 4, "max_query_len": 1}
+CPU_CASES = {
+    "int8, decodes of small blocks": Case(
+        codes="int8", tile=1, head_dim=64, block_size=8, pages=24, q_per_kv=3, **DECODE
+    ),
+    "int8, decodes, six queries of a head": Case(codes="int8", tile=1, q_per_kv=6, sliding_window=40, **DECODE),
+    "int8, decodes, seven": Case(codes="int8", tile=1, q_per_kv=7, head_dim=64, **DECODE),
+    "int8, decodes, two tiles as on a TPU": Case(
+        codes="int8", head_dim=256, block_size=32, pages=10, sliding_window=5, **DECODE
+    ),
+    "int8, blocks that end within spans": Case(
+        codes="int8", tile=1, head_dim=48, block_size=24, pages=14, q_per_kv=3, sliding_window=40
+    ),
+    "int8, three halves": Case(
+        codes="int8", tile=1, head_dim=192, block_size=40, pages=8, q_per_kv=3, chunk_size=50, sinks=True
+    ),
+    "int8, large blocks": Case(codes="int8", tile=1, block_size=128, pages=3, q_per_kv=1, head_dim=256),
+    "fp8, decodes": Case(codes="fp8", head_dim=256, block_size=24, pages=14, sliding_window=70, **DECODE),
+    "fp8, packed rows": Case(codes="fp8", head_dim=64, block_size=8, pages=24, q_per_kv=3),
+    "bfloat16, decodes": Case(codes="bf16", head_dim=192, block_size=24, pages=14, sinks=True, **DECODE),
+    "bfloat16, packed rows": Case(codes="bf16", head_dim=64, block_size=64, pages=5, q_per_kv=3, sliding_window=40),
+}
+"""KV as engines hold it on a CPU, beside queries of float32."""
+
+
+@pytest.mark.parametrize("case", CPU_CASES.values(), ids=CPU_CASES.keys())
+def test_on_cpu_narrow_kv_agrees_with_dense_attention(case):
+    test_agrees_with_dense_attention("cpu", case)
+
+
+def test_on_cpu_a_missing_block_within_a_span_is_masked_in_narrow_kv():
+    case = CPU_CASES["int8, blocks that end within spans"]
+    batch = make_batch(replace(case, sliding_window=None), [1, 1, 7], [140, 200, 90])
+    case, tables = replace(case, sliding_window=None), batch.block_tables.copy()
+    tables[0, 1], tables[1, [0, 3]], tables[2, 2] = NOWHERE, -1, case.blocks
+    q, view, layer, _, starts, kv_lens = batch.arrays
+    arrays = q, view, layer, tables, starts, kv_lens
+    assert_close(compiled("cpu", case)(*arrays), compiled("reference", case)(*arrays), case.dtype)
+
+
+LIMITS = [{}, {"sliding_window": 5, "soft_cap": 5.0}, {"chunk_size": 70}, {"sinks": True}]
+NARROW = [{"codes": codes, "tile": 1} for codes in ("int8", "fp8", "bf16")]
+"""Forms of KV whose values are widened one way for few queries, and another for many."""
+
+
+@pytest.mark.parametrize("limits", [*LIMITS, *NARROW])
 def test_on_cpu_a_token_has_the_same_bits_in_a_chunk_and_alone(limits):
     case = Case(q_per_kv=3, tokens=40, **limits)
     chunk = make_batch(case, [37], [100])
@@ -266,7 +311,7 @@ def test_on_cpu_a_token_has_the_same_bits_in_a_chunk_and_alone(limits):
         np.testing.assert_array_equal(np.asarray(mine)[0], together[row])
 
 
-@pytest.mark.parametrize("limits", [{}, {"sliding_window": 1500, "sinks": True}])
+@pytest.mark.parametrize("limits", [{}, {"sliding_window": 1500, "sinks": True}, *NARROW])
 def test_on_cpu_splits_of_a_long_context_give_a_decode_the_bits_of_a_chunk(limits):
     case = Case(kv_heads=1, q_per_kv=3, head_dim=64, tokens=5, pages=160, seqs=1, **limits)
     chunk = make_batch(case, [5], [2555])

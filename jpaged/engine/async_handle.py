@@ -158,8 +158,12 @@ class AsyncHandle:
         inputs = self._model.input_processor
         prefix = await asyncio.to_thread(inputs.prefix, prompt, cache_salt)
         requests = [inputs.request(prefix, PREFILL_ONLY) for _ in self._engine.replicas]
-        seq_id = inputs.new_seq_id()
-        return PinnedPrefix(seq_id, await self._ask(lambda: self._engine.pin_prefix(seq_id, requests)))
+
+        def pin() -> PinnedPrefix:  # a saved state may be loaded until then, and bring ids that were given before
+            seq_id = inputs.new_seq_id()
+            return PinnedPrefix(seq_id, self._engine.pin_prefix(seq_id, requests))
+
+        return await self._ask(pin)
 
     async def unpin(self, pinned: PinnedPrefix) -> None:
         """Do what `LLM.unpin` does."""

@@ -83,6 +83,7 @@ class Engine:
         Raises:
             ValueError: it could never fit the pool.
         """
+        self.requests.renew(request)
         try:
             self.requests.awaited[request.request_id] = request
             for part in request.parts:
@@ -298,6 +299,7 @@ class Engine:
 
     def _compute(self, replica: Replica, request: Request) -> None:
         """Run a request to its end in a replica; others go on beside it."""
+        self.requests.renew(request)
         try:
             self._add_to(replica, request)
             while request.status is not Status.FINISHED:

@@ -205,8 +205,8 @@ class ModelHandle(EngineHandle):
         """
         inputs = self.input_processor
         prefix = inputs.prefix(prompt, cache_salt)
-        seq_id = inputs.new_seq_id()
         with self._engine.turn:
+            seq_id = inputs.new_seq_id()
             requests = [inputs.request(prefix, PREFILL_ONLY) for _ in self._engine.replicas]
             return PinnedPrefix(seq_id, self._engine.pin_prefix(seq_id, requests))
 

@@ -37,6 +37,7 @@ def pool_prompts(
 
     Raises:
         ValueError: a prompt is empty, too long, or could never fit the pool; or the engine has replicas.
+        RuntimeError: a prompt was aborted meanwhile, as by ``update_params(running="abort")`` in a signal's handler.
     """
     boolean("use_tqdm", use_tqdm)
     if len(engine.replicas) > 1:
@@ -60,7 +61,15 @@ def pool_prompts(
             run(engine, requests, use_tqdm)
         finally:
             engine.abort(*requests)
+    for i, request in enumerate(requests):
+        if request.sequences[0].finish_reason == "abort":
+            raise aborted(i)
     return [PooledPrompt(request, _vector(request)) for request in requests]
+
+
+def aborted(prompt: int) -> RuntimeError:
+    """Return what tells that a prompt of a batch has no result."""
+    return RuntimeError(f"prompt {prompt} was aborted before all of it was computed")
 
 
 def _vector(request: Request) -> np.ndarray:

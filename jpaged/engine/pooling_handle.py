@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jpaged.engine import offline
-from jpaged.engine.pooled_prompts import PooledPrompt, pool_prompts
+from jpaged.engine.pooled_prompts import PooledPrompt, aborted, pool_prompts
 from jpaged.engine.sleep_handle import SleepHandle
 from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from jpaged.pooling_params import Pooling, PoolingParams
@@ -182,7 +182,9 @@ class PoolingHandle(SleepHandle):
             one_lora_each(lora_request, len(batch)),
         )
         found = []
-        for output in outputs:
+        for i, output in enumerate(outputs):
+            if output.outputs[0].finish_reason == "abort":
+                raise aborted(i)
             ids, scored = output.prompt_token_ids, output.prompt_logprobs or [None]
             total = sum(ranked[token].logprob for token, ranked in zip(ids[1:], scored[1:], strict=True) if ranked)
             found.append(PoolingRequestOutput(output.request_id, ScoringOutput(float(total)), ids))

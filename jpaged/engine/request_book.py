@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jpaged.engine.replica import Replica
 from jpaged.scheduling import Request, Status
@@ -16,9 +16,11 @@ class RequestBook:
         awaited: requests whose callers have not let go of them by `Engine.abort`, finished or not: those that a saved
             state holds.
         restored: those of them that came with a saved state and that nobody has taken up yet.
+        renew: gives a request that is about to come in other ids if a saved state may have brought its own.
     """
 
     def __init__(self) -> None:
+        self.renew: Callable[[Request], None] = _keep_ids
         self.unfinished: dict[int, Request] = {}
         self.awaited: dict[int, Request] = {}
         self.restored: dict[int, Request] = {}
@@ -75,3 +77,7 @@ class RequestBook:
         """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
         awaited = {part.request_id for request in self.awaited.values() for part in request.parts}
         return not awaited.issuperset(self.unfinished)
+
+
+def _keep_ids(request: Request) -> None:
+    """Leave a request's ids: no saved state was loaded."""

@@ -124,9 +124,12 @@ class EngineThread:
         check_process(self._process)
         with self._lock:
             self._check_running()
-            request = self._restored.pop(request_id, None)
-            if request is None:
+            if request_id not in self._restored:
                 raise ValueError(f"request_id={request_id!r} is none of the restored requests that wait for a client")
+            known = self._live.get(request_id)
+            if known is not None and not known.ended:  # it was here before the state came
+                raise ValueError(f"request_id={request_id!r} is running: the restored one waits until it has ended")
+            request = self._restored.pop(request_id)
             ticket = self._live[request_id] = Ticket(request_id, request=request)
             self._calls.put((lambda: self._take_up(ticket, reader_of(request)), Future()))
         return ticket

@@ -213,6 +213,10 @@ class InputProcessor:
         """Go on where another processor was: no id is given again, and seeds are drawn from there on."""
         self._ids.load(data)
 
+    def renew(self, request: Request) -> None:
+        """Give a request that was made before `load`, and that no engine has yet, ids that nothing else has."""
+        self._ids.renew(request)
+
     def look_again(self, request: Request) -> None:
         """Give the sequences of a request that was saved what looks at their tokens, and show it these.
 

@@ -64,7 +64,7 @@ class OutputBuilder:
     def __init__(self, processor: OutputProcessor, request: Request, request_id: int | str | None = None) -> None:
         self._processor = processor
         self._request = request
-        self._request_id = request.request_id if request_id is None else request_id
+        self._name = request_id
         self._outputs = [_Output(processor, request, seq.index) for part in request.parts for seq in part.sequences]
         self._finished = False
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -96,7 +96,7 @@ class OutputBuilder:
     ) -> RequestOutput:
         request = self._request
         return RequestOutput(
-            request_id=self._request_id,
+            request_id=request.request_id if self._name is None else self._name,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
             outputs=outputs,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Request
 
 
 class RequestIds:
@@ -24,6 +25,7 @@ class RequestIds:
         self._lock = threading.Lock()  # of the seeds and the two counts
         self._num_requests = 0  # ids given so far
         self._num_sequences = 0
+        self._num_loaded = 0  # requests below it were made before others' ids were loaded, or are those others
 
     def draw(self, params: SamplingParams, turns: int) -> tuple[int, list[int], list[int]]:
         """Return a request's seed, an id for each of its turns, and the ids of its sequences."""
@@ -53,3 +55,14 @@ class RequestIds:
             self._num_requests = max(self._num_requests, data["requests"])
             self._num_sequences = max(self._num_sequences, data["sequences"])
             self._seeds.bit_generator.state = json.loads(data["seeds"])
+            self._num_loaded = self._num_requests
+
+    def renew(self, request: Request) -> None:
+        """Give a request new ids if it was made before others' ids were loaded, which may be its own; its parts too."""
+        with self._lock:
+            if request.request_id >= self._num_loaded:
+                return
+            for part in request.parts:
+                part.request_id, self._num_requests = self._num_requests, self._num_requests + 1
+                for seq in part.sequences:
+                    seq.seq_id = self._next_seq_id()

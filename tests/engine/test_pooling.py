@@ -119,6 +119,45 @@ def test_ctrl_c_in_embed_leaves_nothing_behind_and_the_llm_goes_on(llm, monkeypa
     assert len(llm.generate(prompts(PROMPTS[:1]), SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs) == 1
 
 
+def after_a_step(llm, monkeypatch, number, action):
+    """Do something after a step of the next call, as a signal's handler can."""
+    step, done = llm._engine.step, []
+
+    def then():
+        finished = step()
+        done.append(finished)
+        if len(done) == number:
+            action()
+        return finished
+
+    monkeypatch.setattr(llm._engine, "step", then)
+
+
+@pytest.mark.parametrize("method", ["embed", "score"])
+def test_a_prompt_that_is_aborted_meanwhile_is_named(llm, monkeypatch, method):
+    llm.reset_prefix_cache()
+    after_a_step(llm, monkeypatch, 2, lambda: llm.update_params(llm.params, running="abort"))
+    with pytest.raises(RuntimeError, match="prompt 1 was aborted before all of it was computed"):
+        getattr(llm, method)(prompts([PROMPTS[0], PROMPTS[4]]), use_tqdm=False)
+    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0
+
+
+def test_a_state_is_not_saved_while_vectors_are_computed_that_nobody_could_take_up(llm, monkeypatch, tmp_path):
+    refused = []
+
+    def save():
+        with pytest.raises(RuntimeError, match=r"while embed\(\), classify\(\) or score\(\) runs") as error:
+            llm.save_state(tmp_path / "state")
+        refused.append(error)
+
+    llm.reset_prefix_cache()
+    after_a_step(llm, monkeypatch, 1, save)
+    found = vectors(llm.embed(prompts(PROMPTS[4:5]), use_tqdm=False))
+    monkeypatch.undo()
+    np.testing.assert_allclose(found, vectors(llm.embed(prompts(PROMPTS[4:5]), use_tqdm=False)), atol=2e-5)
+    assert refused and not (tmp_path / "state").exists()
+
+
 def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

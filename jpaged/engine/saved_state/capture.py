@@ -81,13 +81,17 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
             what they held, and are not copied again.
 
     Raises:
-        RuntimeError: a prefix is being pinned.
+        RuntimeError: a prefix is being pinned, or vectors of prompts are computed, which nobody could take up.
     """
     start = time.perf_counter()
     engine.settle()
     engine.prefixes.stop()
     if engine.requests.is_pinning:
         raise RuntimeError("save_state() is refused while pin_prefix() computes a prefix: save when it has returned")
+    if any(request.pooling is not None for request in engine.requests.awaited.values()):
+        raise RuntimeError(
+            "save_state() is refused while embed(), classify() or score() runs: save when it has returned"
+        )
     worker, now = engine.runner.worker, time.monotonic()
     with signals_held:
         memories = [memory_data(replica.memory) for replica in engine.replicas]

@@ -38,8 +38,9 @@ class StateHandle(ModelHandle):
             folder: made where there is none; it holds the last save and nothing else.
 
         Raises:
-            RuntimeError: `pin_prefix` is computing a prefix, a handler of another signal came in the middle of a step,
-                any came in the middle of a save, or the devices belong to several processes.
+            RuntimeError: `pin_prefix` is computing a prefix, or `embed`, `classify` or `score` a vector; a handler of
+                another signal came in the middle of a step, any came in the middle of a save; or the devices belong to
+                several processes.
             OSError: the disk refuses.
         """
         self.check_health()

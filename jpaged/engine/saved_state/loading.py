@@ -75,6 +75,7 @@ def load(
                 _compute_again(engine, parts.values(), pins)
             engine.prefixes.take_over(pins)
         inputs.load(host["inputs"])
+        engine.requests.renew = inputs.renew
     except BaseException:
         engine.abort(*requests)
         engine.prefixes.forget()

@@ -6,6 +6,7 @@ from memory_pools import full_manager
 
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.recent_prefixes import MOST_REQUESTS, RecentPrefixes
+from jpaged.memory.saving.saved_tables import load_recent, recent_data
 
 SIZE = 4
 
@@ -67,6 +68,15 @@ def test_running_requests_are_remembered_and_twice_as_many_as_ran_at_once():
     running.clear()
     prefixes.arrived(sequence(manager, 4 * number, [1]))
     assert len(prefixes.entries) == 2 * number and 0 not in prefixes.entries
+
+
+def test_all_that_is_remembered_is_saved_and_brought_back_although_fewer_run_then():
+    manager, running = full_manager(4000, SIZE, prefix_caching=True), set(range(150))
+    prefixes, again = RecentPrefixes(manager.layout, running), RecentPrefixes(manager.layout)
+    for i in range(300):
+        prefixes.arrived(sequence(manager, i, [i] * 9))
+    load_recent(again, recent_data(prefixes))
+    assert again.entries == prefixes.entries and len(again.entries) == 300
 
 
 def test_what_runs_is_remembered_although_it_fills_the_pool_twice():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jpaged.benchmarks.memory_hybrids import INSTRUCTION_TOKENS, INSTRUCTIONS, INTERVAL, POOL_GIB, HybridHits
 from jpaged.benchmarks.memory_jenga import ARTICLE_GIB, ARTICLE_MODEL, ARTICLE_TOKENS, IMAGE_GIB, IMAGE_MODEL, IMAGES
+from jpaged.benchmarks.memory_plots import unmarked
 from jpaged.benchmarks.memory_report import Results, batch_of, tables, wasted
 from jpaged.benchmarks.memory_shapes import BLOCK_SIZE, SHAPES
 from jpaged.benchmarks.memory_simulation import draft_bytes
@@ -35,6 +36,8 @@ empty then, and shares are averaged over the steps in which requests wait. Nothi
 these numbers.
 
 ![Shares of the pool and mean batch](memory.png)
+
+{_marks(results)}
 
 What is in the pool:
 
@@ -109,6 +112,14 @@ tokens stand questions of less than 200. Conversations begin with one of eight s
 by 512 to 2,048 a turn. Articles, instructions and system prompts end at multiples of 512 tokens. What counts is again
 what an earlier request of the run began with too. `jpaged bench memory --hybrids-only` makes this table alone.
 """
+
+
+def _marks(results: Results) -> str:
+    """Say how the lower panel of the plot is to be read."""
+    said = "Marks of a model stand beside each other, in the order of the legend; their height is what counts."
+    if without := unmarked(results):
+        said += f" There is none where no request of the model fits: {'; '.join(without)}."
+    return said
 
 
 def _small_blocks(found: Sequence[HybridHits]) -> str:

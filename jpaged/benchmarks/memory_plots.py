@@ -14,6 +14,9 @@ SHARES = {"tokens": ("0.2", ""), "reserved": ("0.55", ""), "internal": ("0.8", "
 """Grey and hatching of each share of the pool."""
 MARKS = (("o", "0.8"), ("v", "0.65"), ("^", "0.5"), ("s", "0.35"), ("D", "0.2"), ("*", "black"))
 """Mark and grey of each allocator."""
+LARGEST = SYSTEMS.index("PagedAttention, largest page")
+APART = 0.1
+"""Distance between the marks of a model, whose next one is 1 away."""
 
 
 def plot(results: Results, folder: Path) -> None:
@@ -38,6 +41,27 @@ def plot(results: Results, folder: Path) -> None:
     pyplot.close(figure)
 
 
+def points(results: Results, number: int) -> tuple[list[float], list[float]]:
+    """Return where the marks of an allocator of `SYSTEMS` stand: models from left to right, the allocators of a model
+    beside each other so that none covers an equal one; and upwards multiples of the largest page's batch."""
+    places, ratios = [], []
+    for place, outcomes in enumerate(results.models.values()):
+        mine, largest = outcomes[number].batch, outcomes[LARGEST].batch
+        if mine > 0 and largest > 0:
+            places.append(place + APART * (number - (len(SYSTEMS) - 1) / 2))
+            ratios.append(mine / largest)
+    return places, ratios
+
+
+def unmarked(results: Results) -> list[str]:
+    """Name the allocators and models without a mark: their mean batch is 0, and the axis is logarithmic."""
+    absent = {
+        system: [model for model, outcomes in results.models.items() if not outcomes[number].batch]
+        for number, system in enumerate(SYSTEMS)
+    }
+    return [f"{system} with {' and '.join(models)}" for system, models in absent.items() if models]
+
+
 def _draw_shares(axes: Any, name: str, results: Results) -> None:
     outcomes = results.traces[name]
     bottom = [0.0] * len(outcomes)
@@ -55,13 +79,11 @@ def _draw_batches(axes: Any, results: Results) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     models = list(results.models)
-    largest = SYSTEMS.index("PagedAttention, largest page")
     for number, (system, (mark, grey)) in enumerate(zip(SYSTEMS, MARKS, strict=True)):
-        found = [(place, results.models[model]) for place, model in enumerate(models)]
-        points = [(place, o[number].batch / o[largest].batch) for place, o in found if o[number].batch > 0]
-        axes.plot(
-            *zip(*points, strict=True), mark, color=grey, markeredgecolor="black", markersize=8, label=system, ls=""
-        )
+        places, ratios = points(results, number)
+        axes.plot(places, ratios, mark, color=grey, markeredgecolor="black", markersize=7, label=system, ls="")
+    if without := unmarked(results):
+        axes.set_xlabel(f"No mark, as no request of the model fits: {'; '.join(without)}.", fontsize=9, loc="left")
     axes.set_xticks(range(len(models)), models, rotation=30, ha="right", fontsize=9)
     axes.set_ylabel("mean batch, largest page = 1")
     axes.set_yscale("log")

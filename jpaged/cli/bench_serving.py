@@ -13,7 +13,7 @@ from jpaged.cli.options import bad_parameters
 from jpaged.cli.page_command import page_command
 
 DEMO = "smollm2-135m"
-SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 1024, 1024, 4.0
+SECONDS, SEEDS, POOL_TOKENS, MAX_MODEL_LEN, SLOWER = 8.0, 3, 1024, 512, 4.0
 BATCH = 24
 PAGE = "serving-real"
 
@@ -42,7 +42,9 @@ def serving(
         int, typer.Option(min=1, help="Requests that are there from the start, by which a policy's rates are chosen.")
     ] = BATCH,
     pool_tokens: Annotated[int, typer.Option(min=64, help="Tokens that the pool holds.")] = POOL_TOKENS,
-    max_model_len: Annotated[int, typer.Option(min=64, help="Most tokens of a request.")] = MAX_MODEL_LEN,
+    max_model_len: Annotated[
+        int, typer.Option(min=64, help="Most tokens of a request, prompt and answer.")
+    ] = MAX_MODEL_LEN,
     slower: Annotated[
         float, typer.Option(min=1, help="Limit on latency, as a multiple of that of a request that is alone.")
     ] = SLOWER,

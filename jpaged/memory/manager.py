@@ -98,7 +98,8 @@ class MemoryManager(AdmissionQuestions):
         self._admission = Admission(layout, self._allocator, self._watermark, self.max_step_tokens)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
         is_chosen = any(policy.optional_blocks for policy, _ in self._groups)
-        self._recent = recent = RecentPrefixes(layout) if predicts or is_chosen else None
+        self._requests: dict[int, RequestBlocks] = {}
+        self._recent = recent = RecentPrefixes(layout, self._requests) if predicts or is_chosen else None
         self._predicted = PredictedPrefixes(layout, self._allocator, recent) if predicts and recent else None
         aligned = self._prefix_eviction != "lru"
         self._ownership = Ownership(
@@ -126,7 +127,6 @@ class MemoryManager(AdmissionQuestions):
             limit_bytes=self._swap_space_bytes,
             admission=self._admission,
         )
-        self._requests: dict[int, RequestBlocks] = {}
 
     # The life of a sequence.
 

@@ -17,7 +17,7 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.lost_prefixes import LostPrefixes
-from jpaged.memory.recent_prefixes import RecentPrefixes
+from jpaged.memory.recent_prefixes import MOST_REQUESTS, RecentPrefixes
 
 STEP_OVERHEAD = 128
 """What a step costs beside its tokens (reading the weights), as a number of prefill tokens that take as long."""
@@ -51,6 +51,7 @@ class PredictedPrefixes:
         self._allocator = allocator
         self._recent = recent
         self._step = layout.prefix_step
+        self._ends = 0
         self.lost = LostPrefixes(layout, recent)
 
     def predict(self, sequence: BlockTables, shared: int) -> None:
@@ -67,7 +68,11 @@ class PredictedPrefixes:
         entry = self._recent.entries.get(sequence.request.request_id)
         if entry is not None:
             entry.num_bytes = self._num_bytes(sequence, max(1, len(entry.digests)))
-            self.limit_bytes = self._choose_limit(sequence)
+            # Choosing looks at all entries: where there are many it is done the more seldom, so that an end costs the
+            # same on the average however many run at once.
+            self._ends += 1
+            if self._ends % max(1, len(self._recent.entries) // MOST_REQUESTS) == 0:
+                self.limit_bytes = self._choose_limit(sequence)
 
     def overflow(self) -> tuple[int, int, int] | None:
         """Return (group, block, `Time.minus_end`) of the least recently needed protected block, or None while the

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.layout import PoolLayout
 
 MOST_REQUESTS = 128
-"""Requests that count as recent."""
+"""Requests that count as recent, where no more than half as many have run at once."""
 
 
 @dataclass
@@ -35,14 +36,19 @@ class RecentPrefixes:
 
     Args:
         layout: how the pool is cut.
+        running: ids of the requests that have blocks, or had and are swapped; a view that follows them. They are
+            remembered until they end, however many came after them.
 
     Attributes:
         entries: the recent requests by id, in order of arrival.
+        most_requests: so many count as recent: twice as many as ever ran at once, and `MOST_REQUESTS` at least.
         chain_key: block size of the hash chains by which prefixes are named.
     """
 
-    def __init__(self, layout: PoolLayout) -> None:
+    def __init__(self, layout: PoolLayout, running: Collection[int] = ()) -> None:
         self.entries: OrderedDict[int, Recent] = OrderedDict()
+        self.most_requests = MOST_REQUESTS
+        self._running = running
         self._uses: Counter[bytes] = Counter()
         self._num_digests = 0
         self._step = layout.prefix_step
@@ -80,12 +86,16 @@ class RecentPrefixes:
         return [link.digest for link in sequence.chains[self.chain_key].links[every - 1 :: every]]
 
     def remember(self, request_id: int, entry: Recent) -> None:
-        """Add a request to the recent ones; the oldest go where they are too many."""
+        """Add a request to the recent ones; the oldest that have ended go where they are too many."""
         self.entries[request_id] = entry
         self._uses.update(entry.digests)
         self._num_digests += len(entry.digests)
-        while len(self.entries) > MOST_REQUESTS or (self._num_digests > self._most_digests and len(self.entries) > 1):
-            self._forget(next(iter(self.entries)))
+        self.most_requests = max(self.most_requests, 2 * len(self._running))
+        while len(self.entries) > self.most_requests or self._num_digests > self._most_digests:
+            oldest = next((each for each in self.entries if each not in self._running), request_id)
+            if oldest == request_id:
+                break
+            self._forget(oldest)
 
     def _forget(self, request_id: int) -> None:
         entry = self.entries.pop(request_id, None)

@@ -184,6 +184,20 @@ def test_the_page_says_where_the_default_loses(tmp_path):
     assert prefix_modes.lost(row(0.0, 0.0), "predicted") == 0.0
 
 
+def test_the_page_says_where_first_tokens_come_later_by_the_default():
+    lengths, late = [length_row("none", "-", 0.1), length_row("Oracle", "both", 0.08)], row(0.4, 0.4, workload="agents")
+    late["modes"]["predicted"]["first_token"] = 0.65
+    text = page.page([row(0.4, 0.5), late], lengths, "jpaged bench eviction")
+    assert "| 0.500 | 0.500 | 0.650 |" in text
+    told = " ".join(text.split())
+    assert "Its mean first token takes 1.00 to 1.30 times LRU's, more than 2% longer on agents " in told
+    assert "agents (Llama-3.1-8B, 2.0 GiB: 0.650 s instead of 0.500)." in told
+    assert "on no workload more than 2% longer" in page.page([row(0.4, 0.5)], lengths, "jpaged bench eviction")
+    none_ended = row(0.0, 0.0)
+    none_ended["modes"]["lru"]["first_token"] = float("inf")
+    assert prefix_modes.slower(none_ended, "predicted") == 0.0
+
+
 def test_the_command_keeps_results_and_writes_a_page_with_two_plots(tmp_path):
     pytest.importorskip("matplotlib")
     kept = tmp_path / "kept.json"

@@ -1,33 +1,29 @@
-"""Serving over time on the real engine: what is asked, what a run gave, and the page made of it."""
+"""Serving over time on the real engine: what is asked, what a run gave, and the options of the command."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from serving_real_rows import made
 from typer.testing import CliRunner
 
 from jpaged.benchmarks.serving_answer import Answer
 from jpaged.benchmarks.serving_load import arrival_times
 from jpaged.benchmarks.serving_real import tables
-from jpaged.benchmarks.serving_real.experiments import Bench, Plan, curve, finite, load
-from jpaged.benchmarks.serving_real.host import RANDOM
+from jpaged.benchmarks.serving_real.experiments import Bench, Plan, curve, load
 from jpaged.benchmarks.serving_real.measures import figure, latency, measured, over_seeds
-from jpaged.benchmarks.serving_real.page import page
-from jpaged.benchmarks.serving_real.policies import POLICIES
-from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead
+from jpaged.benchmarks.serving_real.run import Ask
 from jpaged.benchmarks.serving_real.workload import KINDS, SHARING, Caps, Task, arrange, read_texts, within
 from jpaged.benchmarks.serving_report import Limits
-from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
-from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED
+from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED
+from jpaged.cli.bench_serving import MAX_MODEL_LEN, POOL_TOKENS
 from jpaged.cli.main import app
-from jpaged.cli.page_command import page_command
 
 CAPS = Caps(200, 60)
 
@@ -151,14 +147,6 @@ def test_seeds_are_told_by_their_mean_and_ends():
     assert tables.spread((3.04, 3.01, 3.04), 1) == "3.0" and tables.spread((math.nan,) * 3) == "-"
 
 
-def made(rate, seed, value, share=1.0, **more):
-    spread = {"mean": value, "p50": value, "p90": value, "p99": 2 * value}
-    row = {"rate": rate, "seed": seed, "share": share, "normalised": spread | {"all": math.isfinite(value)}}
-    row |= dict.fromkeys(("ttft", "inter_token", "latency"), spread)
-    row |= {"by_kind": {"chat": value}, "goodput": rate, "preemptions": 1, "cached": 5, "prompt_tokens": 10}
-    return row | more
-
-
 def test_the_sustained_rate_is_found_between_those_that_were_measured():
     runs = [made(rate, seed, value + 0.01 * seed) for rate, value in ((1.0, 0.1), (4.0, 0.4)) for seed in (0, 1)]
     found = curve("x", runs, 0.2)
@@ -200,131 +188,11 @@ def test_rates_rise_until_the_limit_is_passed():
     assert all(len(system["runs"]) == 2 * len(system["points"]) for system in systems.values())
 
 
-def results():
-    def system(rates, values):
-        runs = [
-            made(rate, seed, value, share)
-            for rate, value, share in zip(rates, values, (0.5, 1.5), strict=True)
-            for seed in (0, 1, 2)
-        ]
-        return {"saturation": rates[1]} | {"runs": runs} | curve("x", runs, 0.2)
-
-    systems = {PAGED: system((2.0, 6.0), (0.1, 0.4)), ORACLE: system((2.0, 5.0), (0.1, 0.4))}
-    systems[MAX] = system((0.5, 1.5), (0.1, math.inf))
-    load = {"model": "demo", "says": "", "alone": 0.04, "limit": 0.2, "systems": systems}
-    hybrid = load | {
-        "model": RANDOM,
-        "says": "12 layers.",
-        "systems": {PAGED: systems[PAGED], LARGEST: systems[ORACLE]},
-    }
-    ways = [made(2.0, seed, 0.1, policy=name) for name in ("one way", "another") for seed in (0, 1, 2)]
-    engines = [made(3.0, 0, 0.1, engine=PAGED), made(3.0, 0, 0.3, engine="vllm"), made(3.0, 0, 0.05, engine="openvino")]
-    settings = {
-        "quick": False,
-        "shares": KINDS,
-        "sources": {"chat": "Alpaca's prompts"},
-        "prompt": 384,
-        "output": 128,
-        "pool_tokens": 2048,
-        "max_model_len": 1024,
-        "max_num_seqs": 32,
-        "step_tokens": 512,
-        "seconds": 6.0,
-        "rates": (0.5, 1.5),
-        "seeds": (0, 1, 2),
-        "batch": 24,
-        "slower": 5.0,
-    }
-    return {
-        "models": [load, hybrid],
-        "settings": settings,
-        "mechanisms": {"model": "demo", "chunking": ways, "preemption": ways, "eviction": ways},
-        "peers": {"saturation": {PAGED: 4.0, "vllm": 3.0, "openvino": 2.0}, "rate": 3.2, "runs": engines},
-    }
-
-
-def test_the_page_is_written_whole_from_the_figures():
-    text = page(finite(results()), "jpaged bench serving --docs docs", "2 cores of a machine")
-    assert text.startswith("# Serving over time, measured\n")
-    assert "`jpaged bench serving --docs docs`\non 2 cores of a machine" in text
-    for heading in ("## demo: latency", "## A Gemma-3-shaped", "### Chunks", "### The way back", "## Against other"):
-        assert heading in text
-    assert "| jpaged | 6.00 | 3.46 |  |" in text and "| Orca (Oracle) | 5.00 | 3.16 | 1.10 |" in text
-    assert "a pool of 2,048 tokens" in text and "(Max) runs 2\n  at once" in text and "3 seeds" in text
-    assert "2 times Orca (Max)'s rate is reached" in text and "1.3 times Orca (Oracle)'s rate is not reached" in text
-    assert "random weights: latency against rate\n\n12 layers.\n\n![" in text
-    assert "\\* Requests were cut off" in text and "In steps of 128 tokens" in text
-    assert "jpaged's p99 of whole answers, 0.20 s, is below vllm's (0.60 s) and above openvino's (0.10 s)" in text
-    assert "The goal, to be below all of them, is not reached." in text
-    assert "is 0.80 of the best one's own batch rate" in text
-    assert "it is 0.80 of jpaged's, 1.07 of vllm's, 1.60 of openvino's" in text
-    assert "A static split and the GCD page are not here" in text and "| HumanEval | `humaneval*.jsonl` |" in text
-    for name in (PAGED, LARGEST, ORACLE, MAX):
-        assert f"- **{name}**: " in text
-    assert "{" not in text, "every blank is filled"
-
-
-def test_a_goal_against_other_engines_is_reached_where_none_is_faster():
-    found = results()["peers"]
-    del found["saturation"]["openvino"]
-    found["runs"] = found["runs"][:2]
-    assert "The goal, to be below all of them, is reached." in ahead(found)
-
-
-def test_the_default_order_of_eviction_is_told_beside_lru():
-    def run(policy, seed, mean, cached):
-        return {"policy": policy, "seed": seed, "normalised": {"mean": mean, "all": True}} | {
-            "cached": cached,
-            "prompt_tokens": 100,
-        }
-
-    rows = [run("lru", 0, 0.1, 40), run(DEFAULT, 0, 0.09, 50), run("lru", 1, 0.1, 40), run(DEFAULT, 1, 0.1, 60)]
-    told = against_lru(rows)
-    assert "takes 0.95 (0.90-1.00) times as long a token" in told and "55 % of the prompts' tokens against 40 %" in told
-    assert against_lru(rows[:1]) == ""
-
-
-def test_batches_and_reservations_of_the_longest_are_told_to_be_alike_where_one_region_fits():
-    found = results()
-    systems = found["models"][0]["systems"]
-    systems[FASTER] = systems[MAX]
-    assert "let in the same ones" not in page(finite(found), "x", "y")
-    found["settings"]["pool_tokens"] = 1024
-    text = page(finite(found), "x", "y")
-    assert "FasterTransformer and Orca (Max) let in the same ones" in text
-
-
-def test_a_rate_that_is_known_from_below_only_decides_no_goal():
-    found = results()
-    systems = found["models"][0]["systems"]
-    systems[MAX]["is_least"] = True
-    text = page(finite(found), "x", "y")
-    assert "whether 2 times Orca (Max)'s rate is reached is not known" in text
-    assert re.search(r"\\| Orca \\(Max\\) \\| 1\\.50 \\| at least [0-9.]+ \\|  \\|", text)
-    systems[PAGED]["is_least"] = True
-    text = page(finite(found), "x", "y")
-    assert "1.3 times Orca (Oracle)'s rate is not known (at least 1.10)" in text
-    assert "| Orca (Oracle) | 5.00 | 3.16 | at least 1.10 |" in text
-
-
-def test_the_page_without_other_engines_and_mechanisms_has_no_such_headings():
-    found = results()
-    del found["mechanisms"], found["peers"]
-    text = page(finite(found), "x", "y")
-    assert "no number here" not in text
-    found["settings"] |= {"quick": True}
-    assert "no number here is a\nmeasurement" in page(finite(found), "x", "y")
-    assert "Against other engines" not in text and "each mechanism" not in text and "What this does not say" in text
-
-
-def test_every_policy_is_explained_on_the_page():
-    from jpaged.benchmarks.serving_real.page import POLICIES as told
-
-    assert set(told) == set(POLICIES)
-
-
-def test_what_json_lacks_becomes_null():
-    assert finite({"a": [math.inf, (1.0, math.nan)], "b": "x"}) == {"a": [None, [1.0, None]], "b": "x"}
+@pytest.mark.parametrize(("longest", "prompt", "output"), [(512, 384, 128), (1024, 384, 128), (256, 192, 64)])
+def test_the_longest_request_that_is_asked_for_is_one_that_may_be(longest, prompt, output):
+    ask = Ask("x", None, Plan(), pool_tokens=1024, max_model_len=longest)
+    assert (ask.caps.prompt, ask.caps.output) == (prompt, output)
+    assert MAX_MODEL_LEN == Caps.prompt + Caps.output <= POOL_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -339,14 +207,6 @@ def test_what_json_lacks_becomes_null():
 def test_a_plan_names_what_is_wrong(wrong, told):
     with pytest.raises(ValueError, match=told):
         Plan(**wrong)
-
-
-def test_a_pages_command_names_what_is_not_the_default(tmp_path):
-    given = [("workloads", tmp_path, None), ("seconds", 6.0, 6.0), ("quick", True, False), ("share", 0.5, None)]
-    assert (
-        page_command("serving", given)
-        == f"jpaged bench serving --workloads {tmp_path.name} --quick --share 0.5 --docs docs"
-    )
 
 
 @pytest.mark.parametrize(

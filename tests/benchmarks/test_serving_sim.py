@@ -14,7 +14,6 @@ from jpaged.benchmarks.serving_sim.beams import MadeUpRankings, copied_share
 from jpaged.benchmarks.serving_sim.curves import HIGHEST, LIMIT, Curve, Setting, curve, run_at
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, ROOFLINE, Engine
 from jpaged.benchmarks.serving_sim.models import OPT_13B, OPT_66B, read_bytes, shape_named
-from jpaged.benchmarks.serving_sim.own_experiments import _fit
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
 from jpaged.benchmarks.serving_sim.policies import FASTER, ORACLE, PAGED, build
 from jpaged.benchmarks.serving_sim.policy import Job
@@ -67,6 +66,13 @@ def test_arrivals_are_seeded_and_poisson():
     assert gaps.mean() == pytest.approx(0.2, rel=0.1) and gaps.std() == pytest.approx(0.2, rel=0.1)
 
 
+def test_more_requests_begin_with_those_that_fewer_are():
+    few, many = SMALL.arrivals(5.0, 100, 1), SMALL.arrivals(5.0, 1000, 1)
+    assert many[:100] == few
+    faster = SMALL.arrivals(10.0, 1000, 1)
+    assert [2 * ask.arrival for ask in faster] == pytest.approx([ask.arrival for ask in many])
+
+
 def test_preempted_requests_end_too_by_either_way_of_return():
     asks = [Ask(0.0, 400, 500)] * 30
     for mode in ("recompute", "swap"):
@@ -78,10 +84,11 @@ def test_preempted_requests_end_too_by_either_way_of_return():
 
 def test_a_run_that_falls_behind_is_given_up():
     asks = SMALL.arrivals(1e6, 500, 0)
-    outcome = simulate(build(FASTER, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks, most_waiting=100)
-    assert outcome.gave_up == (not math.isfinite(outcome.latency))
-    slow = simulate(build(ORACLE, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks, most_waiting=100)
-    assert slow.gave_up and slow.latency == math.inf
+    for system in (FASTER, ORACLE):  # the first keeps a queue of its own before the scheduler's
+        slow = simulate(build(system, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks, most_waiting=100)
+        assert slow.gave_up and slow.latency == math.inf, system
+        kept_up = simulate(build(system, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks, most_waiting=500)
+        assert not kept_up.gave_up and len(kept_up.jobs) == 500, system
 
 
 def test_the_sustained_rate_lies_where_the_latency_crosses_the_limit():
@@ -176,14 +183,6 @@ def test_shipped_lengths_are_filtered_and_alpacas_prompts_keep_their_answers(tmp
         alpaca(tmp_path / "other", len)
 
 
-def test_a_fit_finds_the_factors_and_none_of_them_is_negative():
-    rng = np.random.default_rng(0)
-    parts = rng.uniform(1, 2, (5, 3))
-    assert _fit(parts, parts @ [2.0, 0.5, 0.1]) == pytest.approx([2.0, 0.5, 0.1])
-    clipped = _fit(parts, parts @ [2.0, -0.2, 0.1])
-    assert clipped[1] == 0.0 and min(clipped) >= 0
-
-
 def test_results_are_kept_and_not_run_again(tmp_path):
     said = []
     context = Context({"ShareGPT": SMALL}, 5.0, 0, said.append)
@@ -209,6 +208,14 @@ def test_results_of_other_settings_are_refused(tmp_path):
     assert kept.read_text() == before
 
 
+def test_results_of_requests_that_were_drawn_otherwise_are_refused(tmp_path):
+    kept, context = tmp_path / "results.json", Context({"ShareGPT": SMALL}, 5.0, 0, print)
+    before = {name: value for name, value in settings(context).items() if name != "drawn"}
+    kept.write_text(json.dumps({"settings": before, "parts": {}}), encoding="utf-8")
+    with pytest.raises(ValueError, match="was measured with drawn None, not lengths and gaps apart"):
+        run(["batches"], context, kept)
+
+
 def test_a_million_requests_are_run_when_asked_for_although_fewer_are_kept(tmp_path, monkeypatch):
     asked = []
 
@@ -221,14 +228,6 @@ def test_a_million_requests_are_run_when_asked_for_although_fewer_are_kept(tmp_p
     for million in (False, False, True, True, False):
         run(["host"], Context({"ShareGPT": SMALL}, 5.0, 0, print, million), kept)
     assert asked == [False, True]
-
-
-def test_the_hosts_table_tells_how_many_requests_were_run_of_each_kind():
-    row = {"workload": "ShareGPT", "rate": 2.0, "requests": 5000, "seconds": 3.0, "planned_requests": 1000}
-    found = {"steps": [], "requests": [row | {"planned": 2.0}]}
-    assert "| 2,000 (1,000) | 600 (5,000) | 10.0, extrapolated from 5,000 |" in tables.host(found)
-    found["requests"][0] |= {"requests": 1_000_000, "seconds": 540.0}
-    assert "| 540 (1,000,000) | 9.0, measured |" in tables.host(found)
 
 
 def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeypatch):

@@ -33,6 +33,15 @@ def test_request_level_batches_are_as_large_as_the_longest_lengths_allow():
     assert serve(FASTER, [Ask(0.0, 16, 4)] * 20)[1] == 15_700 // 2048 == 7
 
 
+def test_request_level_batching_counts_who_waits_before_the_scheduler():
+    policy = build(FASTER, OPT_13B)
+    for _ in range(6):
+        policy.arrive(Job(Ask(0.0, 16, 4, n=2)))
+    assert policy.num_waiting == 12
+    policy.scheduler.dispatched(policy.schedule())
+    assert policy.num_waiting == 12 - 6, "a batch has seven seats, and a request of two outputs takes two"
+
+
 def test_orca_max_reserves_the_longest_length_but_lets_requests_join():
     outcome, most = serve(MAX, [Ask(0.0, 16, 4 + i) for i in range(20)])
     assert most == 7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,22 @@ def test_a_folder_that_cannot_be_made_or_has_no_room_is_an_error_of_the_system(t
         BlockFile(tmp_path / "file" / "below", 100)
     with pytest.raises(OSError):
         BlockFile(tmp_path, 1 << 62)
+
+
+def test_a_write_for_which_there_is_no_room_is_an_error_of_the_system(file):
+    file.write(200, b"one", content(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (250, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            file.write(200, b"two", content(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for name in (b"one", b"two"):
+        with pytest.raises(DamagedBlock):
+            file.read(200, name, 100)
+    file.write(200, b"two", content(2))
+    assert (file.read(200, b"two", 100) == content(2)).all()
 
 
 def test_what_was_forgotten_cannot_be_read(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.disk import BlockFile, BlockThread
+from jpaged.execution.disk import BlockFile, BlockThread, block_thread
 from jpaged.memory import DiskFill, DiskRead, DiskWrite
 from jpaged.memory.disk import StoredBlock
 from jpaged.scheduling import ScheduledStep
@@ -49,6 +50,13 @@ def read(runner, thread, written) -> DiskRead:
     asked = DiskRead(stored, [write.name for write in written])
     thread.read(asked)
     assert asked.wait(60)
+    return asked
+
+
+def queued_read(thread, written) -> DiskRead:
+    stored = [StoredBlock(0, write.name, b"", write.place, 8) for write in written]
+    asked = DiskRead(stored, [write.name for write in written])
+    thread.read(asked)
     return asked
 
 
@@ -91,9 +99,7 @@ def test_a_cancelled_read_ends_without_reading(runner, thread):
     runner.dispatch(ScheduledStep(to_disk=written))
     gate = threading.Event()
     thread._thread.submit(gate.wait, 60)
-    stored = [StoredBlock(0, write.name, b"", write.place, 8) for write in written]
-    asked = DiskRead(stored, [write.name for write in written])
-    thread.read(asked)
+    asked = queued_read(thread, written)
     asked.is_cancelled = True
     gate.set()
     assert asked.wait(60) and not asked.contents and not asked.damaged
@@ -128,3 +134,40 @@ def test_closing_ends_the_thread_and_again_is_no_error(runner, thread):
     thread.close()
     thread.close()
     assert not thread.is_open and read(runner, thread, writes(runner, range(3))).contents == {}
+
+
+def test_closing_ends_what_is_queued_without_reading_or_writing_it(runner, thread):
+    gate = threading.Event()
+    thread._thread.submit(gate.wait, 60)
+    written = writes(runner, range(3))
+    runner.dispatch(ScheduledStep(to_disk=written))
+    asked = queued_read(thread, written)
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    while thread.is_open:
+        time.sleep(0.001)
+    gate.set()
+    closing.join(60)
+    assert asked.is_done and not asked.contents and not asked.damaged
+    assert thread.num_queued_bytes == 0 == thread._file.num_bytes
+
+
+def test_closing_does_not_wait_for_a_disk_that_hangs(runner, thread, monkeypatch, caplog):
+    monkeypatch.setattr(block_thread, "CLOSE_SECONDS", 0.05)
+    begun, gate, written = threading.Event(), threading.Event(), writes(runner, range(2))
+
+    def hangs(place, name, num_bytes):
+        begun.set()
+        assert gate.wait(60)
+        return np.zeros(num_bytes, np.uint8)
+
+    monkeypatch.setattr(thread._file, "read", hangs)
+    running, queued = (queued_read(thread, written) for _ in range(2))
+    assert begun.wait(60)
+    thread.close()
+    assert running.is_done and queued.is_done, "nobody waits for ever"
+    assert "did not end within 0.05 s" in caplog.text
+    assert thread._file.num_bytes, "it is in use"
+    gate.set()
+    thread._ended.result(60)
+    assert not running.contents and not queued.contents and thread._file.num_bytes == 0

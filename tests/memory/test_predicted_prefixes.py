@@ -162,6 +162,27 @@ def test_forgetting_the_cache_forgets_protected_blocks():
     assert manager.report().free_pages == 10
 
 
+def test_a_request_that_ends_after_hundreds_that_came_later_is_still_known():
+    manager = full_manager(1000, 4, prefix_caching=True, prefix_eviction="predicted", watermark=0)
+    serve(manager, 0, [7] * 30)
+    for i in range(1, 300):
+        ask(manager, i, [i] * 5)
+    manager.free(0)
+    assert manager._recent.entries[0].num_bytes == 7 * 8
+
+
+def test_an_end_looks_at_no_more_requests_on_the_average_however_many_ran_at_once(monkeypatch):
+    manager, looked = full_manager(4000, 4, prefix_caching=True, prefix_eviction="predicted", watermark=0), []
+    monkeypatch.setattr(
+        manager._predicted, "_choose_limit", lambda sequence: looked.append(len(manager._recent.entries)) or 0
+    )
+    for i in range(512):
+        serve(manager, i, [i] * 5)
+    for i in range(512):
+        manager.free(i)
+    assert set(looked) == {512} and sum(looked) <= 128 * 512
+
+
 def test_an_unknown_order_of_eviction_is_refused():
     with pytest.raises(ValueError, match="prefix_eviction='newest' is not one of lru, aligned, predicted"):
         full_manager(prefix_eviction="newest")

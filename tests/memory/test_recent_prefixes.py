@@ -6,6 +6,7 @@ from memory_pools import full_manager
 
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.recent_prefixes import MOST_REQUESTS, RecentPrefixes
+from jpaged.memory.saving.saved_tables import load_recent, recent_data
 
 SIZE = 4
 
@@ -51,6 +52,39 @@ def test_what_was_generated_may_be_the_next_prompt():
     manager.commit(0, list(range(20)), 20)
     prefixes.left(one)
     assert prefixes.arrived(sequence(manager, 1, list(range(30)))) == 20
+
+
+def test_running_requests_are_remembered_and_twice_as_many_as_ran_at_once():
+    manager, running, number = full_manager(4000, SIZE, prefix_caching=True), set(), 200
+    prefixes = RecentPrefixes(manager.layout, running)
+    for i in range(number):
+        running.add(i)
+        prefixes.arrived(sequence(manager, i, [i] * 9))
+    running.intersection_update({0, 7})
+    for i in range(number, 4 * number):
+        prefixes.arrived(sequence(manager, i, [i] * 9))
+    assert len(prefixes.entries) == prefixes.most_requests == 2 * number
+    assert list(prefixes.entries)[:3] == [0, 7, 2 * number + 2], "the oldest that had ended went"
+    running.clear()
+    prefixes.arrived(sequence(manager, 4 * number, [1]))
+    assert len(prefixes.entries) == 2 * number and 0 not in prefixes.entries
+
+
+def test_all_that_is_remembered_is_saved_and_brought_back_although_fewer_run_then():
+    manager, running = full_manager(4000, SIZE, prefix_caching=True), set(range(150))
+    prefixes, again = RecentPrefixes(manager.layout, running), RecentPrefixes(manager.layout)
+    for i in range(300):
+        prefixes.arrived(sequence(manager, i, [i] * 9))
+    load_recent(again, recent_data(prefixes))
+    assert again.entries == prefixes.entries and len(again.entries) == 300
+
+
+def test_what_runs_is_remembered_although_it_fills_the_pool_twice():
+    manager, running = full_manager(4, SIZE, prefix_caching=True), {0}
+    prefixes = RecentPrefixes(manager.layout, running)
+    for number in range(5):
+        prefixes.arrived(sequence(manager, number, [number] * 13))
+    assert list(prefixes.entries) == [0, 4]
 
 
 def test_old_requests_are_forgotten_by_their_number_and_by_the_pools_size():

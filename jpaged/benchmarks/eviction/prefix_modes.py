@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -30,7 +31,8 @@ LEAST_REQUESTS = 3
 
 BUDGET, MAX_NUM_SEQS = 8192, 256
 MOST_LOST = 0.02
-"""Share of plain LRU's hits that the default order of eviction may lose on a workload."""
+"""Share of plain LRU's hits that the default order of eviction may lose on a workload, and share by which its mean
+first token may come later."""
 
 
 class Counting(Policy):
@@ -103,3 +105,9 @@ def lost(row: dict[str, Any], eviction: str) -> float:
     """Return the share of plain LRU's hits that another order of eviction loses; negative where it finds more."""
     plain: float = row["modes"]["lru"]["hits"]
     return 1 - row["modes"][eviction]["hits"] / plain if plain else 0.0
+
+
+def slower(row: dict[str, Any], eviction: str) -> float:
+    """Return by which share another order's mean first token comes later than plain LRU's; negative where sooner."""
+    plain: float = row["modes"]["lru"]["first_token"]
+    return row["modes"][eviction]["first_token"] / plain - 1 if plain and math.isfinite(plain) else 0.0

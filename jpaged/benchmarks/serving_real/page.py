@@ -12,6 +12,7 @@ from jpaged.benchmarks.serving_real.peers import CACHE_GIB, SHARE
 from jpaged.benchmarks.serving_real.policies import SMALL_POOL, SMALL_STEPS, UNCACHED
 from jpaged.benchmarks.serving_real.verdicts import against_lru, ahead, goals
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST, NAIVE
+from jpaged.benchmarks.serving_sim.plots import TOP
 from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2
 from jpaged.benchmarks.workload_sources import sources
 
@@ -32,7 +33,8 @@ on {machine}.
 - **Requests**: {shares}. Prompts are cut to {prompt} tokens,
   answers have at most {output}; all are greedy and run to their whole length.
 {sources}
-- **Memory**: a pool of {pool:,} tokens of all layers; a request may have {longest:,} tokens, so that {max} runs {runs}
+- **Memory**: a pool of {pool:,} tokens of all layers; a request may have {longest:,} tokens, prompt and answer, for
+  which {max} reserves a region of {region:,} whatever it has, so that {max} runs {runs}
   at once. Steps have {step} tokens and {seqs} sequences at most. Each run begins with an empty pool and an empty prefix
   cache.
 - **Rates**: each policy first serves a batch of {batch} requests that are there from the start ("batch, requests/s");
@@ -74,7 +76,7 @@ CAVEATS = """## What this does not say
   weights once for all of them: a larger batch is worth less here than in the papers.
 - The reservations run on pages: a region is granted or not as a buddy allocator would, but KV is read and written in
   blocks as ever. What contiguous KV might gain in a kernel is not here.
-- Percentiles of some dozens of requests are not steady: look at the brackets.
+- {percentiles} are not steady: look at the brackets.
 """
 
 MECHANISMS = """## What each mechanism is worth
@@ -137,7 +139,16 @@ def page(results: Mapping[str, Any], command: str, machine: str) -> str:
         )
     if peers := results.get("peers"):
         parts.append(PEERS.format(table=tables.peers(peers), share=SHARE, gib=CACHE_GIB) + "\n" + ahead(peers))
-    return "\n".join([*parts, CAVEATS, sources(WORKLOADS)])
+    return "\n".join([*parts, CAVEATS.format(percentiles=_percentiles(results)), sources(WORKLOADS)])
+
+
+def _percentiles(results: Mapping[str, Any]) -> str:
+    """Name the percentiles of the shortest run that has any."""
+    ways = [rows for rows in results.get("mechanisms", {}).values() if not isinstance(rows, str)]
+    runs = [found["runs"] for load in results["models"] for found in load["systems"].values()]
+    runs += [*ways, results.get("peers", {}).get("runs", [])]
+    least = min((row["planned"] for rows in runs for row in rows), default=0)
+    return f"Percentiles of a run's requests, of which there are {least} at the least,"
 
 
 def _head(results: Mapping[str, Any], command: str, machine: str) -> str:
@@ -158,7 +169,8 @@ def _head(results: Mapping[str, Any], command: str, machine: str) -> str:
         pool=settings["pool_tokens"],
         longest=settings["max_model_len"],
         max=MAX,
-        runs=settings["pool_tokens"] // settings["max_model_len"],
+        region=_longest_region(settings),
+        runs=settings["pool_tokens"] // _longest_region(settings),
         step=settings["step_tokens"],
         seqs=settings["max_num_seqs"],
         batch=settings["batch"],
@@ -171,11 +183,17 @@ def _head(results: Mapping[str, Any], command: str, machine: str) -> str:
     return f"{text}\nThe policies:\n\n{told}\n{_absent(results, systems)}"
 
 
+def _longest_region(settings: Mapping[str, Any]) -> int:
+    """Return the slots that a request of the longest length gets of the buddy allocator, a power of two."""
+    longest: int = settings["max_model_len"]
+    return 1 << (longest - 1).bit_length()
+
+
 def _absent(results: Mapping[str, Any], systems: set[str]) -> str:
     """Say which of the papers' baselines are not measured, and which are alike."""
     told = []
     settings = results["settings"]
-    if {FASTER, MAX} <= systems and settings["pool_tokens"] < 2 * settings["max_model_len"]:
+    if {FASTER, MAX} <= systems and settings["pool_tokens"] < 2 * _longest_region(settings):
         told.append(f"As the pool holds one region of the longest request, {FASTER} and {MAX} let in the same ones.")
     if LARGEST in systems:
         told.append(
@@ -198,6 +216,8 @@ def _model(load: Mapping[str, Any]) -> str:
     return f"""## {_title(name)}: latency against rate
 
 {says}![Normalised latency against rate]({figure_name(name)}.png)
+
+Points above {TOP:g} s a token are not drawn.
 
 {tables.sustained(load)}
 

@@ -46,10 +46,13 @@ class Ask:
 
     @property
     def caps(self) -> Caps:
-        """Return the bounds on requests, which have room in a request of the longest length."""
+        """Return the bounds on requests: the longest prompt with the longest answer is what a request may have, where
+        that is no more than they are by themselves. What reserves for the longest request then reserves for one that
+        there can be."""
         if self.quick:
             return Caps(48, 12)
-        return Caps(min(384, self.max_model_len // 2), min(128, self.max_model_len // 4))
+        output = min(Caps.output, self.max_model_len // 4)
+        return Caps(min(Caps.prompt, self.max_model_len - output), output)
 
     @property
     def timing(self) -> Plan:

@@ -23,6 +23,9 @@ PAPER = (
 )
 
 
+_LOW = "as {name} sustains less than its lowest rate by the others"
+
+
 def goals(load: Mapping[str, Any]) -> str:
     """Say of each goal whether it is reached; where the other's rate is only known from below, that is not known."""
     paged, told = load["systems"][PAGED], []
@@ -47,7 +50,8 @@ def goals(load: Mapping[str, Any]) -> str:
             continue
         reached = "reached" if mean >= goal else "not known" if paged["is_least"] else "not reached"
         least = "at least " if paged["is_least"] else ""
-        told.append(f"{goal:g} times {name}'s rate is {reached} ({least}{mean:.2f})")
+        seeds = "" if len(ratios) == len(mine) else f", of {len(ratios)} of {len(mine)} seeds, {_LOW.format(name=name)}"
+        told.append(f"{goal:g} times {name}'s rate is {reached} ({least}{mean:.2f}{seeds})")
     if not told:
         return ""
     return f"The goals: {'; '.join(told)}. {PAPER if load['model'] != RANDOM else ''}".rstrip()

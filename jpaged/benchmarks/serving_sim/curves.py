@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings, copied_share
-from jpaged.benchmarks.serving_sim.machine import Engine
+from jpaged.benchmarks.serving_sim.machine import BytesPerToken, Engine
 from jpaged.benchmarks.serving_sim.models import Served
 from jpaged.benchmarks.serving_sim.policies import PAGED, build
 from jpaged.benchmarks.serving_sim.simulation import Outcome, simulate
@@ -33,6 +33,7 @@ class Setting:
         seconds: of arrivals at each rate, so that a run has more requests the higher its rate is.
         first_rate: the rate that is tried first, requests/s.
         prefix: tokens that stand before every prompt, the same ones; what pages finds them in its cache.
+        charges_kv: whether a step lasts longer for the KV that it reads, as on every real device.
     """
 
     served: Served
@@ -44,6 +45,7 @@ class Setting:
     n: int = 1
     beams: bool = False
     prefix: int = 0
+    charges_kv: bool = True
 
     @property
     def name(self) -> str:
@@ -102,6 +104,8 @@ def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) 
     most = FAR * setting.workload.mean_output * (1 if policy.shares else setting.n)
     waiting = None if not give_up else 32 + int(most * rate)
     machine = setting.served.machine(setting.engine)
+    if not setting.charges_kv:
+        machine = replace(machine, kv_bytes=BytesPerToken(0.0))
     return simulate(policy, machine, asks, rankings=rankings, most_waiting=waiting, warm_up=WARM_UP)
 
 

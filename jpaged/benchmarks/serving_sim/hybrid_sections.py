@@ -14,7 +14,7 @@ from jpaged.benchmarks.serving_sim.policies import PAGED
 from jpaged.benchmarks.serving_sim.tables import Rows
 
 HARDLY = 0.05
-"""Share by which a rate may grow with an endless pool where memory is said hardly to bind."""
+"""Share by which a rate may grow with an endless pool where jpaged's pool is said hardly to bind."""
 WAITS = 0.5
 """Seconds that first tokens come later where requests are said to wait for memory."""
 
@@ -84,8 +84,11 @@ def _unbound(rows: Rows) -> str:
     """Say which rows' memory hardly binds jpaged."""
     free = [_name(row) for row in rows if _gain(row) <= HARDLY]
     if not free:
-        return "Memory binds in every row."
-    return f"Where jpaged is within {HARDLY:.0%} of it, memory hardly binds: {', '.join(free)}."
+        return "jpaged's pool binds in every row."
+    return (
+        f"Where jpaged is within {HARDLY:.0%} of it, it is jpaged's pool that hardly binds, and the largest page may "
+        f"still lose by its own: {', '.join(free)}."
+    )
 
 
 def _gain(row: Row) -> float:

@@ -140,8 +140,9 @@ def host_cost(context: Context) -> dict[str, Any]:
     of them where the context says so."""
     steps = []
     for number in HOST_SEQS:
-        steps.append({"sequences": number, "microseconds": _step_microseconds(number)})
-        context.say(f"{number} sequences: {steps[-1]['microseconds']:.0f} microseconds a step")
+        without, cached = (_step_microseconds(number, prefix_caching=caching) for caching in (False, True))
+        steps.append({"sequences": number, "microseconds": without, "prefix_caching_microseconds": cached})
+        context.say(f"{number} sequences: {without:.0f} microseconds a step, {cached:.0f} with prefix caching")
     rows: list[dict[str, Any]] = []
     for workload, rate in FITTED_AT.items():
         if workload not in context.workloads:
@@ -156,13 +157,21 @@ def host_cost(context: Context) -> dict[str, Any]:
     return {"machine": this_machine(), "million": context.million, "steps": steps, "requests": rows}
 
 
-def _step_microseconds(number: int) -> float:
-    """Return the median processor time of scheduling a step of `number` decodes and of taking its tokens."""
+def _step_microseconds(number: int, *, prefix_caching: bool) -> float:
+    """Return the median processor time of scheduling a step of `number` decodes and of taking its tokens.
+
+    Args:
+        prefix_caching: whether full blocks are kept as the engine keeps them unless told otherwise; prompts share
+            nothing.
+    """
     spec = GroupSpec("full", 4096, 1, BLOCK, FullAttention())
-    memory = MemoryManager(PoolLayout.plan([spec], 4096 * number * 32), max_step_tokens=4096)
+    layout = PoolLayout.plan([spec], 4096 * number * 32)
+    memory = MemoryManager(layout, max_step_tokens=4096, prefix_caching=prefix_caching)
     policy = Policy(PAGED, memory, max_num_seqs=number, budget=4096 + 2 * number)
     for i in range(number):
-        policy.arrive(Job(Ask(0.0, 17 + i % BLOCK, 400)))
+        prompt = 17 + i % BLOCK
+        first = i * 2 * BLOCK
+        policy.arrive(Job(Ask(0.0, prompt, 400, tokens=tuple(range(first, first + prompt)))))
     gc.collect()
     times: list[float] = []
     while len(times) < HOST_STEPS and policy.has_work:

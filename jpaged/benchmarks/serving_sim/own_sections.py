@@ -16,7 +16,9 @@ def host(found: dict[str, Any]) -> str:
 
 Measured on {found["machine"]}. Processor time of one core, of scheduling a step of decodes and taking its tokens
 (median), and of whole simulations of OPT-13B; programs that share the core's caches make it larger. The first table
-bounds the real engine too: no device can take steps faster than its host plans them. "Coasting" in the second: while
+bounds the real engine too: no device can take steps faster than its host plans them. The engine's default is its last
+column, prefix caching with the eviction "predicted"; the simulations of the second table run without. "Coasting" there:
+while
 all that runs decodes, no sequence ends and nobody can come in, only blocks are asked for, in the scheduler's order, and
 the steps are not planned one by one; a test says that it changes no number. Runs of OPT and LLaMA above coast, but
 those with beams, with a shared prefix in jpaged's cache, and those that are looked at step by step (what sharing

@@ -31,8 +31,10 @@ The policies:
 
 - **jpaged**: paged memory, iteration-level batching, recomputation.
 - **Orca (Oracle, Pow2, Max)**: iteration-level batching over a buddy allocator that reserves the output as it will be,
-  rounded up to a power of two, or the longest. Several outputs of a prompt share nothing, and beams are copied whole.
+  rounded up to a power of two, or the longest. Several outputs of a prompt share nothing: the prompt is computed and
+  kept once for each of them, which jpaged does once, and beams are copied whole.
 - **FasterTransformer**: a batch of the largest size begins when the one before has ended, and answers come at its end.
+  Several outputs of a prompt share nothing either.
 - **largest page**: every layer keeps every token in pages of one size, as engines do that know one kind of KV.
 - **static split**: each layer group has a pool of its own, divided by the workload's mean request.
 - **GCD page**: pages so small that any group's block is several; nothing is in the way, but kernels would gather.
@@ -53,6 +55,7 @@ def sections(lengths: tuple[float, float], seconds: float) -> dict[str, Callable
         "savings": paged_sections.savings,
         "prefixes": paged_sections.prefixes,
         "chatbot": paged_sections.chatbot,
+        "chatbot-costs": paged_sections.chatbot_costs,
         "block-sizes": paged_sections.block_sizes,
         "returning": lambda found: paged_sections.returning(found, PREEMPTING),
         **hybrid_sections.SECTIONS,

@@ -182,6 +182,18 @@ def chatbot(context: Context) -> list[dict[str, Any]]:
     return [_curves(context, each, ITERATION_LEVEL) for each in (setting, replace(setting, workload=cut))]
 
 
+def chatbot_costs(context: Context) -> list[dict[str, Any]]:
+    """Measure the conversations on engines that take no time for what grows with a batch: reading KV, and the host's
+    time for each sequence."""
+    rows = []
+    for reading, host in ((True, True), (False, True), (True, False), (False, False)):
+        engine = PAPER_ENGINE if host else replace(PAPER_ENGINE, sequence_seconds=0.0)
+        setting = context.setting(OPT_13B, "ShareGPT, several turns", 0.5, charges_kv=reading)
+        found = _curves(context, replace(setting, engine=engine), (PAGED, ORACLE))
+        rows.append(found | {"reading": reading, "host": host})
+    return rows
+
+
 def block_sizes(context: Context) -> list[dict[str, Any]]:
     """Measure the latency with blocks of several sizes, OPT-13B, at rates that fill the pool (figure 18b)."""
     rows = []

@@ -6,8 +6,10 @@ from typing import Any
 
 from jpaged.benchmarks.serving_sim import tables
 from jpaged.benchmarks.serving_sim.beams import GAP
+from jpaged.benchmarks.serving_sim.curves import LIMIT
+from jpaged.benchmarks.serving_sim.plots import TOP
 from jpaged.benchmarks.serving_sim.policies import ORACLE, PAGED
-from jpaged.benchmarks.serving_sim.tables import PAPER_BATCH, PAPER_PREFIX, Rows
+from jpaged.benchmarks.serving_sim.tables import PAPER_BATCH, PAPER_CHATBOT, PAPER_PREFIX, Rows
 
 CLOSE = 1.05
 """Latencies of up to so many times the least are said to be as good."""
@@ -24,6 +26,8 @@ def load(rows: Rows, lengths: tuple[float, float]) -> str:
 
 ![Normalised latency against request rate](serving-sim.png)
 
+Points above {TOP:g} s a token are not drawn.
+
 {tables.rates(rows)}
 
 The paper tells 1.7 to 2.7 against Oracle, 2.7 to 8 against Max and up to 22 against FasterTransformer on ShareGPT.
@@ -38,7 +42,8 @@ Where they differ:
   were tuned for small batches.
 - FasterTransformer's answers come when the longest of a batch has ended. A mean over requests counts short answers as
   much as long ones, and for them that wait is many times their length: hence ratios beyond the paper's where answers
-  are short (Alpaca) or batches large (OPT-175B).
+  are short (Alpaca) or batches large (OPT-175B). On Alpaca its curve is nearly flat where it crosses {LIMIT} s a token:
+  its rate there, and jpaged's multiple of it, move much with the limit.
 - OPT-175B has memory for more of Alpaca's requests than the engine has time for, in the paper too: there the policies
   come together.
 """
@@ -50,9 +55,13 @@ def several(rows: Rows) -> str:
 
 ![Normalised latency against request rate, several outputs and beams](serving-sim-several.png)
 
+Points above {TOP:g} s a token are not drawn.
+
 {tables.rates(rows)}
 
-The paper's ratio against Oracle grows from 1.3 with one output to 2.3 with beams of 6. Beams are made up here: their
+Orca computes a prompt once for each of its outputs or beams, since it shares nothing, and jpaged once: the ratios hold
+that too, beside memory. The paper's ratio against Oracle grows from 1.3 with one output to 2.3 with beams of 6. Beams
+are made up here: their
 likely tokens have exponential gaps, and one number for all widths ({GAP:g}) says how far a beam's best token is ahead
 of its others. It was chosen by the savings of two beams on Alpaca; what a real model's beams share depends on its text.
 """
@@ -99,8 +108,9 @@ def durations(rows: Rows, seconds: float) -> str:
 
 {tables.durations(rows)}
 
-jpaged at the rates above. Against the runs of {seconds:g} s of this page, {"; ".join(said)}. The same seed draws other
-requests where a run has more of them, and which of them come together is chance: that is in these differences too.
+jpaged at the rates above. Against the runs of {seconds:g} s of this page, {"; ".join(said)}. A longer run
+begins with the requests of a shorter one, at the same times; which others follow, and which of them come together, is
+chance: that is in these differences too.
 """
 
 
@@ -155,9 +165,25 @@ def chatbot(rows: Rows) -> str:
 
 Prompts are the last 1,024 tokens of the conversation, outputs at most 1,024. The three Orcas are nearly alike, as in
 the paper, since a buddy allocator rounds most requests up to the same region, and for prompts of 1,024 tokens, as most
-of the paper's have, it is the largest: the second row has only those, all others make the first. What remains of the
-difference is the roofline, which charges for reading KV: jpaged's larger batch reads more of it, and that is time which
-the policies with smaller batches do not spend.
+of the paper's have, it is the largest: the second row has only those, all others make the first. A part of what is
+left of the difference is what a step is charged for: jpaged's larger batch reads more KV and takes the host longer,
+which is time that the policies with smaller batches do not spend. The rest, up to the paper's {PAPER_CHATBOT}, is not
+explained.
+"""
+
+
+def chatbot_costs(rows: Rows) -> str:
+    """Return the section on what the conversations' ratio would be if less were charged for."""
+    least = [row["systems"][system]["sustained"] for row in rows[-1:] for system in (PAGED, ORACLE)]
+    ratio = least[0] / least[1] if least[1] else 0.0
+    left = f"What is left to the paper's {PAPER_CHATBOT} is not explained."
+    said = f"With neither the ratio is {ratio:.2f}. {left if ratio < PAPER_CHATBOT else ''}".rstrip()
+    return f"""### What a larger batch is charged for
+
+{tables.chatbot_costs(rows)}
+
+The first row of the table above again, on engines that take no time for reading KV, or none of the host for each
+sequence. {said}
 """
 
 

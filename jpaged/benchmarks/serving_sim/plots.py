@@ -17,9 +17,12 @@ LINES = (
 )
 """Colour, dashes and mark of each policy, told apart without colours."""
 
+TOP = 2 * FAR
+"""Seconds a token above which no point is drawn."""
+
 
 def load(rows: list[dict[str, Any]], folder: Path, name: str = "serving-sim", limit: float = LIMIT) -> None:
-    """Draw a panel for each setting, both axes logarithmic, as PNG and SVG.
+    """Draw a panel for each setting, both axes logarithmic, as PNG and SVG, without the points above `TOP`.
 
     Args:
         rows: the name of each setting, and of its systems the `points` (rate, latency); with a `spread` (rate, least,
@@ -41,11 +44,11 @@ def load(rows: list[dict[str, Any]], folder: Path, name: str = "serving-sim", li
         for (system, found), (colour, dashes, mark) in zip(
             row["systems"].items(), LINES[: len(row["systems"])], strict=True
         ):
-            points = [(rate, at) for rate, at in found["points"] if at is not None and at <= 2 * FAR]
+            points = [(rate, at) for rate, at in found["points"] if at is not None and at <= TOP]
             if points:
                 axes.plot(*zip(*points, strict=True), dashes, color=colour, marker=mark, markersize=4, label=system)
             for rate, least, most in found.get("spread", ()):
-                if most is not None and most <= 2 * FAR:
+                if most is not None and most <= TOP:
                     axes.vlines(rate, least, most, color=colour, linewidth=1)
         axes.axhline(limit, color="0.8", linewidth=1)
         axes.set_xscale("log")

@@ -86,12 +86,19 @@ class RequestLevel(Contiguous):
     def __init__(self, name: str, regions: Regions, longest: int, most: int, *, copied: float = 0.0) -> None:
         super().__init__(name, regions, lambda prompt, output: longest, longest, copied=copied)
         self._queue: deque[Job] = deque()
+        self._num_queued = 0
         self._most = most
         self._done: list[Job] = []
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._queue)
+
+    @property
+    def num_waiting(self) -> int:
+        """Return how many sequences wait for a batch, each output a sequence of its own as with the other policies
+        that do not share."""
+        return self._num_queued + super().num_waiting
 
     @property
     def closed(self) -> bool:
@@ -102,12 +109,15 @@ class RequestLevel(Contiguous):
             self.refused += 1
         else:
             self._queue.append(job)
+            self._num_queued += job.ask.n
 
     def schedule(self) -> ScheduledStep:
         if not self.scheduler.has_work:
             seats = self._most
             while self._queue and (seats := seats - self._queue[0].ask.n) >= 0:
-                self._add(self._queue.popleft())
+                job = self._queue.popleft()
+                self._num_queued -= job.ask.n
+                self._add(job)
         return self.scheduler.schedule()
 
     def ended(self, requests: list[Request], now: float) -> list[Job]:

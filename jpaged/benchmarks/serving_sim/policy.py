@@ -85,6 +85,11 @@ class Policy:
         return self.scheduler.has_work
 
     @property
+    def num_waiting(self) -> int:
+        """Return how many requests wait to be let in."""
+        return len(self.scheduler.waiting)
+
+    @property
     def closed(self) -> bool:
         """Tell whether a request that comes now has to wait until another one has ended."""
         return bool(self.scheduler.waiting or self.scheduler.swapped)

@@ -14,6 +14,7 @@ from jpaged.benchmarks.serving_sim.curves import WARM_UP
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
 from jpaged.benchmarks.serving_sim.workload import (
+    DRAWN,
     Workload,
     alpaca,
     chats,
@@ -31,6 +32,7 @@ EXPERIMENTS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "savings": ("ShareGPT", paged_experiments.savings),
     "prefixes": ("WMT16", paged_experiments.prefixes),
     "chatbot": ("ShareGPT, several turns", paged_experiments.chatbot),
+    "chatbot-costs": ("ShareGPT, several turns", paged_experiments.chatbot_costs),
     "block-sizes": ("ShareGPT", paged_experiments.block_sizes),
     "returning": ("ShareGPT", paged_experiments.returning),
     "hybrid": ("Mooncake", hybrid_experiments.throughput),
@@ -92,4 +94,4 @@ def settings(context: Context) -> dict[str, Any]:
     """Return what results depend on: with others they may not stand on one page."""
     workloads = {name: [len(its.pairs), its.mean_prompt, its.mean_output] for name, its in context.workloads.items()}
     engines = {"paper_engine": asdict(PAPER_ENGINE), "recent_engine": asdict(RECENT_ENGINE), "warm_up": WARM_UP}
-    return {"seconds": context.seconds, "seed": context.seed, "workloads": workloads, **engines}
+    return {"seconds": context.seconds, "seed": context.seed, "drawn": DRAWN, "workloads": workloads, **engines}

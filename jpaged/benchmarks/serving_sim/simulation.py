@@ -157,7 +157,7 @@ class _Run:
             self.clock = max(self.clock, self.jobs[self.coming].ask.arrival)
             return True
         if self.policy.has_work:
-            number = len(self.policy.scheduler.waiting)
+            number = self.policy.num_waiting
             raise RuntimeError(f"{self.policy.name}: {number} requests wait although nothing runs")
         return False
 
@@ -216,7 +216,7 @@ class _Run:
             self._decoding += 1
 
     def _look_at_queue(self) -> None:
-        self.gave_up = len(self.policy.scheduler.waiting) > self._most_waiting
+        self.gave_up = self.policy.num_waiting > self._most_waiting
 
     def outcome(self) -> Outcome:
         """Return what the run gave."""

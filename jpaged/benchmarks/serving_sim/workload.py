@@ -17,6 +17,8 @@ MOST_PROMPT, MOST_TOTAL, LEAST = 1024, 2048, 4
 ShareGPT."""
 MOST_ARTICLE = 8192
 """Longest article to summarise."""
+DRAWN = "lengths and gaps apart"
+"""How a seed becomes requests: results of requests that were drawn otherwise may not stand beside others."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,14 @@ class Workload:
         return sum(prompt for prompt, _ in self.pairs) / len(self.pairs)
 
     def arrivals(self, rate: float, number: int, seed: int, *, n: int = 1, beams: bool = False) -> list[Ask]:
-        """Draw `number` requests at `rate` a second; the same seed draws the same lengths at any rate."""
-        rng = np.random.default_rng(seed)
-        chosen = rng.integers(0, len(self.pairs), number)
-        times = np.cumsum(rng.exponential(1.0, number)) / rate
+        """Draw `number` requests at `rate` a second.
+
+        The same seed draws the same lengths, and the same gaps between arrivals but for the rate, whatever the number:
+        more requests begin with those that fewer are, so that a curve over rates has no noise of its own.
+        """
+        lengths, gaps = (np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(2))
+        chosen = lengths.integers(0, len(self.pairs), number)
+        times = np.cumsum(gaps.exponential(1.0, number)) / rate
         asks = []
         for time, place in zip(times.tolist(), chosen.tolist(), strict=True):
             prompt, output = self.pairs[place]

@@ -49,8 +49,10 @@ class BlockFile:
     """Keeps blocks in a file that has no name, so that nobody else opens it and it goes with the process, however that
     ends.
 
-    The whole size is reserved at once: a write never finds the disk full, which a mapped file could not tell of. One
-    thread at a time may use it. Checksums stay in memory, as the file means nothing to another process.
+    The whole size is reserved at once, so that a write finds its place on the disk; file systems that write copies
+    (btrfs, ZFS) may be full all the same. So blocks are written by the system's call, which tells of it, and not to the
+    map, where that ends the process; they are read from the map. One thread at a time may use it. Checksums stay in
+    memory, as the file means nothing to another process.
 
     Args:
         folder: where the file lies; made if it is not there.
@@ -63,7 +65,7 @@ class BlockFile:
     def __init__(self, folder: str | Path, num_bytes: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.num_bytes = num_bytes
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="jpaged-")  # noqa: SIM115
+        self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
         try:
             _reserve(self._file.fileno(), num_bytes)
             self._map = mmap.mmap(self._file.fileno(), num_bytes)
@@ -74,11 +76,18 @@ class BlockFile:
         self._sums: dict[int, bytes] = {}
 
     def write(self, place: int, name: bytes, content: np.ndarray) -> None:
-        """Write a block at an offset of the file, over whatever lies there."""
+        """Write a block at an offset of the file, over whatever lies there.
+
+        Raises:
+            OSError: the disk fails, or has no room; nothing can be read at that offset then.
+        """
         flat = np.ascontiguousarray(content).reshape(-1)
-        there = self._slice(place, len(flat))
+        self._check(place, len(flat))
         self._sums.pop(place, None)
-        np.copyto(there, flat)  # NumPy lets other threads run meanwhile, as slices of the map would not
+        self._file.seek(place)
+        left = flat.data
+        while left:
+            left = left[self._file.write(left) :]
         self._sums[place] = _checksum(name, flat)
 
     def read(self, place: int, name: bytes, num_bytes: int) -> Bytes:
@@ -88,6 +97,7 @@ class BlockFile:
             DamagedBlock: it was not, or its bytes have changed.
         """
         content = np.empty(num_bytes, np.uint8)
+        # NumPy lets other threads run meanwhile, as slices of the map would not.
         np.copyto(content, self._slice(place, num_bytes))
         if self._sums.get(place) != _checksum(name, content):
             raise DamagedBlock(f"the {num_bytes} bytes at {place} are not those that were written")
@@ -112,7 +122,7 @@ class BlockFile:
         start = time.perf_counter()
         for place, length in pieces:
             self.write(place, b"sample", sample[:length])
-        self._map.flush(0, size)
+        os.fsync(self._file.fileno())
         write_seconds = time.perf_counter() - start
         self._drop_from_memory(size)
         start = time.perf_counter()
@@ -139,9 +149,12 @@ class BlockFile:
         self._file.close()
 
     def _slice(self, place: int, num_bytes: int) -> Bytes:
+        self._check(place, num_bytes)
+        return self._bytes[place : place + num_bytes]
+
+    def _check(self, place: int, num_bytes: int) -> None:
         if not 0 <= place <= place + num_bytes <= self.num_bytes:
             raise ValueError(f"{num_bytes} bytes at place={place} are outside the file's {self.num_bytes}")
-        return self._bytes[place : place + num_bytes]
 
     def _drop_from_memory(self, num_bytes: int) -> None:
         if hasattr(mmap, "MADV_DONTNEED") and hasattr(os, "posix_fadvise"):

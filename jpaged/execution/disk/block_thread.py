@@ -6,16 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import numpy as np
 
 from jpaged.execution.disk.block_file import BlockFile, DamagedBlock
 from jpaged.execution.host_store import block_bytes
-from jpaged.memory.disk import DiskRead, DiskWrite
+from jpaged.memory.disk import DiskRead, DiskWrite, StoredBlock
 
 logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+"""Most seconds that closing waits for what the disk does just now."""
 
 
 class BlockThread:
@@ -28,6 +31,8 @@ class BlockThread:
         self._file = file
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jpaged-disk")
         self._lock = threading.Lock()
+        self._reads: set[DiskRead] = set()  # those that have not ended
+        self._ended: Future[None] | None = None
         self._queued_bytes = 0
         self._epoch = 0
         self._is_open = True
@@ -56,6 +61,7 @@ class BlockThread:
         """Begin to read blocks; returns at once."""
         with self._lock:
             if self._is_open:
+                self._reads.add(read)
                 self._thread.submit(self._read, read)
                 return
         read.finish()
@@ -68,13 +74,30 @@ class BlockThread:
                 self._thread.submit(self._file.forget_all)
 
     def close(self) -> None:
-        """End the thread after what it does just now, and give the disk's space back; again is no error."""
+        """End the thread after what it does just now, and give the disk's space back; again is no error.
+
+        What is queued is neither written nor read: reads end with nothing found. Where the disk hangs, closing waits
+        for it `CLOSE_SECONDS`; the space is given back when it answers.
+        """
         with self._lock:
             self._is_open = False
-        here = threading.get_ident() == self._ident  # the garbage collector may close an engine in any thread
-        self._thread.shutdown(wait=not here, cancel_futures=True)
-        if not here:
-            self._file.close()
+            if self._ended is None:
+                try:
+                    self._ended = self._thread.submit(self._file.close)  # after all that is queued, which is dropped
+                except RuntimeError:  # the interpreter ends, and has waited for the thread
+                    self._file.close()
+                    return
+                self._thread.shutdown(wait=False)
+        if threading.get_ident() == self._ident:
+            return  # the garbage collector may close an engine in any thread, and this one cannot wait for itself
+        try:
+            self._ended.result(CLOSE_SECONDS)
+        except TimeoutError:
+            logger.warning("the disk tier did not end within %g s: it is left to itself", CLOSE_SECONDS)
+            with self._lock:
+                for read in self._reads:
+                    read.finish()
+                self._reads.clear()
 
     def _write(self, epoch: int, launch: jax.Array, writes: Sequence[DiskWrite], size: int) -> None:
         self._ident = threading.get_ident()
@@ -94,25 +117,31 @@ class BlockThread:
     def _read(self, read: DiskRead) -> None:
         self._ident = threading.get_ident()
         start = time.perf_counter()
+        contents: dict[tuple[int, bytes], np.ndarray] = {}
+        damaged: list[StoredBlock] = []
         try:
-            for block in read.blocks:
+            for block in read.blocks if self._is_open else ():
                 self._file.will_read(block.place, block.num_bytes)
             for block, name in zip(read.blocks, read.names, strict=True):
                 if read.is_cancelled or not self._is_open:
                     break
                 try:
-                    content = self._file.read(block.place, name, block.num_bytes)
-                    read.contents[block.group, block.digest] = content
+                    contents[block.group, block.digest] = self._file.read(block.place, name, block.num_bytes)
                 except DamagedBlock:
-                    read.damaged.append(block)
+                    damaged.append(block)
         except OSError as error:
             self._fail(error)
         except Exception:
             logger.exception("blocks cannot be read from disk")
-            read.damaged += [b for b in read.blocks if (b.group, b.digest) not in read.contents]
+            damaged = [b for b in read.blocks if (b.group, b.digest) not in contents]
         finally:
-            read.seconds = time.perf_counter() - start
-            read.finish()
+            with self._lock:
+                if read in self._reads:  # else it was given up, and nothing of it may change any more
+                    self._reads.remove(read)
+                    read.contents.update(contents)
+                    read.damaged += damaged
+                    read.seconds = time.perf_counter() - start
+                    read.finish()
 
     def _fail(self, error: OSError) -> None:
         if self._is_open:

@@ -86,7 +86,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     load_images(memory.images, data["images"])
     if memory.images.group is not None:
         owners[memory.images.group].update(memory.images.owners())
-    memory._requests = requests
+    memory._requests.update(requests)  # the one that others look at
     load_blocks(memory._allocator, blocks, associations, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
     memory._cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it

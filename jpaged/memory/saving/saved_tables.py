@@ -114,6 +114,7 @@ def recent_data(recent: RecentPrefixes | None) -> list[Any] | None:
 
 
 def load_recent(recent: RecentPrefixes, data: Sequence[Any]) -> None:
-    """Remember again what was remembered."""
+    """Remember again what was remembered, all of it unless the pool is too small."""
+    recent.most_requests = max(recent.most_requests, len(data))
     for request_id, digests, num_prompt, shared, num_bytes in data:
         recent.remember(request_id, Recent(list(digests), num_prompt, shared, num_bytes))

@@ -46,7 +46,7 @@ class ScoringOutput:
     """How likely a prompt is, or how alike two are.
 
     Attributes:
-        score: a log-probability or a cosine, see `jpaged.LLM.score`.
+        score: a log-probability, a cosine or a probability, see `jpaged.LLM.score`.
     """
 
     score: float
@@ -60,7 +60,7 @@ class PoolingRequestOutput(Generic[T]):
     """A prompt and what was made of it.
 
     Attributes:
-        request_id: the engine's number for the request; of a pair, that for its second prompt.
+        request_id: the engine's number for the request; of a pair of two requests, that for its second prompt.
         outputs: what was made of it.
         prompt_token_ids: tokens of the prompt; of a pair, of both.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.

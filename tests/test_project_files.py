@@ -31,6 +31,30 @@ def test_the_matrix_holds_every_python_that_is_promised_and_both_ends_of_jax():
     assert matrix["jax"] == ["0.10.0", ""] and "jax>=0.10" in PROJECT["dependencies"]
 
 
+def test_the_lower_end_of_every_dependency_is_installed_and_tried_by_a_job():
+    command = [sys.executable, str(ROOT / "scripts" / "lowest_versions.py")]
+    pinned = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.replace("==", ">=") for line in pinned] == PROJECT["dependencies"]
+    job = workflow("tests.yml")["jobs"]["lowest"]
+    (step,) = [step for step in job["steps"] if step.get("env", {}).get("LOWEST")]
+    assert step["run"] == "bash scripts/test_versions.sh" and "strategy" not in job
+    (python,) = [step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
+    assert PROJECT["requires-python"] == f">={python}"
+    script = (ROOT / "scripts" / "test_versions.sh").read_text()
+    assert "scripts/lowest_versions.py" in script and "PIP_CONSTRAINT" in script
+    named = re.findall(r"\btests/[\w/.]+", script)
+    assert "tests/test_dependencies.py" in named and all((ROOT / path).exists() for path in named)
+
+
+def test_extras_that_only_a_nightly_run_has_are_asked_for_where_nothing_may_be_missing():
+    """`pytest.importorskip` skips such a test even there; `wanted.module` fails it."""
+    found = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    names = "tunix|litellm|langchain_openai"
+    assert [name for name, text in found.items() if re.search(rf'importorskip\("({names})\b', text)] == []
+    asked = {module for text in found.values() for module in re.findall(r'wanted\.module\("(\w+)', text)}
+    assert set(names.split("|")) <= asked
+
+
 @pytest.mark.parametrize("name", [path.name for path in WORKFLOWS])
 def test_workflows_run_scripts_that_exist_with_the_rights_they_need(name):
     text = (ROOT / ".github" / "workflows" / name).read_text()

@@ -175,7 +175,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         images=_image_inputs(config, loaded, no_images),
         prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, SeesImages) else None,
         adapters=adapters,
-        no_output=None if loaded.pooling.generates else _no_output(config),
+        no_output=None if loaded.pooling.generates else _no_output(config, loaded.pooling),
     )
     engine.stats_log.enabled = not config.disable_log_stats
     tell_loaded(loaded, config)
@@ -194,9 +194,11 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     )
 
 
-def _no_output(config: EngineConfig) -> str:
-    head = "vocabulary's head (lm_head.weight)"
-    return f"{config.model} has no {head}: only embed(), classify() and score() of pairs"
+def _no_output(config: EngineConfig, pooling: PoolingHead) -> str:
+    others = {0: "embed() and score() of pairs", 1: "embed(), classify() and score() of pairs"}
+    classes = 0 if pooling.classes is None else len(pooling.classes)
+    only = others.get(classes, "embed() and classify()")
+    return f"{config.model} has no vocabulary's head (lm_head.weight): only {only}"
 
 
 def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:

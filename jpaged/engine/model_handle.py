@@ -172,8 +172,8 @@ class ModelHandle(EngineHandle):
                 that wait for admission are computed with the new weights, but "abort" ends them too.
 
         Raises:
-            ValueError: a leaf or tensor differs, the first of which is named; or running="finish" while a request
-                holds images. The old weights stay.
+            ValueError: `new` is none of these; a leaf or tensor differs, the first of which is named; or
+                running="finish" while a request holds images. The old weights stay.
             RuntimeError: the weights lie on several hosts, of which only this one has the new; or a signal's handler
                 calls it in the middle of a step.
         """

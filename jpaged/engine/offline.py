@@ -32,8 +32,11 @@ def answer(
     on_error: OnError,
     tokenization: Tokenization = DEFAULT,
     loras: Sequence[LoRA | None] | None = None,
+    *,
+    prefill_only: bool = False,
 ) -> list[RequestOutput]:
-    """Run a batch to its end and return one output a prompt, see `LLM.generate`."""
+    """Run a batch to its end and return one output a prompt, see `LLM.generate`; `prefill_only` as
+    `InputProcessor.process`."""
     boolean("use_tqdm", use_tqdm)
     if on_error not in ("raise", "return"):
         raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
@@ -47,7 +50,10 @@ def answer(
     loras = [None] * len(batch) if loras is None else loras
     for i, (prompt, param, rank, lora) in enumerate(zip(batch, params, ranks, loras, strict=True)):
         try:
-            entries.append(inputs.process(prompt, param, rank, tokenization=tokenization, lora=lora))
+            request = inputs.process(
+                prompt, param, rank, tokenization=tokenization, lora=lora, prefill_only=prefill_only
+            )
+            entries.append(request)
         except ValueError as error:
             entries.append(refuse(i, error))
     requests = [entry for entry in entries if isinstance(entry, Request)]

@@ -46,7 +46,7 @@ def pool_prompts(
     for i, (prompt, pooling, lora) in enumerate(zip(batch, poolings, loras, strict=True)):
         try:
             parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images)
-            request = inputs.request(parsed, PREFILL_ONLY, lora=lora)
+            request = inputs.request(parsed, PREFILL_ONLY, lora=lora, prefill_only=True)
         except ValueError as error:
             raise ValueError(f"prompt {i}: {error}") from error
         request.pooling = pooling

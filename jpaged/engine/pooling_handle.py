@@ -15,6 +15,7 @@ from jpaged.pooling_params import Pooling, PoolingParams
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import one_each, several
+from jpaged.text.pairs import pair_prompts
 from jpaged.text.prompt import Prompt, Tokenization
 
 
@@ -76,7 +77,8 @@ class PoolingHandle(SleepHandle):
         """
         head = self._pooling.classes
         if head is None:
-            raise ValueError(f"{self.config.model} has no head for classes (score.weight): only embed() and generate()")
+            others = "embed(), generate() and score()" if self._pooling.generates else "embed() and score() of pairs"
+            raise ValueError(f"{self.config.model} has no head for classes (score.weight): only {others}")
         batch = several(prompts)
         found = self._pool(batch, ["last"] * len(batch), use_tqdm, tokenization_kwargs, lora_request)
         return [_output(one, self._classes(head @ one.vector)) for one in found]
@@ -96,11 +98,13 @@ class PoolingHandle(SleepHandle):
         Args:
             data_1: prompts. Alone, a prompt's score is the log-probability of all its tokens after the first.
             data_2: prompts to compare with those of `data_1`, as many, or any number for one; the score is the cosine
-                of their vectors, as `embed` gives them.
+                of their vectors, as `embed` gives them. A model with a head for one class (a cross-encoder) reads both
+                texts as one prompt, joined as its tokenizer joins them, and the score is that class's probability.
             use_tqdm, lora_request, tokenization_kwargs: as `LLM.generate`.
 
         Raises:
-            ValueError: the numbers of prompts differ, the model has no vocabulary's head, or as `embed`.
+            ValueError: the numbers of prompts differ; the model has no vocabulary's head, which a prompt alone needs;
+                it has several classes, or one and a prompt of a pair is no text; or as `embed`.
         """
         if data_2 is None:
             return self._likelihoods(several(data_1), use_tqdm, tokenization_kwargs, lora_request)
@@ -111,6 +115,8 @@ class PoolingHandle(SleepHandle):
             raise ValueError(f"data_1 has {len(first)} prompts, data_2 {len(second)}: as many, or one, are compared")
         if isinstance(lora_request, Sequence) and not isinstance(lora_request, str):
             raise ValueError("lora_request of two lists of prompts must be one adapter for all")
+        if self._pooling.classes is not None:
+            return self._pairs(first, second, use_tqdm, tokenization_kwargs, lora_request)
         params = PoolingParams(normalize=True)
         both = self.embed([*first, *second], use_tqdm, params, lora_request, tokenization_kwargs=tokenization_kwargs)
         return [
@@ -161,6 +167,26 @@ class PoolingHandle(SleepHandle):
             probs = weights / weights.sum()
         return ClassificationOutput(probs.tolist(), logits.tolist())
 
+    def _pairs(
+        self,
+        first: Sequence[Prompt],
+        second: Sequence[Prompt],
+        use_tqdm: bool,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        lora_request: LoRA | Sequence[LoRA | None] | None,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Score pairs by a head of one class."""
+        head, model = self._pooling.classes, self.config.model
+        assert head is not None
+        if len(head) != 1:
+            raise ValueError(f"{model} has {len(head)} classes: score() of pairs needs a model with one, or with none")
+        if self._pooling.activation not in (None, "Sigmoid"):
+            raise ValueError(f"{model} asks for scores after {self._pooling.activation}; known is Sigmoid")
+        tokenization = Tokenization.of(tokenization_kwargs)
+        batch = pair_prompts(first, second, self.input_processor.tokenizer, tokenization)
+        found = self._pool(batch, ["last"] * len(batch), use_tqdm, tokenization_kwargs, lora_request)
+        return [_output(one, ScoringOutput(self._classes(head @ one.vector).probs[0])) for one in found]
+
     def _likelihoods(
         self,
         batch: Sequence[Prompt],
@@ -180,6 +206,7 @@ class PoolingHandle(SleepHandle):
             "raise",
             tokenization,
             one_lora_each(lora_request, len(batch)),
+            prefill_only=True,
         )
         found = []
         for i, output in enumerate(outputs):

@@ -21,8 +21,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from tunix.rl.rollout import base_rollout
 
+from jpaged.integrations.padding import after_first, before_last, completed
+from jpaged.integrations.tunix_config import check_config, sampling_of
 from jpaged.llm import LLM
-from jpaged.sampling_params import SamplingParams
 from jpaged.training import TrainableModel, logprobs
 
 _PART = "model"
@@ -54,14 +55,16 @@ class TunixActor(nnx.Module):
         Args:
             positions: not read: they follow from the mask.
             cache: None.
-            attention_mask: causal; padding does not see itself.
+            attention_mask: causal; padding does not see itself. What it hides between tokens of a sequence is a token
+                like others, as where prompts hold the token that pads: there the engine knows no padding either.
 
         Raises:
             ValueError: there is a cache.
         """
         if cache is not None:
             raise ValueError(f"cache is a {type(cache).__name__}, but this model is called over whole sequences only")
-        real = jnp.diagonal(attention_mask, axis1=1, axis2=2)
+        shown = jnp.diagonal(attention_mask, axis1=1, axis2=2)
+        real = after_first(shown) & before_last(shown)
         hidden = self.trainable.hidden(self.model, input_tokens, real)
         with self.trainable.under_mesh():
             logits = self.model.logits(hidden)
@@ -99,7 +102,8 @@ class JpagedRollout(base_rollout.BaseRollout):
 
     Raises:
         ValueError: the actor is not of `actor_of`; its experts are spread over devices other than the engine's; or
-            rollout_config wants another dtype, other numbers of devices or other names of weights than the engine's.
+            rollout_config wants another dtype, other numbers of devices or other names of weights than the engine's, or
+            prompts of no tokens.
     """
 
     def __init__(
@@ -117,9 +121,12 @@ class JpagedRollout(base_rollout.BaseRollout):
         self._llm = llm
         self._tokenizer = tokenizer
         self._temperature = 1.0
+        self._ends: Sequence[int] = sorted(llm.input_processor.eos_ids)
         if rollout_config is not None:
-            _check(rollout_config, llm)
+            check_config(rollout_config, llm)
             self._temperature = rollout_config.temperature
+            if rollout_config.eos_tokens is not None:
+                self._ends = rollout_config.eos_tokens
         self.update_params(nnx.state(rollout_actor, nnx.Param))
 
     @property
@@ -142,7 +149,7 @@ class JpagedRollout(base_rollout.BaseRollout):
         if kwargs:
             raise TypeError(f"generate() takes no {', '.join(sorted(kwargs))}")
         config = rollout_config
-        _check(config, self._llm)
+        check_config(config, self._llm)
         if config.return_logprobs and config.temperature != 1.0:
             raise ValueError(
                 f"return_logprobs=True with temperature={config.temperature}: log-probabilities are the model's own, "
@@ -151,7 +158,7 @@ class JpagedRollout(base_rollout.BaseRollout):
         width = config.max_prompt_length
         ids = [list(self._tokenizer.encode(prompt))[-width:] for prompt in prompts]
         outputs = self._llm.generate(
-            [{"prompt_token_ids": each} for each in ids], _sampling(config, len(ids)), use_tqdm=False
+            [{"prompt_token_ids": each} for each in ids], sampling_of(config, len(ids)), use_tqdm=False
         )
         answers = [output.outputs[0] for output in outputs]
         padded = np.full((len(ids), width), self.pad_id(), np.int32)
@@ -175,13 +182,16 @@ class JpagedRollout(base_rollout.BaseRollout):
         is deterministic.
 
         Args:
-            prompt_tokens: padded before.
+            prompt_tokens: padded before. A prompt that begins with the token that pads loses it.
             completion_tokens: padded behind.
-            completion_mask: which tokens are a completion's, its first ones. None: those that are no padding.
+            completion_mask: which tokens are a completion's, its first ones. None: those up to the last that does not
+                pad and, where completions end by the very token that pads, one of these: it was drawn unless the
+                completion was cut short of its row's end.
 
         Raises:
             ValueError: rollout_config has a temperature other than 1 (or 0, which is greedy): Tunix's GRPO compares
-                these values with its own after the temperature; or the mask has another shape than completion_tokens.
+                these values with its own after the temperature; or the mask has another shape than completion_tokens,
+                or leaves out tokens in between.
         """
         if self._temperature not in (0.0, 1.0):
             raise ValueError(
@@ -189,7 +199,10 @@ class JpagedRollout(base_rollout.BaseRollout):
                 "before the temperature; give temperature=1.0"
             )
         prompts, completions = jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens)
-        own = completions != self.pad_id() if completion_mask is None else jnp.asarray(completion_mask).astype(bool)
+        if completion_mask is None:
+            own = completed(completions, self.pad_id(), self._ends)
+        else:
+            own = jnp.asarray(completion_mask).astype(bool)
         if own.shape != completions.shape:
             raise ValueError(
                 f"completion_mask has shape {list(own.shape)}, completion_tokens {list(completions.shape)}"
@@ -198,7 +211,7 @@ class JpagedRollout(base_rollout.BaseRollout):
             self._llm,
             self._llm.params,
             jnp.concatenate([prompts, completions], axis=1),
-            jnp.concatenate([prompts != self.pad_id(), own], axis=1),
+            jnp.concatenate([after_first(prompts != self.pad_id()), own], axis=1),
             start=prompts.shape[1],
             deterministic=self._llm.config.deterministic,
         )
@@ -232,28 +245,6 @@ class JpagedRollout(base_rollout.BaseRollout):
         return TunixActor(self._llm.trainable(), self._llm.params)
 
 
-def _check(config: base_rollout.RolloutConfig, llm: LLM) -> None:
-    """Check that an engine is what Tunix wants.
-
-    Raises:
-        ValueError: it is not; names the field, its value and the engine's.
-    """
-    engine = llm.config
-    if config.data_type is not None and jnp.dtype(config.data_type) != jnp.dtype(llm.dtype):
-        raise ValueError(f"data_type={jnp.dtype(config.data_type)}, but the engine's is {jnp.dtype(llm.dtype)}")
-    sizes = {
-        "tensor_parallel_size": (-1, engine.tensor_parallel_size),
-        "data_parallel_size": (-1, engine.data_parallel_size),
-        "expert_parallel_size": (1, engine.tensor_parallel_size if engine.enable_expert_parallel else 1),
-    }
-    for name, (default, own) in sizes.items():
-        wanted = getattr(config, name)
-        if wanted not in (default, own):
-            raise ValueError(f"{name}={wanted}, but the engine's is {own}: give it to LLM(...)")
-    if config.rollout_mapping_config is not None:
-        raise ValueError("rollout_mapping_config must be None: the actor has the engine's own names of weights")
-
-
 def _check_devices(params: Any, trainable: TrainableModel) -> None:
     """Check that weights lie on the engine's devices where its model runs on no others.
 
@@ -266,31 +257,6 @@ def _check_devices(params: Any, trainable: TrainableModel) -> None:
             f"the actor lies on {len(there)} devices that are not the engine's {len(own)}: with "
             "enable_expert_parallel=True it must stay on the engine's mesh"
         )
-
-
-def _sampling(config: base_rollout.RolloutConfig, number: int) -> list[SamplingParams]:
-    """Return each prompt's parameters; with a seed each has one of its own that follows from it."""
-    seeds: list[int | None] = [None] * number
-    if config.seed is not None:
-        data = config.seed
-        if jnp.issubdtype(getattr(data, "dtype", np.int32), jax.dtypes.prng_key):
-            data = jax.random.key_data(data)
-        words = [int(word) for word in np.atleast_1d(np.asarray(data)).reshape(-1)]
-        seeds = [int(seed) for seed in np.random.default_rng(words).integers(0, 2**31, number)]
-    ends = config.eos_tokens
-    return [
-        SamplingParams(
-            temperature=config.temperature,
-            top_p=1.0 if config.top_p is None else config.top_p,
-            top_k=-1 if config.top_k is None else config.top_k,
-            max_tokens=config.max_tokens_to_generate,
-            seed=seed,
-            ignore_eos=ends is not None,
-            stop_token_ids=[] if ends is None else list(ends),
-            logprobs=0 if config.return_logprobs else None,
-        )
-        for seed in seeds
-    ]
 
 
 def _drawn(answer: Any) -> np.ndarray:

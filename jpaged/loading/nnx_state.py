@@ -10,15 +10,23 @@ from flax import nnx
 
 
 def state_of(new: Any, old: Any) -> Any:
-    """Return NNX's weights as a tree of the structure of `old`, with the same arrays; anything else as it is.
+    """Return NNX's weights as a tree of the structure of `old`, with the same arrays; other mappings as they are.
 
     Variables may be of other classes or carry other metadata than those of `old`: a trainer's do. Arrays stay where
     they are.
+
+    Raises:
+        ValueError: `new` is neither a form of NNX's weights nor a mapping.
     """
     if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], nnx.GraphDef):
         new = new[1]
     if isinstance(new, nnx.Module):
         new = nnx.state(new, nnx.Param)
+    if not isinstance(new, nnx.State | Mapping):
+        raise ValueError(
+            f"new weights are of type {type(new).__name__}: give a tree like `params`, a module or state of NNX's, "
+            "(graphdef, state) of `nnx.split`, or a mapping of tensors by their names"
+        )
     if not isinstance(new, nnx.State) and not _is_nested(new):
         return new
     structure: Any = jax.tree.structure(old)  # mypy finds no comparison in what jax calls a PyTreeDef

@@ -48,6 +48,7 @@ class PoolingHead:
         classes: the head's matrix, [classes, embed] in float32; None where the model is not for classification.
         independent: whether each class has a probability of its own (a sigmoid), not one among all (a softmax).
         generates: whether the model has a vocabulary's head.
+        activation: the config's name of what makes a score of a pair's logit, such as Sigmoid; None = it says nothing.
     """
 
     pooling: Pooling = "last"
@@ -57,6 +58,7 @@ class PoolingHead:
     classes: np.ndarray | None = None
     independent: bool = False
     generates: bool = True
+    activation: str | None = None
 
 
 def read_pooling_head(source: Source, reader: TensorReader, config: PretrainedConfig) -> PoolingHead:
@@ -77,12 +79,26 @@ def read_pooling_head(source: Source, reader: TensorReader, config: PretrainedCo
         classes = np.asarray(reader.read(HEAD)).astype(np.float32)
     several = getattr(config, "problem_type", None) == "multi_label_classification"
     one = classes is not None and len(classes) == 1
-    return replace(said, classes=classes, independent=several or one, generates=reader.generates)
+    return replace(
+        said,
+        classes=classes,
+        independent=several or one,
+        generates=reader.generates,
+        activation=_activation(config),
+    )
 
 
 def saved_fields(head: PoolingHead) -> dict[str, Any]:
     """Return what a saved checkpoint keeps of a model's pooling; there is no place for a head for classes."""
     return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules)}
+
+
+def _activation(config: PretrainedConfig) -> str | None:
+    """Return how sentence-transformers' CrossEncoder makes scores of a model's logits, without the module's path."""
+    said = getattr(config, "sentence_transformers", None)
+    name = said.get("activation_fn") if isinstance(said, dict) else None
+    name = name or getattr(config, "sbert_ce_default_activation_function", None)
+    return None if name is None else str(name).rpartition(".")[2]
 
 
 def _of_gguf(kind: int) -> PoolingHead:

@@ -204,6 +204,12 @@ class Request:
         return self.params.prompt_logprobs is not None or self.pooling == "mean"
 
     @property
+    def most_computed(self) -> int:
+        """Return the most tokens of a sequence that need memory: one that draws a single token never computes it."""
+        draws_one = self.params.max_tokens == 1 and self.beam is None and self.params.n == 1
+        return len(self.prompt_token_ids) if draws_one else self.max_total_tokens
+
+    @property
     def pauses(self) -> list[tuple[float, float | None]]:
         """Return when its memory was taken back and when it was in the batch again; None while it is not."""
         return list(zip_longest(self.pause_times[::2], self.pause_times[1::2]))

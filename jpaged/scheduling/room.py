@@ -28,7 +28,7 @@ class Room:
     def is_possible(self, request: Request) -> bool:
         """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
         at the beginning of its prompt are its own too."""
-        length, images = request.max_total_tokens, request.encoder_tokens
+        length, images = request.most_computed, request.encoder_tokens
         adapter = 0 if request.adapter is None else request.adapter.num_blocks
         if self._verdict(request, length, encoder_tokens=images, adapter_blocks=adapter) is not Fit.NEVER:
             return True
@@ -40,7 +40,7 @@ class Room:
         """Tell whether a request is sure to grow to its full length only where its blocks are packed."""
         shared = len(request.prompt_token_ids)
         return self._memory.is_tight(
-            request.max_total_tokens,
+            request.most_computed,
             len(request.sequences),
             shared_tokens=shared,
             encoder_tokens=request.encoder_tokens,

@@ -79,6 +79,7 @@ class InputProcessor:
         streamed: bool = False,
         tokenization: Tokenization = DEFAULT,
         lora: LoRA | None = None,
+        prefill_only: bool = False,
     ) -> Request:
         """Make a request, checked in all that does not depend on what else runs.
 
@@ -87,16 +88,17 @@ class InputProcessor:
             streamed: somebody reads its outputs while they are generated.
             tokenization: how its text becomes tokens.
             lora: the low-rank adapter that it runs with.
+            prefill_only: nobody reads the one token that it draws, so that its prompt may fill max_model_len.
 
         Raises:
             ValueError: the model generates nothing; the prompt has none of the forms of `parse_prompt`, is empty, holds
-                an id outside the vocabulary, or leaves no room for a token; or a parameter is not for this model or
-                engine.
+                an id outside the vocabulary, is too long, or leaves no room for a token that is to be read; or a
+                parameter is not for this model or engine.
         """
         if self._no_output is not None:
             raise ValueError(self._no_output)
         parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images)
-        return self.request(parsed, params, priority, streamed=streamed, lora=lora)
+        return self.request(parsed, params, priority, streamed=streamed, lora=lora, prefill_only=prefill_only)
 
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
         """Parse a prompt whose salt may be given beside it.
@@ -121,6 +123,7 @@ class InputProcessor:
         *,
         streamed: bool = False,
         lora: LoRA | None = None,
+        prefill_only: bool = False,
     ) -> Request:
         """Make a request for a prompt that was parsed; see `process`."""
         adapter = None if lora is None else self.adapters.find(lora)
@@ -135,9 +138,9 @@ class InputProcessor:
                 f"truncate_prompt_tokens={params.truncate_prompt_tokens} would cut it: prompts with images are not cut"
             )
         count = len(token_ids)
-        self._check_prompt(token_ids)
+        self._check_prompt(token_ids, prefill_only)
         self._check_params(params)
-        room = self.max_model_len - count
+        room = 1 if prefill_only else self.max_model_len - count  # the last token that is drawn is never computed
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         eos = frozenset() if params.ignore_eos else self.eos_ids
         stop_ids = eos | frozenset(params.stop_token_ids)
@@ -230,10 +233,12 @@ class InputProcessor:
 
     # ------------------------------------------------------------------ checks
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int], prefill_only: bool) -> None:
         if not token_ids:
             raise ValueError("the prompt has 0 tokens; at least 1 is needed")
-        if len(token_ids) >= self.max_model_len:
+        if prefill_only and len(token_ids) > self.max_model_len:
+            raise ValueError(f"the prompt has {len(token_ids)} tokens, above max_model_len={self.max_model_len}")
+        if not prefill_only and len(token_ids) >= self.max_model_len:
             raise ValueError(
                 f"the prompt has {len(token_ids)} tokens, which leaves no room for output within "
                 f"max_model_len={self.max_model_len}"

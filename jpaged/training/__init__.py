@@ -30,21 +30,25 @@ def logprobs(
 
     It may be called within `jax.jit`, and is jitted itself. Values agree with the engine's within rounding. With
     ``deterministic=True`` they are those of the engine to the last bit, so that the ratio of a policy to itself is 1;
-    the derivative is that of the plain version.
+    the derivative is that of the plain version. The model is the one without adapters: tokens that were drawn with a
+    LoRA adapter have other values.
 
     Args:
         model: a `jpaged.LLM` or a `TrainableModel`.
         params: parameters like ``llm.params``, floats on the devices of the model's mesh.
         tokens: sequences of one padded length.
         mask: which tokens are a sequence's; those of a sequence lie side by side, padding before or behind. None: all.
+            A mask that is traced cannot be looked at: where it has padding in between, values are none of the engine's.
         start: the first token that is scored, at least 1; tokens before it cost no logits.
-        deterministic: needs ``LLM(..., deterministic=True)`` and sequences of at most its max_model_len tokens.
+        deterministic: needs ``LLM(..., deterministic=True)`` and sequences of at most its max_model_len tokens, padding
+            left out unless `mask` is traced.
 
     Returns:
         Entry ``[b, i]`` is that of token ``start + i``; 0 where it, or the one before, is padding.
 
     Raises:
-        ValueError: a shape does not fit, weights are quantised, or the engine's bits cannot be had.
+        ValueError: a shape does not fit, a mask has padding between a sequence's tokens, weights are quantised or, on a
+            CPU, in bfloat16, or the engine's bits cannot be had.
     """
     chosen = model if isinstance(model, TrainableModel) else model.trainable()
     return chosen.logprobs(params, tokens, mask, start=start, deterministic=deterministic)

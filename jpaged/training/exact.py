@@ -58,6 +58,10 @@ class EngineShapes:
 def check_exact(shapes: EngineShapes, groups: frozenset[str], tokens: int) -> None:
     """Check that an engine's bits can be had.
 
+    Args:
+        groups: names of the model's layer groups.
+        tokens: the most tokens that a sequence may have, without its padding where that is known.
+
     Raises:
         ValueError: the engine is not deterministic, sequences are longer than it takes, or a kind of layer cannot be
             computed token by token.
@@ -170,7 +174,9 @@ class _Rows(NamedTuple):
 def _own_pool(
     shapes: EngineShapes, groups: frozenset[str], batch: int, length: int
 ) -> tuple[PoolSpec, list[Int[np.ndarray, "batch width"]]]:
-    """Return a pool that holds `batch` sequences of `length` tokens and, for each layer group, their block tables."""
+    """Return a pool that holds `batch` sequences padded to `length` tokens and, for each layer group, their block
+    tables, which are as wide as the engine's."""
+    length = min(length, shapes.max_model_len)  # all else is padding, see `check_exact`
     caches = [cache for cache in shapes.spec.caches if cache.group.name in groups]
     planned = {plan.spec.name: plan for plan in shapes.spec.layout.groups}
     plans = [planned[spec.name] for spec in group_specs(caches)]

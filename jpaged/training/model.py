@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
@@ -106,12 +107,12 @@ class TrainableModel:
         deterministic: bool = False,
     ) -> Float[Array, "batch scored"]:
         """Return log-probabilities; see `jpaged.training.logprobs`."""
-        tokens, real = _checked(tokens, mask, start)
+        tokens, real, longest = _checked(tokens, mask, start)
         check_floating(params)
         if deterministic:
             if self.engine is None:
                 raise ValueError("deterministic=True needs the engine whose bits are meant: give an LLM, not a model")
-            check_exact(self.engine, self._names, tokens.shape[1])
+            check_exact(self.engine, self._names, longest)
         run = self._exact if deterministic else self._plain
         return run(params, tokens, real, start=start)
 
@@ -180,16 +181,42 @@ def check_floating(params: Any) -> None:
         )
 
 
-def _checked(tokens: Any, mask: Any, start: int) -> tuple[Array, Array]:
+def _checked(tokens: Any, mask: Any, start: int) -> tuple[Array, Array, int]:
+    """Return the arguments as arrays, and the most tokens that a sequence may have."""
     tokens = jnp.asarray(tokens)
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.shape[1] < 2:
         raise ValueError(f"tokens is {tokens.dtype}{list(tokens.shape)}, not integers [batch, tokens] with 2 or more")
-    real = jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
-    if real.shape != tokens.shape:
-        raise ValueError(f"mask has shape {list(real.shape)}, tokens {list(tokens.shape)}")
+    shape = tokens.shape if mask is None else np.shape(mask)
+    if shape != tokens.shape:
+        raise ValueError(f"mask has shape {list(shape)}, tokens {list(tokens.shape)}")
     if isinstance(start, bool) or not isinstance(start, int) or not 1 <= start < tokens.shape[1]:
         raise ValueError(f"start={start!r} is not an integer from 1 to {tokens.shape[1] - 1}, the last token")
-    return tokens.astype(jnp.int32), real
+    longest = tokens.shape[1] if mask is None or not _is_known(mask) else _longest(np.asarray(mask).astype(bool))
+    real = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    return tokens.astype(jnp.int32), real, longest
+
+
+def _is_known(mask: Any) -> bool:
+    """Tell whether a mask can be looked at: not while it is traced, or where other hosts have parts of it."""
+    return not isinstance(mask, jax.core.Tracer) and getattr(mask, "is_fully_addressable", True)
+
+
+def _longest(real: Bool[np.ndarray, "batch tokens"]) -> int:
+    """Return how many tokens the longest sequence has.
+
+    Raises:
+        ValueError: a sequence has padding between its tokens.
+    """
+    begins = np.diff(real.astype(np.int8), axis=1, prepend=0) == 1
+    holes = np.flatnonzero(begins.sum(axis=1) > 1)
+    if len(holes):
+        row = int(holes[0])
+        again = int(np.flatnonzero(begins[row])[1])
+        raise ValueError(
+            f"mask[{row}] has padding before token {again}, in the middle of its sequence: tokens of a sequence lie "
+            "side by side"
+        )
+    return int(real.sum(axis=1).max(initial=0))
 
 
 def _wanted(real: Bool[Array, "batch tokens"], start: int) -> Bool[Array, "batch scored"]:

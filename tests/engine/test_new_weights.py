@@ -228,6 +228,9 @@ def test_refused_weights_leave_running_requests_alone(models, fresh):
         leaves, tree = jax.tree.flatten(llm.params)
         with pytest.raises(ValueError, match="the engine's is"):
             llm.update_params(jax.tree.unflatten(tree, [leaves[0][:-1], *leaves[1:]]))
+        for other in (None, 5, [1], "weights", (1, 2, 3)):
+            with pytest.raises(ValueError, match=f"new weights are of type {type(other).__name__}: give a tree like"):
+                llm.update_params(other)
         assert whole(got, stream)[0, 0] == want
 
 

@@ -230,6 +230,7 @@ def test_classes_have_the_probabilities_of_transformers(family, labels, problem,
     llm = LLM(str(tmp_path), **SETTINGS)
     outputs = llm.classify(prompts(), use_tqdm=False)
     np.testing.assert_allclose([output.outputs.logits for output in outputs], want, atol=1e-4)
+    assert len(llm.classify([[5] * 80], use_tqdm=False)) == 1
     several = torch.tensor(want).sigmoid() if labels == 1 or problem else torch.tensor(want).softmax(1)
     np.testing.assert_allclose([output.outputs.probs for output in outputs], several, atol=1e-4)
     assert outputs[0].outputs.num_classes == labels
@@ -261,12 +262,30 @@ def test_a_prompts_score_is_its_log_probability_and_a_pairs_its_cosine(llm, fold
         llm.score(prompts(PROMPTS[:2]), prompts(PROMPTS[2:5]))
 
 
+def test_a_prompt_of_max_model_len_tokens_is_taken_as_nothing_follows_it(llm, folder):
+    whole = RNG.integers(3, 211, 80).tolist()
+    pages = -(-80 // SETTINGS["block_size"])
+    room = {"kv_cache_memory_bytes": llm.memory_report().page_bytes * pages, "enable_prefix_caching": False}
+    with LLM(str(folder), **SETTINGS | room) as tight:  # not a token more would fit
+        for one in (llm, tight):
+            (vector,) = vectors(one.embed(prompts([whole]), use_tqdm=False))
+            assert vector.shape == (96,)
+            (score,) = one.score(prompts([whole]), use_tqdm=False)
+            (shorter,) = one.score(prompts([whole[:-1]]), use_tqdm=False)
+            assert score.outputs.score < shorter.outputs.score
+            for asked in (one.embed, one.score):
+                with pytest.raises(ValueError, match=r"prompt 0: the prompt has 81 tokens, above max_model_len=80"):
+                    asked(prompts([[*whole, 5]]), use_tqdm=False)
+    with pytest.raises(ValueError, match="which leaves no room for output"):
+        llm.generate(prompts([whole]), SamplingParams(max_tokens=1), use_tqdm=False)
+
+
 def test_what_cannot_be_is_refused_by_name_and_nothing_is_left(llm):
     with pytest.raises(ValueError, match=r"prompt 1: dimensions=97 is above the model's 96"):
         llm.embed(prompts(PROMPTS[:2]), False, [PoolingParams(), PoolingParams(dimensions=97)])
     with pytest.raises(ValueError, match=r"prompt 0: the prompt has 0 tokens"):
         llm.embed([{"prompt_token_ids": []}], use_tqdm=False)
-    with pytest.raises(ValueError, match=r"has no head for classes"):
+    with pytest.raises(ValueError, match=r"has no head for classes .*: only embed\(\), generate\(\) and score\(\)$"):
         llm.classify(prompts())
     with pytest.raises(ValueError, match=r"pooling='max' is not one of last, mean"):
         PoolingParams(pooling="max")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+import wanted
 from checkpoints import make_checkpoint
 from on_devices import printed_on_devices
 from tiny_chat_model import make_chat_model
 
-pytest.importorskip("tunix", reason="needs the extra tunix")
+wanted.module("tunix")
 
 
 def test_weights_of_any_mesh_give_the_tokens_and_scores_of_those_given_directly(tmp_path):

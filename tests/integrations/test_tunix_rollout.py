@@ -146,6 +146,45 @@ def test_a_mask_says_which_tokens_are_a_completion_s(llm):
         rollout.get_per_token_logps(prompts, completions, np.ones((2, 3)))
 
 
+class PadsWithEos:
+    """A tokenizer without a token that pads: Tunix then takes the one that ends a completion."""
+
+    def pad_id(self):
+        return 2
+
+
+def test_a_prompt_may_hold_the_token_that_pads(llm):
+    rollout = JpagedRollout(actor_of(llm), PadsWithEos(), llm=llm)
+    prompts, completions = np.array([[2, 2, 5, 2, 6, 7], [9, 2, 2, 8, 5, 4]]), np.array([[4, 3, 8], [5, 9, 6]])
+    found = rollout.get_per_token_logps(prompts, completions)
+    real = np.array([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
+    tokens = np.concatenate([prompts, completions], axis=1)
+    want = llm.trainable().logprobs(llm.params, tokens, real, start=6, deterministic=True)
+    np.testing.assert_array_equal(found, want)
+    graphdef, state = nnx.split(actor_of(llm))
+    of_tunix = common.compute_per_token_logps(graphdef, state, prompts, completions, pad_id=2, eos_id=2)
+    np.testing.assert_allclose(of_tunix, found, atol=1e-5)
+
+
+def test_a_completion_s_end_counts_although_it_is_the_token_that_pads(llm):
+    rollout = JpagedRollout(actor_of(llm), PadsWithEos(), llm=llm)
+    assert 2 in llm.input_processor.eos_ids
+    (other,) = llm.input_processor.eos_ids - {2}
+    completions = np.array([[4, 3, 2, 2], [4, 2, 9, 2], [2, 2, 2, 2], [4, 3, 9, 8], [4, other, 2, 2]])
+    found = np.asarray(rollout.get_per_token_logps(np.full((5, 3), 7), completions))
+    assert (found != 0).sum(axis=1).tolist() == [3, 4, 1, 4, 2]
+    config = dataclasses.replace(ROLLOUT, eos_tokens=[other])
+    rollout = JpagedRollout(actor_of(llm), PadsWithEos(), rollout_config=config, llm=llm)
+    found = np.asarray(rollout.get_per_token_logps(np.full((5, 3), 7), completions))
+    assert (found != 0).sum(axis=1).tolist() == [2, 3, 0, 4, 2]
+
+
+def test_a_mask_with_a_token_left_out_in_between_is_refused(llm):
+    rollout = JpagedRollout(actor_of(llm), TokenizerAdapter(llm.get_tokenizer()), llm=llm)
+    with pytest.raises(ValueError, match=r"mask\[1\] has padding before token 4, in the middle of its sequence"):
+        rollout.get_per_token_logps(np.full((2, 2), 7), np.full((2, 3), 5), np.array([[1, 1, 0], [1, 0, 1]]))
+
+
 def test_weights_go_over_without_the_host(llm):
     actor = actor_of(llm)
     rollout = JpagedRollout(actor, llm.get_tokenizer(), llm=llm)
@@ -190,6 +229,7 @@ def test_what_does_not_fit_is_refused(llm):
         ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2, but the engine's is 1: give it to LLM\(...\)"),
         ({"data_parallel_size": 4}, "data_parallel_size=4, but the engine's is 1"),
         ({"expert_parallel_size": 8}, "expert_parallel_size=8, but the engine's is 1"),
+        ({"max_prompt_length": 0}, "max_prompt_length=0 must be at least 1"),
         ({"rollout_mapping_config": MappingConfig(to_hf_mappings={})}, "rollout_mapping_config must be None"),
     ],
 )

@@ -9,7 +9,7 @@ import tiny_chat_model
 
 from jpaged.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from jpaged.text.detokenizer import Detokenizer
-from jpaged.text.input_processor import InputProcessor
+from jpaged.text.input_processor import PREFILL_ONLY, InputProcessor
 from jpaged.text.prompt import Conversation
 
 LIMITS = {"vocab_size": 256, "max_model_len": 64, "max_num_seqs": 4, "eos_token_ids": (2,)}
@@ -39,6 +39,14 @@ def test_seeds_come_from_the_engines_in_the_order_of_requests(inputs):
     drawn = [[made.process([5], SamplingParams()).seed for _ in range(3)] for made in (first, second)]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 3
     assert first.process([5], SamplingParams(seed=9)).seed == 9
+
+
+def test_a_prompt_whose_output_nobody_reads_may_have_max_model_len_tokens(inputs):
+    request = inputs.process([5] * 64, PREFILL_ONLY, prefill_only=True)
+    assert len(request.prompt_token_ids) == request.most_computed == 64
+    assert inputs.process([5] * 60, SamplingParams(max_tokens=4)).most_computed == 64
+    with pytest.raises(ValueError, match="the prompt has 65 tokens, above max_model_len=64"):
+        inputs.process([5] * 65, PREFILL_ONLY, prefill_only=True)
 
 
 def test_a_conversation_becomes_a_prompt(inputs):

@@ -99,6 +99,23 @@ def test_an_engine_s_bits_are_found_after_preemption_chunks_hits_and_new_weights
         assert llm.stats().num_swaps + llm.stats().num_recomputes > 0
 
 
+@pytest.mark.parametrize("folder", ["smollm2", "lfm2"], indirect=True)
+@pytest.mark.parametrize("left", [False, True], ids=["behind", "before"])
+def test_padding_beyond_max_model_len_changes_no_bit(folder, left):
+    with LLM(folder[0], deterministic=True, **SETTINGS) as llm:
+        narrow, mask, is_drawn, engine = rolled_out(llm, left=left)
+        more = ((0, 0), (30, 0) if left else (0, 30))
+        tokens, mask, is_drawn, engine = (np.pad(one, more) for one in (narrow, mask, is_drawn, engine))
+        assert tokens.shape[1] > llm.max_model_len
+        exact = logprobs(llm, llm.params, tokens, mask, deterministic=True)
+        np.testing.assert_array_equal(np.where(is_drawn[:, 1:], exact, 0), engine[:, 1:])
+        message = r"sequences of \d+ tokens are above the engine's max_model_len=72"
+        with pytest.raises(ValueError, match=message):
+            logprobs(llm, llm.params, tokens, deterministic=True)
+        with pytest.raises(ValueError, match=message):  # what is traced may have any number of tokens
+            jax.jit(lambda real: logprobs(llm, llm.params, tokens, real, deterministic=True))(mask)
+
+
 @pytest.mark.parametrize("folder", ["smollm2", "qwen3"], indirect=True)
 def test_derivatives_are_torch_s(folder, tmp_path):
     path, name = folder
@@ -148,6 +165,11 @@ def test_a_model_is_trained_without_an_engine(tmp_path):
     for call, message in (
         (lambda: logprobs(model, params, tokens[0]), "not integers \\[batch, tokens\\]"),
         (lambda: logprobs(model, params, tokens, tokens[:, 1:] > 0), "mask has shape"),
+        (
+            lambda: logprobs(model, params, tokens, np.arange(12) != [[2], [5]]),
+            r"mask\[0\] has padding before token 3, ",
+        ),
+        (lambda: logprobs(model, params, tokens, jnp.arange(12) != jnp.array([[0], [5]])), r"mask\[1\] has padding "),
         (lambda: logprobs(model, params, tokens, start=12), "start=12 is not an integer from 1 to 11"),
         (lambda: logprobs(model, params, tokens, deterministic=True), "needs the engine whose bits"),
     ):

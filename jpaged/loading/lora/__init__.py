@@ -1,7 +1,8 @@
 """Reads low-rank adapters from PEFT folders, and lays them out as the pool keeps them.
 
-`peft_config` reads adapter_config.json and refuses what is not computed, `peft_folder` the tensors; `sites` finds the
-model's parameter that each module is part of; `packing` makes the blocks; `registry` knows the adapters of an engine.
+`peft_config` reads adapter_config.json, of which `peft_keys` refuses what is not computed; `peft_folder` reads the
+tensors; `sites` finds the model's parameter that each module is part of; `packing` makes the blocks; `registry` knows
+the adapters of an engine.
 """
 
 from jpaged.loading.lora.registry import AdapterRegistry

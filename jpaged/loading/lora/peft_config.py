@@ -1,36 +1,19 @@
-"""Reads a PEFT adapter's adapter_config.json, and refuses what is not computed here."""
+"""Reads which modules a PEFT adapter changes, and by which factor, from its adapter_config.json."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jpaged.loading.json_file import read_json
+from jpaged.loading.lora.peft_keys import check_keys
+from jpaged.validation import number
 
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "use_bdlora": (None, False),
-    "fan_in_fan_out": (False,),
-    "lora_bias": (False,),
-    "modules_to_save": (None, []),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "megatron_config": (None,),
-}
-"""Fields of the file with the values that are computed; a field that is not there has the first."""
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of ``init_lora_weights`` with which PEFT takes what the adapter began with out of the model's weights."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,42 +45,32 @@ class PeftConfig:
         """Read a folder's file.
 
         Raises:
-            ValueError: there is none, it is damaged, or it asks for what is not computed; names the key and value.
+            ValueError: there is none, it is damaged, a value is of another kind than PEFT's, or it asks for what is not
+                computed; names the file, the key and the value.
         """
         file = folder / "adapter_config.json"
         if not file.is_file():
             raise ValueError(f"{folder} has no adapter_config.json: it is no PEFT folder")
         data = read_json(file)
-        for key, known in _ONLY.items():
-            if data.get(key, known[0]) not in known:
-                raise ValueError(f"{file}: {key}={data[key]!r} is not supported; supported is {known[0]!r}")
-        began = data.get("init_lora_weights", True)
-        if isinstance(began, str) and began.lower().startswith(_CHANGES_BASE):
+        check_keys(file, data)
+        targets = _names(file, "target_modules", data.get("target_modules")) or "all-linear"
+        layers = _layers(file, data.get("layers_to_transform"))
+        if layers is not None and isinstance(targets, str):
             raise ValueError(
-                f"{file}: init_lora_weights={began!r} is not supported, as it changes the model's weights: save the "
-                "adapter by PEFT's `path_initial_model_for_weight_conversion`, which makes a plain one of it"
+                f"{file}: layers_to_transform={list(layers)} with target_modules={targets!r}: PEFT takes it with names "
+                "only"
             )
-        rank = data.get("r", 8)
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ValueError(f"{file}: r={rank!r} must be an integer of at least 1")
-        layers = data.get("layers_to_transform")
-        for key in ("rank_pattern", "alpha_pattern"):
-            for pattern in data.get(key) or {}:
-                _check_expression(file, key, pattern)
-        for key in ("target_modules", "exclude_modules"):
-            if isinstance(data.get(key), str):
-                _check_expression(file, key, data[key])
         return cls(
             str(folder),
-            _names(file, "target_modules", data.get("target_modules")) or "all-linear",
-            None if layers is None else tuple([layers] if isinstance(layers, int) else layers),
-            tuple([pattern] if isinstance(pattern := data.get("layers_pattern") or (), str) else pattern),
+            targets,
+            layers,
+            _layers_pattern(file, data.get("layers_pattern")),
             _names(file, "exclude_modules", data.get("exclude_modules")),
-            rank,
-            float(data.get("lora_alpha", 8)),
-            dict(data.get("rank_pattern") or {}),
-            dict(data.get("alpha_pattern") or {}),
-            bool(data.get("use_rslora", False)),
+            _rank(file, "r", data.get("r", 8)),
+            _alpha(file, "lora_alpha", data.get("lora_alpha", 8)),
+            _by_expression(file, "rank_pattern", data.get("rank_pattern"), _rank),
+            _by_expression(file, "alpha_pattern", data.get("alpha_pattern"), _alpha),
+            bool(data.get("use_rslora")),
         )
 
     def adapts(self, module: str) -> bool:
@@ -125,21 +98,67 @@ class PeftConfig:
         return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
 
     def _layer(self, module: str) -> int | None:
+        """Return the number of a module's layer: the first number in its name, as PEFT takes it."""
         for pattern in self.layers_pattern or (r"[^.]*",):
-            if found := re.match(rf".*\.{pattern}\.(\d+)\.", module):
-                return int(found.group(1))
+            if found := re.match(rf"(?:^|.*?\.)(?:{pattern})\.(?P<layer>\d+)\.", module):
+                return int(found["layer"])
         return None
 
 
-def _check_expression(file: Path, key: str, pattern: str) -> None:
+def _rank(file: Path, key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{file}: {key}={value!r} must be an integer of at least 1")
+    return value
+
+
+def _alpha(file: Path, key: str, value: Any) -> float:
+    return number(f"{file}: {key}", value, low=-math.inf)
+
+
+def _by_expression(file: Path, key: str, value: Any, read: Callable[[Path, str, Any], T]) -> dict[str, T]:
+    """Return the values of a mapping whose keys are ends of names or expressions; null = none."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{file}: {key}={value!r} must be a mapping from names or regular expressions to numbers")
+    for pattern in value:
+        _check_expression(file, key, pattern, within=True)
+    return {pattern: read(file, f"{key}[{pattern!r}]", one) for pattern, one in value.items()}
+
+
+def _layers(file: Path, value: Any) -> tuple[int, ...] | None:
+    """Return the numbers of the layers, or None for all, which an empty list asks for too."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in listed):
+        raise ValueError(f"{file}: layers_to_transform={value!r} must be an integer of at least 0, or a list of them")
+    return tuple(listed) or None
+
+
+def _layers_pattern(file: Path, value: Any) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise ValueError(f"{file}: layers_pattern={value!r} must be a regular expression, or a list of them")
+    for pattern in listed:
+        _check_expression(file, "layers_pattern", pattern, within=True)
+    return tuple(pattern for pattern in listed if pattern)
+
+
+def _check_expression(file: Path, key: str, pattern: str, *, within: bool = False) -> None:
+    """Check an expression that is matched as it is or, with `within`, as a part of another one: flags may not stand
+    there."""
     try:
         re.compile(pattern)
-    except re.error as error:
+        if within:
+            re.compile(f".(?:{pattern})")
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{file}: {key} has {pattern!r}, which is no regular expression: {error}") from error
 
 
 def _names(file: Path, key: str, value: Any) -> str | tuple[str, ...] | None:
-    if value is None or isinstance(value, str):
+    if value is None:
+        return None
+    if isinstance(value, str):
+        _check_expression(file, key, value)
         return value
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value) or None

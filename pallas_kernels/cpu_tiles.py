@@ -215,22 +215,27 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
     return product
 
 
-def dots(rows: int, table_rows: int) -> Any:
-    """Return ``f(x, x_stride, table, table_stride, length, out, out_stride, more)``, to be called from compiled loops.
+def dots(rows: int, table_rows: int, *, fetch: int = 0) -> Any:
+    """Return ``f(x, x_stride, table, table_stride, length, out, out_stride, more, coming)``, to be called from compiled
+    loops.
 
     out [rows, table_rows] gets, or with `more` is added to, the product of x [rows, length] and the transpose of table
-    [table_rows, length]. Length is a multiple of `LANES`; addresses and strides are in bytes.
+    [table_rows, length]. Length is a multiple of `LANES`; addresses and strides are in bytes. So many rows of the table
+    at `coming` are fetched meanwhile.
     """
 
     @intrinsic
-    def product(typingctx, x, x_stride, table, table_stride, length, out, out_stride, more):
+    def product(typingctx, x, x_stride, table, table_stride, length, out, out_stride, more, coming):
         def generate(context, builder, signature, args):
-            x, x_stride, table, table_stride, length, out, out_stride, more = args
+            x, x_stride, table, table_stride, length, out, out_stride, more, coming = args
             code = VectorCode(builder)
             x_rows, t_rows = code.rows(x, x_stride, rows), code.rows(table, table_stride, table_rows)
+            following = code.rows(coming, table_stride, fetch)
 
             def turn(counter, sums):
                 offset = builder.mul(counter, ir.Constant(_WORD, _BYTES))
+                for row in following:
+                    emit_prefetch(builder, code.at(row, offset))
                 ours = [code.load(code.at(row, offset)) for row in x_rows]
                 added = list(sums)
                 for t, row in enumerate(t_rows):
@@ -248,7 +253,7 @@ def dots(rows: int, table_rows: int) -> Any:
                     code.put(part, code.at(out_row, n * _BYTES), more)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 8), generate
+        return types.void(*[types.intp] * 9), generate
 
     return product
 

@@ -5,9 +5,9 @@ turns.
     taskset -c 1 .venv/bin/python scripts/bench_products.py --forms exact --rows 1 8 64 256 --processor-time
 
 The shapes are those of SmolLM2-135M's MLP and vocabulary; each figure is a mean over as many different matrices as keep
-them out of the caches for float32, which stands in arrays; "panels" is float32 in panels, "exact" a matrix that a
-checkpoint stores in bfloat16, held so and multiplied in float32. With `--processor-time` other work on the machine
-counts less.
+them out of the caches for float32, which stands in arrays; "panels" is float32 in panels, "table" float32 that lies the
+other way round, as a vocabulary's table does, "exact" a matrix that a checkpoint stores in bfloat16, held so and
+multiplied in float32. With `--processor-time` other work on the machine counts less.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul
-from pallas_kernels.matmul import matmul
+from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul
@@ -35,7 +35,7 @@ from pallas_kernels.tiled_matmul import tiled_matmul
 SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""
 TURNS, GROUP = 9, 32
-FORMS = ("panels", "exact", "bfloat16", "int8", "int4")
+FORMS = ("panels", "table", "exact", "bfloat16", "int8", "int4")
 
 
 def main() -> None:
@@ -88,6 +88,7 @@ def _forms(
     pairs = _over_all(bfloat16_matmul)
     makers: dict[str, tuple[Any, Callable[[], Any]]] = {
         "panels": (_over_all(partial(quantised_matmul, impl="cpu")), lambda: panelled_floats(normal())),
+        "table": (_over_all(_by_tables), lambda: np.ascontiguousarray(normal().T)),
         "exact": (pairs, lambda: tiled_floats(stored(), -2, exact=True)),
         "bfloat16": (pairs, lambda: tiled_floats(stored(), -2)),
         "int8": (_over_all(tiled_matmul), integers),
@@ -99,6 +100,11 @@ def _forms(
         run, make = makers[name]
         forms[name] = run, [held(make()) for _ in range(number)]
     return forms
+
+
+def _by_tables(x: Any, tables: list[Any], number: Any) -> Any:
+    """Return the product with one of some tables."""
+    return jax.lax.switch(number, [lambda x, table=table: matmul_table(x, table, impl="cpu") for table in tables], x)
 
 
 def _over_all(product: Callable[..., Any]) -> Callable[..., Any]:

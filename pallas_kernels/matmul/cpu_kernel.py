@@ -44,6 +44,8 @@ FAR = 4096
 """Bytes between rows of a matrix beyond which a processor fetches nothing ahead by itself: a page of memory."""
 PACKED = DEPTH * VECTORS * LANES * FLOAT
 """Bytes of the columns that a tile has."""
+FETCHING = 4
+"""Tiles of a table's rows with each of which a part of the next rows is fetched."""
 PORTION = 8 * TABLE_ROWS
 """Rows of a table that are an item of work."""
 
@@ -184,17 +186,28 @@ def _multiply(frame, begin, end):
 
 
 def _dot_products(table_rows: int) -> Any:
-    """Return the product of all rows of x and so many rows of a table, as a compiled function."""
+    """Return the product of all rows of x and so many rows of a table, as a compiled function. It fetches as many rows
+    that are coming: a part of them with each tile, or all with the first one where tiles are few."""
+    part = max(1, table_rows // FETCHING)
     several, one = dots(DOT_ROWS, table_rows), dots(1, table_rows)
+    fetching, fetching_all = dots(DOT_ROWS, table_rows, fetch=part), dots(DOT_ROWS, table_rows, fetch=table_rows)
 
     @ffi.njit_named(f"table_{table_rows}")
-    def product(x, stride, rows, table, inputs, out, out_stride):
-        row = 0
+    def product(x, stride, rows, table, inputs, out, out_stride, coming):
+        row, last = 0, coming + table_rows * stride
+        if DOT_ROWS <= rows < FETCHING * DOT_ROWS:
+            fetching_all(x, stride, table, stride, inputs, out, out_stride, 0, coming)
+            row = DOT_ROWS
         while rows - row >= DOT_ROWS:
-            several(x + row * stride, stride, table, stride, inputs, out + row * out_stride, out_stride, 0)
+            mine, to = x + row * stride, out + row * out_stride
+            if rows >= FETCHING * DOT_ROWS and coming < last:
+                fetching(mine, stride, table, stride, inputs, to, out_stride, 0, coming)
+                coming += part * stride
+            else:
+                several(mine, stride, table, stride, inputs, to, out_stride, 0, coming)
             row += DOT_ROWS
         while row < rows:
-            one(x + row * stride, stride, table, stride, inputs, out + row * out_stride, out_stride, 0)
+            one(x + row * stride, stride, table, stride, inputs, out + row * out_stride, out_stride, 0, coming)
             row += 1
 
     return product
@@ -213,8 +226,10 @@ def _multiply_by_table(frame, begin, end):
     at, stop = begin * PORTION, min(end * PORTION, outputs)
     _clear(out + rows * out_stride + at * FLOAT, all_rows - rows, stop - at, out_stride)
     while stop - at >= TABLE_ROWS:
-        _several_dots(x, stride, rows, table + at * stride, inputs, out + at * FLOAT, out_stride)
+        mine = table + at * stride
+        _several_dots(x, stride, rows, mine, inputs, out + at * FLOAT, out_stride, mine + TABLE_ROWS * stride)
         at += TABLE_ROWS
     while at < stop:
-        _single_dots(x, stride, rows, table + at * stride, inputs, out + at * FLOAT, out_stride)
+        mine = table + at * stride
+        _single_dots(x, stride, rows, mine, inputs, out + at * FLOAT, out_stride, mine + stride)
         at += 1

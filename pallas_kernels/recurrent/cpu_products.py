@@ -89,11 +89,21 @@ def multiply_earlier(x, x_stride, table, table_stride, rows, depth, out, out_str
         while other < row + here:
             theirs, place = table + other * table_stride, to + other * FLOAT
             if here == DOT_ROWS and rows - other >= TABLE_ROWS:
-                _many_dots(mine, x_stride, theirs, table_stride, depth, place, out_stride, 0)
+                _many_dots(mine, x_stride, theirs, table_stride, depth, place, out_stride, 0, 0)
                 other += TABLE_ROWS
             else:
                 for each in range(here):
-                    _dot(mine + each * x_stride, x_stride, theirs, table_stride, depth, place + each * out_stride, 0, 0)
+                    _dot(
+                        mine + each * x_stride,
+                        x_stride,
+                        theirs,
+                        table_stride,
+                        depth,
+                        place + each * out_stride,
+                        0,
+                        0,
+                        0,
+                    )
                 other += 1
         row += here
 

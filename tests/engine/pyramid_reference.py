@@ -18,7 +18,8 @@ class _Cache:
     def __init__(self, num_layers: int):
         self.kv: list[tuple[torch.Tensor, ...]] = [()] * num_layers
 
-    def update(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> tuple[torch.Tensor, ...]:
+    def update(self, k: torch.Tensor, v: torch.Tensor, layer: int, **others: object) -> tuple[torch.Tensor, ...]:
+        """Do as transformers' caches; what else newer versions of its attention tell is for other kinds of layers."""
         old = self.kv[layer]
         self.kv[layer] = tuple(torch.cat(pair, dim=2) for pair in zip(old, (k, v), strict=True)) if old else (k, v)
         return self.kv[layer]

@@ -35,13 +35,20 @@ def test_a_pool_without_room_for_a_token_says_so():
 
 
 @settings(max_examples=100, deadline=None)
-@given(num_blocks=st.integers(1, 40), window=st.integers(1, 30), watermark=st.sampled_from([0.0, 0.1, 0.3]))
-def test_what_is_said_is_what_add_accepts(num_blocks, window, watermark):
+@given(
+    num_blocks=st.integers(1, 40),
+    window=st.integers(1, 30),
+    watermark=st.sampled_from([0.0, 0.1, 0.3]),
+    outputs=st.integers(1, 3),
+)
+def test_what_is_said_is_what_add_accepts(num_blocks, window, watermark, outputs):
+    """Tokens of prompt and output; a single output token is drawn and never computed, so that it takes no memory."""
     groups = [group(), group("window", window=window)]
     scheduler = make_scheduler(groups=groups, num_blocks=num_blocks, watermark=watermark, budget=32)
     longest = longest_sequence(scheduler.memory, 200)
-    if longest > 1:
-        scheduler.add(make_request(longest - 1, 1))
+    most = longest if outputs == 1 else longest - outputs
+    if most > 0:
+        scheduler.add(make_request(most, outputs))
     if longest < 200:
         with pytest.raises(ValueError, match="raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"):
-            scheduler.add(make_request(max(longest, 1), 1))
+            scheduler.add(make_request(max(most, 0) + 1, outputs))

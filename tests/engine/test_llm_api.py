@@ -518,5 +518,9 @@ def test_weights_of_another_shape_or_dtype_are_refused_and_the_old_stay(llm, cha
 
 
 def test_weights_of_another_structure_are_refused(llm):
-    with pytest.raises(ValueError, match=r"new\['embed_tokens'\]\['weight'\]\.value is missing, which the engine's"):
+    with pytest.raises(ValueError, match="new weights are of type list: give a tree like `params`"):
         llm.update_params(jax.tree.leaves(llm.params))
+    tree = jax.tree.map(lambda leaf: leaf, llm.params)
+    del tree["embed_tokens"]
+    with pytest.raises(ValueError, match=r"new\['embed_tokens'\]\['weight'\]\.value is missing, which the engine's"):
+        llm.update_params(tree)

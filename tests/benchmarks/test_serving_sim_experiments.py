@@ -49,6 +49,17 @@ def test_a_chatbots_ratio_is_measured_with_less_charged_for():
     assert "With neither the ratio is 1.50. What is left to the paper's 2.0 is not explained." in text
 
 
+def test_rates_that_few_requests_stand_behind_are_named():
+    def system(sustained):
+        return {"points": [[0.25, 0.1], [4.0, 0.5]], "sustained": sustained, "is_least": False}
+
+    row = {"name": "OPT-13B, ShareGPT", "requests": [25, 400], "systems": {PAGED: system(2.0), ORACLE: system(0.3)}}
+    said = paged_sections.few_requests([row])
+    assert said.endswith("where that is so: Orca (Oracle), OPT-13B, ShareGPT (30 requests).\n")
+    row["systems"][ORACLE] = system(0.6)
+    assert paged_sections.few_requests([row]) == ""
+
+
 def test_the_hosts_table_tells_how_many_requests_were_run_of_each_kind():
     row = {"workload": "ShareGPT", "rate": 2.0, "requests": 5000, "seconds": 3.0, "planned_requests": 1000}
     found = {"steps": [], "requests": [row | {"planned": 2.0}]}

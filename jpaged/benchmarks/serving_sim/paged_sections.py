@@ -11,6 +11,8 @@ from jpaged.benchmarks.serving_sim.plots import TOP
 from jpaged.benchmarks.serving_sim.policies import ORACLE, PAGED
 from jpaged.benchmarks.serving_sim.tables import PAPER_BATCH, PAPER_CHATBOT, PAPER_PREFIX, Rows
 
+FEW = 50
+"""Requests of a run below which its mean says little."""
 CLOSE = 1.05
 """Latencies of up to so many times the least are said to be as good."""
 
@@ -46,6 +48,24 @@ Where they differ:
   its rate there, and jpaged's multiple of it, move much with the limit.
 - OPT-175B has memory for more of Alpaca's requests than the engine has time for, in the paper too: there the policies
   come together.
+{few_requests(rows)}"""
+
+
+def few_requests(rows: Rows) -> str:
+    """Return what is to be said of sustained rates at which a run has few requests; "" where there are none."""
+    found = []
+    for row in rows:
+        rates = [rate for system in row["systems"].values() for rate, _ in system["points"]]
+        seconds = row["requests"][1] / max(rates)
+        for name, system in row["systems"].items():
+            number = round(seconds * system["sustained"])
+            if number < FEW:
+                found.append(f"{name}, {row['name']} ({number} requests)")
+    if not found:
+        return ""
+    return f"""- A rate at which a run has less than {FEW} requests rests on little: a short answer that waits for a
+  long one is a large part of their mean, and moves where the curve crosses the limit. With another seed jpaged's
+  multiples would be others where that is so: {"; ".join(found)}.
 """
 
 

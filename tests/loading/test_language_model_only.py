@@ -69,7 +69,9 @@ def multimodal(request, tmp_path_factory):
         for weight in model.parameters():
             if weight.ndim > 1:
                 weight.normal_(0.0, weight.shape[1] ** -0.5)
-        logits = model(input_ids=torch.tensor(TOKENS)[None]).logits[0].numpy()
+        # The whole of Llama 4 fails in transformers 5.24; without images it does what its text model with a head does.
+        judge = model.language_model if isinstance(model, Llama4ForConditionalGeneration) else model
+        logits = judge(input_ids=torch.tensor(TOKENS)[None]).logits[0].numpy()
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
     return folder, logits

@@ -82,7 +82,8 @@ def serving_sim(
         f"Requests come for {seconds:g} s in every run of every policy, at every rate, but where a section says "
         f"otherwise. Where less than {LEAST} would come in that time at a section's only or lowest rate, or at the "
         f"rate that a policy of a row sustains, they come for longer in all runs of the row, until they are {LEAST} or "
-        f"more. Those of the first {WARM_UP:.0%} of that time are served and not counted, and all are answered to the end.",
+        f"more. Those of the first {WARM_UP:.0%} of that time are served and not counted, and all are answered to the "
+        "end.",
         f"Workloads: {'; '.join(f'{workload.name} ({len(workload.pairs):,})' for workload in known.values())}.",
         "Lengths of Alpaca and WMT16 are counted by SmolLM2's tokenizer, each prompt with its own answer.",
     )

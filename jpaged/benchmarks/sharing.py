@@ -7,8 +7,9 @@ prefixes, recomputation against swapping), on a model of this machine's size.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from jpaged.benchmarks.prompts import Lengths, real_prompts
@@ -19,7 +20,7 @@ PAPER_SAVING = {"n=2": 6.09, "n=4": 8.53, "n=6": 9.79, "beam 2": 37.56, "beam 4"
 """Percent of blocks saved on Alpaca (paper, figure 15)."""
 
 ROUNDS = 3
-"""How often recomputation and swapping take turns at each block size."""
+"""How often two ways that are compared take turns; of each the run of median processor time is told."""
 
 BLOCK_SIZES = (8, 16, 32, 64)
 """Sizes at which recomputation and swapping are compared; the paper's go from 1 to 64, jpaged's are multiples of 8."""
@@ -89,25 +90,44 @@ class PrefixFactor:
 def outputs_of_a_prompt(model: str, *, num_prompts: int, output_tokens: int, seed: int) -> Iterator[tuple[str, Run]]:
     """Measure n = 1, 2, 4, 6 samples and 2, 4, 6 beams a prompt; yields ("on" | "off", run).
 
-    Without sharing, every sample is a request of its own and nothing is cached; beams cannot be had without forks.
+    Without sharing, every sample is a request of its own and nothing is cached; beams cannot be had without forks. Both
+    ways take turns. The first run of an engine is slower than all others and is not told: with n=1, where both ways are
+    the same work, it alone made a difference.
     """
     llm = _engine(model, enable_prefix_caching=False)
     pairs = Lengths(num_prompts, mean_input=120, mean_output=output_tokens, seed=seed).draw(llm.max_model_len)
     prompts = [{"prompt_token_ids": ids} for ids in real_prompts(llm.tokenizer, [length for length, _ in pairs])]
     sampled = SamplingParams(temperature=1.0, max_tokens=output_tokens, ignore_eos=True)
+    _generate(llm, "first", prompts, [replace(sampled, seed=seed + i) for i in range(num_prompts)])
     for n in (1, 2, 4, 6):
         together = [replace(sampled, n=n, seed=seed + i) for i in range(num_prompts)]
-        yield "on", _generate(llm, f"n={n}", prompts, together)
         apart = [replace(sampled, seed=seed + i * n + j) for i in range(num_prompts) for j in range(n)]
-        yield "off", _generate(llm, f"n={n}", [p for p in prompts for _ in range(n)], apart)
+        each = [p for p in prompts for _ in range(n)]
+        ways: dict[str, Callable[[], Run]] = {
+            "on": partial(_generate, llm, f"n={n}", prompts, together),
+            "off": partial(_generate, llm, f"n={n}", each, apart),
+        }
+        yield from in_turns(ways).items()
     for width in (2, 4, 6):
         params = BeamSearchParams(beam_width=width, max_tokens=output_tokens, ignore_eos=True)
         llm.beam_search(prompts[:1], replace(params, max_tokens=2), use_tqdm=False)  # wide beams compile once more
-        yield "on", _measure(llm, f"beam {width}", lambda p=params: llm.beam_search(prompts, p, use_tqdm=False))
+        search = partial(llm.beam_search, prompts, params, use_tqdm=False)
+        yield from in_turns({"on": partial(_measure, llm, f"beam {width}", search)}).items()
+
+
+def in_turns(ways: Mapping[str, Callable[[], Run]], rounds: int = ROUNDS) -> dict[str, Run]:
+    """Measure each way `rounds` times, in an order that turns round each time, and return of each the run of median
+    processor time."""
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in list(ways)[:: 1 if number % 2 == 0 else -1]:
+            runs[name].append(ways[name]())
+    return {name: sorted(mine, key=lambda run: run.cpu_seconds)[len(mine) // 2] for name, mine in runs.items()}
 
 
 def shared_prefixes(model: str, examples: Sequence[tuple[str, str]], *, num_prompts: int) -> Iterator[PrefixFactor]:
-    """Measure 1-shot and 5-shot prompts of one task, each a shared prefix and a sentence of its own.
+    """Measure 1-shot and 5-shot prompts of one task, each a shared prefix and a sentence of its own; an engine's first
+    run is not told.
 
     Args:
         examples: (question, answer) pairs; the first ones are the shots.
@@ -119,13 +139,15 @@ def shared_prefixes(model: str, examples: Sequence[tuple[str, str]], *, num_prom
         params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
         only_prompt = replace(params, max_tokens=1)
         without = _engine(model, enable_prefix_caching=False)
-        read = _generate(without, "prompts only", prompts, only_prompt)
-        off = _generate(without, f"{shots}-shot", prompts, params)
+        _generate(without, "first", prompts, params)
+        reads = partial(_generate, without, "prompts only", prompts, only_prompt)
+        found = in_turns({"read": reads, "off": partial(_generate, without, f"{shots}-shot", prompts, params)})
+        read, off = found["read"], found["off"]
         prompt_tokens = sum(len(without.tokenizer.encode(p["prompt"])) for p in prompts)
-        del without
+        del without, reads
         cached = _engine(model, enable_prefix_caching=True)
-        _generate(cached, "first", prompts[:1], only_prompt)  # as a provider's prefix is known before the requests
-        on = _generate(cached, f"{shots}-shot", prompts, params)
+        _generate(cached, "first", prompts, params)
+        on = in_turns({"on": partial(_generate_behind_prefix, cached, f"{shots}-shot", prompts, params)})["on"]
         saved = on.cached_tokens * read.cost / prompt_tokens
         yield PrefixFactor(shots, off, on, off.cost / (off.cost - saved))
 
@@ -150,15 +172,15 @@ def returning(model: str, *, num_prompts: int, rounds: int = ROUNDS) -> Iterator
             )
             for mode in ("recompute", "swap")
         }
-        runs: dict[str, list[Run]] = {mode: [] for mode in engines}
-        for number in range(rounds):
-            for mode, llm in list(engines.items())[:: 1 if number % 2 == 0 else -1]:
-                prompts = [{"prompt_token_ids": ids} for ids in real_prompts(llm.tokenizer, [100] * num_prompts)]
-                params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
-                runs[mode].append(_generate(llm, f"{mode}, blocks of {block_size}", prompts, params))
-        for mode, mine in runs.items():
-            yield block_size, mode, sorted(mine, key=lambda run: run.cpu_seconds)[len(mine) // 2]
-        del engines, llm
+        params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+        ways: dict[str, Callable[[], Run]] = {}
+        for mode, llm in engines.items():
+            prompts = [{"prompt_token_ids": ids} for ids in real_prompts(llm.tokenizer, [100] * num_prompts)]
+            _generate(llm, "first", prompts, replace(params, max_tokens=2))
+            ways[mode] = partial(_generate, llm, f"{mode}, blocks of {block_size}", prompts, params)
+        for mode, run in in_turns(ways, rounds).items():
+            yield block_size, mode, run
+        del engines, llm, ways
 
 
 def _engine(model: str, **settings: Any) -> LLM:
@@ -170,6 +192,14 @@ def _engine(model: str, **settings: Any) -> LLM:
 
 def _generate(llm: LLM, name: str, prompts: list[Any], params: Any) -> Run:
     return _measure(llm, name, lambda: llm.generate(prompts, params, use_tqdm=False))
+
+
+def _generate_behind_prefix(llm: LLM, name: str, prompts: list[Any], params: SamplingParams) -> Run:
+    """Measure prompts that find the first of them in the cache, as a provider's prefix is known before its users come,
+    and nothing else."""
+    llm.reset_prefix_cache()
+    _generate(llm, "prefix", prompts[:1], replace(params, max_tokens=1))
+    return _generate(llm, name, prompts, params)
 
 
 def _measure(llm: LLM, name: str, work: Any) -> Run:

@@ -80,12 +80,16 @@ Prompts are GSM8K's questions and answers, joined and cut to lengths drawn about
 means over Alpaca's requests on OPT-13B, whose prompts are short. Here prompts are most of the memory, which is why more
 is saved; `scripts/sharing_savings.py` runs on Alpaca's lengths.
 
+Both ways take turns, and each line is the run of median processor time of {sharing.ROUNDS}; an engine's first run,
+which is slower than all others, is not told.{_alike(outputs)}
+
 {_outputs_table(outputs)}
 
 ## A prefix that all prompts share
 
 The task is {workload}. **The cache is warm**: one request has computed the shared examples before the clock starts, as
-a provider's prefix is known before its users come. The cache finds whole blocks only. The factor is that of the
+a provider's prefix is known before its users come. Each line is the run of median processor time of
+{sharing.ROUNDS}, behind the engine's first run. The cache finds whole blocks only. The factor is that of the
 processor's time; "expected" is what it would be if each prompt token from the cache saved what a prompt token costs
 without it.
 
@@ -96,7 +100,7 @@ without it.
 ## How preempted requests return, by block size
 
 All requests have 100 tokens in and 100 out, and are sent at once to a pool of half the memory that they want. Caches
-are off. Both ways take turns; each line is the run of median processor time.
+are off. Both ways take turns behind an engine's first run; each line is the run of median processor time.
 
 {_returning_table(returned)}
 
@@ -112,6 +116,14 @@ def public_name(examples: Path | None) -> str:
     if examples is None:
         return "GSM8K (questions and answers)"
     return "WMT16 (English to German)" if examples.stem.startswith("wmt16") else examples.stem
+
+
+def _alike(outputs: Outputs) -> str:
+    """Return what the ways that do the same work, with one output a prompt, differ by: that is what runs differ by."""
+    costs = [run.cost for _, run in outputs if run.name == "n=1"]
+    if len(costs) < 2:
+        return ""
+    return f" With n=1 both ways are the same work; they differ by {max(costs) / min(costs) - 1:.1%}."
 
 
 def _prefix_note(prefixes: Sequence[PrefixFactor]) -> str:

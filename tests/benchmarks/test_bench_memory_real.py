@@ -3,7 +3,7 @@
 import pytest
 import thorough
 
-from jpaged.benchmarks.memory_real import SYSTEMS, _build, _requests, page, run, table
+from jpaged.benchmarks.memory_real import SYSTEMS, RealRun, _build, _requests, page, run, table
 from jpaged.benchmarks.memory_real_models import MODELS, RealModel, keeping_all
 from jpaged.benchmarks.random_model import gemma3_config
 from jpaged.loading.hugging_face import transformers
@@ -22,10 +22,34 @@ def test_both_allocators_generate_the_same_and_releasing_windows_runs_more_at_on
     assert largest.tokens == jenga.tokens
     assert len(set(map(tuple, jenga.tokens))) > 6, "requests that differ"
     assert jenga.batch > 1.5 * largest.batch and jenga.steps < largest.steps
-    assert said == ["small, largest page", "small, jpaged"]
+    assert said == ["small"]
+    assert largest.compiled == jenga.compiled == 0, "programs were compiled before the run that is told"
+    assert jenga.computed < largest.computed, "preempted requests compute their tokens again"
     assert "12 of 12 |" in table([largest, jenga])
     text = page([largest, jenga], "jpaged bench memory-real", "2 cores", [SMALL])
     assert table([largest, jenga]) in text and "- **small**: a small one; 3 MiB of KV" in text
+
+
+def real_run(system, **more):
+    counts = {"batch": 2.0, "preemptions": 0, "steps": 100, "seconds": 4.0, "cpu_seconds": 5.0, "computed": 900}
+    return RealRun(**{"model": "small", "system": system, "compiled": 0, "tokens": [[1] * 200]} | counts | more)
+
+
+def test_the_page_says_what_steps_and_their_time_make_of_the_cpus_seconds():
+    largest, jenga = real_run("largest page", computed=1000), real_run("jpaged", batch=4.0, steps=50, cpu_seconds=4.0)
+    text = page([largest, jenga], "x", "y", [SMALL])
+    assert "| small | jpaged | 4.0 | 0 | 50 | 900 | 80.0 | 50.0 | 50.0 |" in text
+    assert "| small | 2.00 | 0.90 | 0.50 | 1.60 | 1.00 | 1.25 | 1 of 1 |" in text
+    assert (
+        "- **small**: 0.50 times the steps with 2.00 times the batch; 100 tokens fewer are computed; a step takes 1.60 "
+        "times the CPU's time."
+    ) in text
+    assert "programs are compiled by a run before these." in text
+
+
+def test_programs_that_are_compiled_while_the_clock_runs_are_told():
+    runs = [real_run("largest page", compiled=3), real_run("jpaged")]
+    assert "by a run before these, but for these many: small, largest page 3." in page(runs, "x", "y", [SMALL])
 
 
 @pytest.mark.skipif(not thorough.NIGHTLY, reason="engines of a minute's compilation")

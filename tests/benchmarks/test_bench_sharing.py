@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from jpaged.benchmarks import sharing
 from jpaged.benchmarks.prompts import questions, translations
 from jpaged.benchmarks.returning_steps import count
-from jpaged.benchmarks.sharing import PrefixFactor, Run
+from jpaged.benchmarks.sharing import PrefixFactor, Run, in_turns
 from jpaged.benchmarks.sharing_report import _outputs_table, _prefix_table, _returning_table, page, plot, public_name
 from jpaged.cli import bench
 
@@ -58,8 +61,74 @@ def test_block_sizes_cost_both_ways_of_return_alike_and_little():
     assert 64 * large.moved < 1.2 * 16 * small.moved
 
 
+def test_ways_take_turns_and_the_run_of_median_processor_time_is_told():
+    order, costs = [], {"one": iter([3.0, 1.0, 2.0]), "other": iter([5.0, 9.0, 7.0])}
+
+    def way(name):
+        order.append(name)
+        return run_of(name, cpu_seconds=next(costs[name]))
+
+    found = in_turns({name: partial(way, name) for name in costs}, 3)
+    assert order == ["one", "other", "other", "one", "one", "other"]
+    assert [found[name].cpu_seconds for name in costs] == [2.0, 7.0]
+
+
+class Scripted:
+    """Notes what it is asked to generate."""
+
+    def __init__(self, asked, model, **settings):
+        self.asked, self.max_model_len, self.tokenizer = asked, 512, SimpleNamespace(encode=str.split)
+        self.settings = settings
+
+    def reset_prefix_cache(self):
+        self.asked.append((self, "reset"))
+
+    def beam_search(self, prompts, params, **_):
+        pass
+
+
+def scripted(monkeypatch):
+    asked = []
+
+    def generate(llm, name, prompts, params):
+        asked.append((llm, name, len(prompts), params))
+        return run_of(name, cpu_seconds=1.0)
+
+    monkeypatch.setattr(sharing, "_engine", partial(Scripted, asked))
+    monkeypatch.setattr(sharing, "_generate", generate)
+    monkeypatch.setattr(sharing, "_measure", lambda llm, name, work: generate(llm, name, [], None))
+    monkeypatch.setattr(sharing, "real_prompts", lambda tokenizer, lengths: [[7] * length for length in lengths])
+    return asked
+
+
+def test_an_engines_first_run_is_not_told_and_both_ways_of_several_outputs_take_turns(monkeypatch):
+    asked = scripted(monkeypatch)
+    told = list(sharing.outputs_of_a_prompt("some", num_prompts=2, output_tokens=8, seed=0))
+    assert [name for _, name, *_ in asked[:7]] == ["first"] + 6 * ["n=1"]
+    assert [(mode, run.name) for mode, run in told[:4]] == [
+        ("on", "n=1"),
+        ("off", "n=1"),
+        ("on", "n=2"),
+        ("off", "n=2"),
+    ]
+    assert [number for _, _, number, _ in asked[7:13]] == [2, 4, 4, 2, 2, 4]
+
+
+def test_prompts_behind_a_warm_prefix_find_nothing_of_the_run_before(monkeypatch):
+    asked = scripted(monkeypatch)
+    (one, _) = sharing.shared_prefixes("some", [("what", "this")] * 9, num_prompts=3)
+    cached = [it for it in asked if it[0].settings["enable_prefix_caching"]]
+    first, second = cached[:10], cached[10:]
+    assert [it[1] for it in first] == ["first", *3 * ["reset", "prefix", "1-shot"]]
+    assert {it[2] for it in first if it[1] == "prefix"} == {1} and len(second) == 10
+    assert one.measured == 1.0
+    plain = [it[1] for it in asked if not it[0].settings["enable_prefix_caching"]][:7]
+    assert plain == ["first", "prompts only", "1-shot", "1-shot", "prompts only", "prompts only", "1-shot"]
+
+
 def test_the_page_says_what_is_warm_and_names_the_workload():
     outputs = [("on", run_of()), ("off", run_of(seconds=4.0))]
+    outputs += [("on", run_of("n=1", cpu_seconds=2.0)), ("off", run_of("n=1", cpu_seconds=2.05))]
     factors = [
         PrefixFactor(1, run_of(), run_of(cached=272), predicted=1.4),
         PrefixFactor(5, run_of(seconds=6.0), run_of(cached=2336), predicted=2.5),
@@ -67,6 +136,7 @@ def test_the_page_says_what_is_warm_and_names_the_workload():
     returned = [(size, mode, run_of(cpu_seconds=4.0)) for size in (16, 64) for mode in ("recompute", "swap")]
     text = page((outputs, factors, returned), "some", "jpaged bench sharing", "a machine", public_name(None))
     assert "The task is GSM8K (questions and answers). **The cache is warm**" in text
+    assert "With n=1 both ways are the same work; they differ by 2.5%." in text
     assert "With 1 shot the 272 tokens" in text and "With 5 shots more is saved" in text
     assert "1.00 with blocks of 16, 1.00 with blocks of 64" in text
     assert "GSM8K is shipped with the package. Other files are named by `--examples`." in text

@@ -12,7 +12,7 @@ from jpaged.benchmarks.serving_real.experiments import curve, finite
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.page import page
 from jpaged.benchmarks.serving_real.policies import POLICIES
-from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead
+from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead, goals
 from jpaged.benchmarks.serving_real.workload import KINDS
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
 from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED
@@ -137,6 +137,33 @@ def test_a_goal_says_of_how_many_seeds_its_ratio_is():
         "1.3 times Orca (Oracle)'s rate is not reached (1.10, of 2 of 3 seeds, as Orca (Oracle) sustains less than its "
         "lowest rate by the others)"
     ) in text
+
+
+def goal_said(rates, mine=(2.0, 2.0, 2.0)):
+    load = results()["models"][0]
+    del load["systems"][MAX]
+    for name, by_seed in ((PAGED, mine), (ORACLE, rates)):
+        load["systems"][name] |= {"sustained_by_seed": list(by_seed), "is_least": False}
+    return goals(load)
+
+
+def test_a_goal_that_only_the_mean_of_the_seeds_reaches_says_so_with_the_seeds():
+    said = goal_said((1.6, 1.4, 1.3))
+    assert (
+        "1.3 times Orca (Oracle)'s rate is reached by the mean of the seeds and not by each of them "
+        "(1.41, by seed 1.25 to 1.54: 1 of 3 is below it)."
+    ) in said
+    assert "(1.31, by seed 1.25 to 1.43: 2 of 3 are below it)." in goal_said((1.6, 1.6, 1.4))
+    said = goal_said((1.8, 1.7, 1.5))
+    assert (
+        "is not reached by the mean of the seeds (1.21, by seed 1.11 to 1.33: 1 of 3 reaches it)."
+    ) in said and "not by each" not in said
+
+
+def test_a_goal_of_which_all_seeds_say_the_same_is_told_with_how_far_they_lie_apart():
+    assert "Orca (Oracle)'s rate is reached (1.48, by seed 1.43 to 1.54)." in goal_said((1.4, 1.3, 1.35))
+    assert "Orca (Oracle)'s rate is not reached (1.04, by seed 1.00 to 1.11)." in goal_said((2.0, 1.8, 2.0))
+    assert "is reached (2.00)." in goal_said((1.0, 1.0, 1.0)), "seeds that agree need no range"
 
 
 @pytest.mark.parametrize(("pool", "longest", "told"), [(1024, 512, "512 w.* runs 2"), (1024, 300, "512 w.* runs 2")])

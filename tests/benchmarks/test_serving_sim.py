@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from jpaged.benchmarks.serving_sim import curves, tables
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings, copied_share
-from jpaged.benchmarks.serving_sim.curves import HIGHEST, LIMIT, Curve, Setting, curve, run_at
+from jpaged.benchmarks.serving_sim.curves import HIGHEST, LEAST, LIMIT, Curve, Setting, curve, run_at
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, ROOFLINE, Engine
 from jpaged.benchmarks.serving_sim.models import OPT_13B, OPT_66B, read_bytes, shape_named
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
@@ -113,10 +113,12 @@ def test_a_curve_without_an_upper_end_stops_at_the_highest_rate_and_says_that_it
     monkeypatch.setattr(curves, "run_at", always_fast)
     found = curve(Setting(OPT_13B, SMALL, PAPER_ENGINE, 10.0, 0, 2.0), PAGED)
     assert max(tried) == found.sustained() == 2.0 * HIGHEST and found.is_least()
-    row = {"name": "x", "requests": [20, 80], "systems": {}}
+    row = {"name": "x", "seconds": 1000.0, "systems": {}}
     for name, rate, is_least in ((PAGED, 4.0, True), (ORACLE, 2.0, False), (FASTER, 8.0, True)):
-        row["systems"][name] = {"sustained": rate, "is_least": is_least, "points": []}
-    assert "| 20 to 80 | at least 4.00 | 2.00 | at least 8.00 | at least 2.00 | - |" in tables.rates([row])
+        row["systems"][name] = {"sustained": rate, "is_least": is_least, "points": [], "requests": int(1000 * rate)}
+    assert "| 1,000 | 2,000 to 8,000 | at least 4.00 | 2.00 | at least 8.00 | at least 2.00 | - |" in tables.rates(
+        [row]
+    )
 
 
 def test_where_no_request_ends_the_latency_is_infinite_and_no_rate_is_sustained():
@@ -144,6 +146,44 @@ def test_all_rates_and_policies_of_a_page_get_requests_for_the_same_time():
     one, six = context.setting(OPT_13B, "ShareGPT", 1.0), context.setting(OPT_13B, "ShareGPT", 1.0, n=6)
     assert [one.number(rate) for rate in (0.01, 0.5, 10.0)] == [2, 20, 400]
     assert six.number(10.0) == context.number(10.0) == 400
+    assert context.number(0.5) == LEAST, "a run at one rate, which no other is compared with, is as much longer"
+
+
+def sustaining(rates, monkeypatch):
+    """Let systems sustain rates that fall as runs become longer; return the runs (system, seconds) that are made."""
+    runs = []
+
+    def made(setting, system):
+        runs.append((system, setting.seconds))
+        rate = rates[system] * (1 + 100 / setting.seconds)
+        return Curve(system, ((rate, LIMIT), (2 * rate, 2 * LIMIT)))
+
+    monkeypatch.setattr(curves, "curve", made)
+    return runs
+
+
+def test_runs_of_a_row_are_so_long_that_no_sustained_rate_rests_on_few_requests(monkeypatch):
+    runs = sustaining({PAGED: 3.0, ORACLE: 0.5, FASTER: 0.04}, monkeypatch)
+    setting = Setting(OPT_13B, SMALL, PAPER_ENGINE, 500.0, 0, 1.0)
+    longer, found = curves.compare(setting, (PAGED, ORACLE, FASTER))
+    assert list(found) == [PAGED, ORACLE, FASTER] and longer.seconds > 4000
+    assert {runs[-1 - i][1] for i in range(3)} == {longer.seconds}, "all runs of a row last equally long"
+    assert [longer.number(its.sustained()) >= LEAST for its in found.values()] == [True] * 3
+    lengths = list(dict.fromkeys(seconds for _, seconds in runs))
+    assert lengths[:3] == [500.0, 1000.0, 2000.0], "longer by steps, as rates of few requests are not to be trusted"
+    assert longer.seconds % 100 == 0 and LEAST / longer.seconds > 0.9 * found[FASTER].sustained(), "and no longer"
+
+
+def test_runs_that_have_enough_requests_are_as_long_as_was_asked_for(monkeypatch):
+    runs = sustaining({PAGED: 3.0, ORACLE: 0.5}, monkeypatch)
+    same, _ = curves.compare(Setting(OPT_13B, SMALL, PAPER_ENGINE, 500.0, 0, 1.0), (PAGED, ORACLE))
+    assert same.seconds == 500.0 and runs == [(ORACLE, 500.0), (PAGED, 500.0)]
+
+
+def test_a_policy_that_refuses_a_request_is_not_rewarded_for_it():
+    asks = [Ask(0.0, 20, 4), Ask(0.0, 3000, 10)]
+    outcome = simulate(build(ORACLE, OPT_13B), OPT_13B.machine(PAPER_ENGINE), asks)
+    assert outcome.refused == 1 and len(outcome.jobs) == 1 and outcome.latency == math.inf
 
 
 def test_beams_share_blocks_and_their_search_ends():
@@ -233,17 +273,18 @@ def test_a_million_requests_are_run_when_asked_for_although_fewer_are_kept(tmp_p
 def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("jpaged.benchmarks.serving_sim.workload.count_tokens", lambda: len)
-    found = {PAGED: {"points": [[1.0, 0.1], [2.0, 0.3]], "sustained": 2.0, "is_least": False}}
-    found |= {name: {"points": [[0.5, 0.3]], "sustained": 0.5, "is_least": False} for name in (ORACLE, FASTER)}
-    one = {"points": [[1, 0.1]], "is_least": False}
+    found = {PAGED: {"points": [[1.0, 0.1], [2.0, 0.3]], "sustained": 2.0, "is_least": False, "requests": 1200}}
+    slow = {"points": [[0.5, 0.3]], "sustained": 0.5, "is_least": False, "requests": 300, "seeds": [0.5, 0.4, 0.6]}
+    found |= dict.fromkeys((ORACLE, FASTER), slow)
+    one = {"points": [[1, 0.1]], "is_least": False, "requests": 60}
     systems = {PAGED: one | {"sustained": 6.0}, ORACLE: one | {"sustained": 3.0}}
     results = {
-        "load": [{"name": "OPT-13B, ShareGPT", "requests": [300, 1200], "systems": found}],
+        "load": [{"name": "OPT-13B, ShareGPT", "seconds": 600.0, "systems": found}],
         "batches": [
             {"workload": "ShareGPT", "rate": 2.0, "requests": 1200, "batch": {PAGED: 28.0, ORACLE: 15.0}},
         ],
         "prefixes": [
-            {"shots": 5, "prefix": 341, "held": [80, 512], "name": "x", "requests": [60, 60], "systems": systems}
+            {"shots": 5, "prefix": 341, "held": [80, 512], "change": "as it is", "seconds": 300.0, "systems": systems}
         ],
         "savings": [{"workload": "Alpaca", "rate": 4.0, "requests": 90, "n": 2, "beams": True, "saving": 0.4}],
     }
@@ -264,8 +305,10 @@ def test_the_page_is_written_with_the_papers_numbers_beside_it(tmp_path, monkeyp
     for row in ("| 2.00 | 0.50 | 0.50 | 4.00 | 4.00 |", "| 28.00 | 30.42 |", "| 2.00 | 3.58 |", "| 40.0 % | 37.56 % |"):
         assert row in text
     assert f"--workloads {tmp_path.name} --seconds 300 --seed 3 --docs docs`" in text
-    assert "-8% on ShareGPT" in text and "below the paper's with 5-shot" in text
-    assert "| 300 to 1,200 |" in text and "Requests come for 300 s in every run" in text
+    assert "-8% on ShareGPT" in text and "**5-shot**: 2.00, the paper's 3.58 is +1.58 from it" in text
+    assert "| 600 | 300 to 1,200 |" in text and "| 300 | 60 |" in text
+    assert "Requests come for 300 s in every run" in text and f"Where less than {LEAST} would come in that time" in text
+    assert "Orca (Oracle), OPT-13B, ShareGPT: 0.4 to 0.6, 0.5 on the average, of which jpaged's 2 is 4.0 times" in text
     for kind in ("png", "svg"):
         assert (tmp_path / f"serving-sim.{kind}").stat().st_size > 1000
 

@@ -44,17 +44,35 @@ def goals(load: Mapping[str, Any]) -> str:
             )
             continue
         ratios = [a / b for a, b in zip(mine, other, strict=True) if b]
-        mean, _, _ = over_seeds(ratios)
         if not ratios:
             told.append(f"{name} sustains no rate that was measured")
             continue
-        reached = "reached" if mean >= goal else "not known" if paged["is_least"] else "not reached"
         least = "at least " if paged["is_least"] else ""
         seeds = "" if len(ratios) == len(mine) else f", of {len(ratios)} of {len(mine)} seeds, {_LOW.format(name=name)}"
-        told.append(f"{goal:g} times {name}'s rate is {reached} ({least}{mean:.2f}{seeds})")
+        told.append(f"{goal:g} times {name}'s rate is {_verdict(ratios, goal, least, seeds)}")
     if not told:
         return ""
     return f"The goals: {'; '.join(told)}. {PAPER if load['model'] != RANDOM else ''}".rstrip()
+
+
+def _verdict(ratios: Sequence[float], goal: float, least: str, seeds: str) -> str:
+    """Say whether the mean of the seeds reaches a goal, with how far they lie apart, and which of them say otherwise.
+
+    Args:
+        least: what stands before ratios that are only known from below; "" = they are known.
+        seeds: what is to be said where not every seed has a ratio.
+    """
+    mean, low, high = over_seeds(ratios)
+    reached = "reached" if mean >= goal else "not known" if least else "not reached"
+    others = sum((ratio >= goal) != (mean >= goal) for ratio in ratios)
+    if not others:
+        apart = f", by seed {low:.2f} to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else ""
+        return f"{reached} ({least}{mean:.2f}{apart}{seeds})"
+    does = "is below it" if mean >= goal else "reaches it"
+    if others > 1:
+        does = "are below it" if mean >= goal else "reach it"
+    how = f"{reached} by the mean of the seeds{' and not by each of them' * (mean >= goal)}"
+    return f"{how} ({least}{mean:.2f}, by seed {low:.2f} to {high:.2f}: {others} of {len(ratios)} {does}{seeds})"
 
 
 def ahead(found: Mapping[str, Any]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jpaged.benchmarks.memory_shapes import BLOCK_SIZE
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings, copied_share
 from jpaged.benchmarks.serving_sim.machine import BytesPerToken, Engine
 from jpaged.benchmarks.serving_sim.models import Served
@@ -20,6 +22,10 @@ HALVINGS = 3
 """How often the interval of rates is halved in which the limit lies."""
 LOWEST, HIGHEST = 256, 64
 """The first rate is this many times the lowest that is tried, and the highest this many times the first."""
+LEAST = 200
+"""Requests that a run at the rate that a policy sustains has at the least: all runs of its row last as long."""
+ROUND = 100
+"""Seconds to whose multiples longer runs are rounded up."""
 WARM_UP = 0.2
 """Share of a run's time in which its queue and its batch build up; who comes then is served and not counted."""
 
@@ -30,10 +36,13 @@ class Setting:
 
     Attributes:
         n: outputs or beams of each request.
-        seconds: of arrivals at each rate, so that a run has more requests the higher its rate is.
+        seconds: of arrivals at each rate, so that a run has more requests the higher its rate is; `compare` makes
+            runs longer.
         first_rate: the rate that is tried first, requests/s.
         prefix: tokens that stand before every prompt, the same ones; what pages finds them in its cache.
         charges_kv: whether a step lasts longer for the KV that it reads, as on every real device.
+        reads_once: whether a step reads the KV of a prefix that sequences share once, see `Machine.read_once`.
+        prompts_apart: see `Machine`.
     """
 
     served: Served
@@ -46,6 +55,8 @@ class Setting:
     beams: bool = False
     prefix: int = 0
     charges_kv: bool = True
+    reads_once: bool = False
+    prompts_apart: bool = False
 
     @property
     def name(self) -> str:
@@ -88,6 +99,12 @@ def number_of(rate: float, seconds: float) -> int:
     return max(2, int(rate * seconds))
 
 
+def seconds_for(rate: float, seconds: float) -> float:
+    """Return for how long requests come where a run at a rate is to have `LEAST` of them: `seconds` at the least."""
+    needed = LEAST / rate
+    return seconds if needed <= seconds else float(ROUND * math.ceil(needed / ROUND))
+
+
 def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) -> Outcome:
     """Serve a setting's requests at one rate.
 
@@ -106,6 +123,9 @@ def run_at(setting: Setting, system: str, rate: float, *, give_up: bool = True) 
     machine = setting.served.machine(setting.engine)
     if not setting.charges_kv:
         machine = replace(machine, kv_bytes=BytesPerToken(0.0))
+    if setting.reads_once and system == PAGED:  # the others keep it once for each request
+        machine = replace(machine, read_once=setting.prefix // BLOCK_SIZE * BLOCK_SIZE)
+    machine = replace(machine, prompts_apart=setting.prompts_apart)
     return simulate(policy, machine, asks, rankings=rankings, most_waiting=waiting, warm_up=WARM_UP)
 
 
@@ -135,3 +155,23 @@ def curve(setting: Setting, system: str) -> Curve:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_fast(middle) else (low, middle)
     return Curve(system, tuple(sorted(points.items())))
+
+
+def compare(setting: Setting, systems: Sequence[str]) -> tuple[Setting, dict[str, Curve]]:
+    """Return each system's curve, and the setting with the seconds for which requests came.
+
+    They come for as long in every run of every system, and longer than the setting says where one sustains a rate at
+    which less than `LEAST` requests would come: a mean over few of them moves with single ones, and in a longer run a
+    system that cannot keep up falls further behind, so that runs that are compared are equally long.
+    """
+    while True:
+        found: dict[str, Curve] = {}
+        for system in reversed(systems):  # those that sustain least are the last ones, and say how long runs are
+            found[system] = curve(setting, system)
+            rate = found[system].sustained()
+            needed = seconds_for(rate, setting.seconds) if rate else setting.seconds
+            if needed > setting.seconds:  # a rate that rests on few requests may be far too low
+                setting = replace(setting, seconds=min(needed, 2 * setting.seconds))
+                break
+        else:
+            return setting, {system: found[system] for system in systems}

@@ -9,7 +9,7 @@ from typing import Any
 from jpaged.benchmarks import memory_jenga
 from jpaged.benchmarks.memory_shapes import ModelShape
 from jpaged.benchmarks.memory_traces import draw_articles, prompt_tokens
-from jpaged.benchmarks.serving_sim.curves import WARM_UP
+from jpaged.benchmarks.serving_sim.curves import WARM_UP, number_of, seconds_for
 from jpaged.benchmarks.serving_sim.hybrid_models import (
     ARTICLE,
     BINDING,
@@ -52,10 +52,10 @@ QUESTIONS = 80
 SAMPLE_EVERY = 8
 
 
-def _asks(context: Context, case: Case, rate: float) -> list[Ask]:
-    """Draw a case's requests: those of a run at a rate; or, at a rate of infinity, as many as `NUMBERS` says, all of
-    which are there from the start."""
-    served, number = case.served, NUMBERS[case.asked] if math.isinf(rate) else context.number(rate)
+def _asks(context: Context, case: Case, rate: float = math.inf, seconds: float = 0.0) -> list[Ask]:
+    """Draw a case's requests: those of some seconds at a rate; or, at a rate of infinity, as many as `NUMBERS` says,
+    all of which are there from the start."""
+    served, number = case.served, NUMBERS[case.asked] if math.isinf(rate) else number_of(rate, seconds)
     source = context.workloads[SOURCES.get(case.asked, "ShareGPT")]
     most = served.shape.max_len - 4096
     pairs = tuple((min(p, most), min(o, 4096)) for p, o in source.pairs)
@@ -117,7 +117,7 @@ def throughput(context: Context) -> list[dict[str, Any]]:
     for case in (*CASES, Case(DRAFTED, LONG, (1.0, 1.58)), *BINDING):
         if SOURCES.get(case.asked, "ShareGPT") not in context.workloads:
             continue
-        drawn = _asks(context, case, math.inf)
+        drawn = _asks(context, case)
         length = _mean_length(drawn)
         taken = {system: accepted(case, system, drawn, length) for system in HYBRID_SYSTEMS}
         asks = [ask for place, ask in enumerate(drawn) if all(its[place] for its in taken.values())]
@@ -146,11 +146,12 @@ def load(context: Context) -> list[dict[str, Any]]:
     rows = []
     for name, rates in RATES.items():
         case = next(case for case in CASES if case.name == name)
+        seconds = seconds_for(min(rates), context.seconds)
         for rate in rates:
-            asks = _asks(context, case, rate)
+            asks = _asks(context, case, rate, seconds)
             for system in (PAGED, LARGEST):
                 outcome = _serve(case, system, asks, warm_up=WARM_UP)
-                row = {"model": name, "rate": rate, "system": system, "requests": len(asks)}
+                row = {"model": name, "rate": rate, "system": system, "seconds": seconds, "requests": len(asks)}
                 rows.append(row | {"ttft": outcome.first_token, "tpot": outcome.token_seconds})
                 context.say(f"{name}, {rate}/s, {system}: {outcome.first_token:.2f} s, {outcome.token_seconds:.4f} s")
     return rows
@@ -159,7 +160,7 @@ def load(context: Context) -> list[dict[str, Any]]:
 def memory_over_time(context: Context) -> list[dict[str, Any]]:
     """Measure what Ministral's pool holds as time goes on, and which share of it will be read."""
     case = next(case for case in CASES if case.name == "Ministral-8B")
-    shape, asks, rows = case.served.shape, _asks(context, case, math.inf), []
+    shape, asks, rows = case.served.shape, _asks(context, case), []
     for system in HYBRID_SYSTEMS:
         points: list[tuple[float, float, float]] = []
         turn = 0

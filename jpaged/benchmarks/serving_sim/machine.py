@@ -65,6 +65,9 @@ class Machine:
         flops_per_byte: attention's FLOP for each of these bytes, of one query.
         block_bytes: bytes of a block on each device, which is what is copied and swapped.
         shift: tokens before every prompt that stand for images, which other layers have computed.
+        read_once: leading tokens that all sequences share, whose KV a step reads from memory once and not for each of
+            them, as where a cache of the chip holds it.
+        prompts_apart: whether a step's prompts are computed before its decodes, each of the two reading the weights.
     """
 
     work: Work
@@ -74,6 +77,8 @@ class Machine:
     flops_per_byte: float
     block_bytes: int = 0
     shift: int = 0
+    read_once: int = 0
+    prompts_apart: bool = False
 
     @classmethod
     def of(
@@ -95,6 +100,7 @@ class Machine:
         """Return how long a step lasts."""
         seen, tokens, starts = self.kv_bytes, 0, []
         read = attended = 0.0
+        behind = 0  # chunks of prompts that begin behind what is read once
         for _, start, length, _, _, _ in step.chunks:
             if self.shift:
                 end = max(0, start + length - self.shift)
@@ -106,14 +112,26 @@ class Machine:
                 tokens += length
                 read += seen(start + length)
                 attended += length * seen(start + length // 2)
-        once = self.read_by(starts)
-        seconds = self._lasts(tokens + len(starts), len(step.samples), read + once, attended + once, len(step.chunks))
+                behind += start >= self.read_once
+        decodes = self.read_by(starts)
+        prompts, samples = len(step.chunks) - len(starts), len(step.samples)
+        if self.prompts_apart and prompts and starts:
+            ends = max(0, samples - len(starts))
+            seconds = self._lasts(tokens, ends, read - self._again(behind), attended, prompts)
+            seconds += self.decode_seconds(len(starts), decodes)
+        else:
+            fresh = read + decodes - self._again(behind + len(starts))
+            seconds = self._lasts(tokens + len(starts), samples, fresh, attended + decodes, len(step.chunks))
         moved = self.copied_seconds(len(step.copies) * self.block_bytes) if step.copies else 0.0
         return seconds + moved + self.swap_seconds(len(step.swap_in) + len(step.swap_out))
 
     def decode_seconds(self, sequences: int, read: float) -> float:
         """Return how long a step lasts in which each of some sequences gets a token, reading so many bytes of KV."""
-        return self._lasts(sequences, sequences, read, read, sequences)
+        return self._lasts(sequences, sequences, read - self._again(sequences), read, sequences)
+
+    def _again(self, sequences: int) -> float:
+        """Return the bytes that so many sequences would read again of what a step reads once."""
+        return max(0, sequences - 1) * self.kv_bytes(self.read_once) if self.read_once else 0.0
 
     def read_by(self, starts: list[int]) -> float:
         """Return the bytes that tokens at these positions of their sequences read."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from jpaged.benchmarks.memory_shapes import BLOCK_SIZE
 from jpaged.benchmarks.serving_sim.beams import MadeUpRankings
-from jpaged.benchmarks.serving_sim.curves import WARM_UP, Setting, curve, number_of, run_at
+from jpaged.benchmarks.serving_sim.curves import WARM_UP, Setting, compare, curve, number_of, run_at, seconds_for
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, mean
 from jpaged.benchmarks.serving_sim.models import LLAMA_13B, OPT_13B, OPT_66B, OPT_175B, Served
 from jpaged.benchmarks.serving_sim.policies import MAX, ORACLE, PAGED, POW2, SYSTEMS, build
@@ -32,8 +32,30 @@ BINDING_AT = {"ShareGPT": PREEMPTING, "Alpaca": 30.0}
 """Requests/s at which block sizes are compared."""
 SAVING_AT = {"Alpaca": 4.0, "ShareGPT": 0.3}
 """Requests/s at which savings are measured, however many outputs each has: those of six are served too."""
+CHECKED = 1000
+"""Requests of a run at the rate that a policy sustains below which that rate is told with other seeds too."""
+SEEDS = 5
+"""How many seeds those are, the page's own among them."""
+PREFIXES = ((1, 80), (5, 341))
+"""Examples before every prompt, and their tokens (figure 16)."""
+PREFIX_PART = 0.2
+"""Share of the usual time for which requests with a shared prefix come: at their rates that is a thousand or more."""
 SAMPLE_EVERY = 50
 """Steps from one look at what is saved to the next."""
+
+
+TOGETHER = "the last two"
+"""The change that is two of the others."""
+PREFIX_CHANGES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "outputs twice as long": {"outputs": 2},
+    "outputs four times as long": {"outputs": 4},
+    "prompts in steps of their own": {"prompts_apart": True},
+    "the prefix's KV read once a step": {"reads_once": True},
+    TOGETHER: {"prompts_apart": True, "reads_once": True},
+}
+"""What is changed where the causes of figure 16's difference are told apart, each alone but in the last; the first is
+the experiment as it is."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +64,7 @@ class Context:
 
     Attributes:
         workloads: by their public names; "Alpaca" and others only where the user's folder has them.
-        seconds: of arrivals, in every run of every experiment.
+        seconds: of arrivals, in every run of every experiment; of longer ones, where so few requests would come.
         say: is told what has been done.
         million: whether the host's cost of 1,000,000 requests is measured, which is extrapolated else.
     """
@@ -58,19 +80,29 @@ class Context:
         return Setting(served, known, PAPER_ENGINE, self.seconds, self.seed, first_rate, **more)
 
     def number(self, rate: float) -> int:
-        """Return how many requests a run at one rate has."""
-        return number_of(rate, self.seconds)
+        """Return how many requests a run at one rate has: `curves.LEAST` at the least."""
+        return number_of(rate, seconds_for(rate, self.seconds))
 
 
-def _curves(context: Context, setting: Setting, systems: tuple[str, ...]) -> dict[str, Any]:
-    """Return each system's points and sustained rate, and the fewest and most requests of a run."""
-    found, numbers = {}, []
-    for system in systems:
-        made = curve(setting, system)
-        found[system] = {"points": made.points, "sustained": made.sustained(), "is_least": made.is_least()}
-        numbers += [setting.number(rate) for rate, _ in made.points]
-        context.say(f"{setting.name}, {system}: {made.sustained():.2f} requests/s")
-    return {"name": setting.name, "systems": found, "requests": [min(numbers), max(numbers)]}
+def _curves(
+    context: Context, setting: Setting, systems: tuple[str, ...], *, checks_seeds: bool = False
+) -> dict[str, Any]:
+    """Return each system's points and sustained rate, how many requests come at that rate, and for how long.
+
+    Args:
+        checks_seeds: whether other seeds are asked for the rate of a system to which less than `CHECKED` come.
+    """
+    setting, curves = compare(setting, systems)
+    found: dict[str, Any] = {}
+    for system, made in curves.items():
+        rate = made.sustained()
+        number = setting.number(rate)
+        found[system] = {"points": made.points, "sustained": rate, "is_least": made.is_least(), "requests": number}
+        if checks_seeds and number < CHECKED:
+            others = (replace(setting, seed=setting.seed + more) for more in range(1, SEEDS))
+            found[system]["seeds"] = [rate, *(curve(other, system).sustained() for other in others)]
+        context.say(f"{setting.name}, {system}: {rate:.2f} requests/s in runs of {setting.seconds:g} s")
+    return {"name": setting.name, "systems": found, "seconds": setting.seconds}
 
 
 def load(context: Context) -> list[dict[str, Any]]:
@@ -84,7 +116,7 @@ def load(context: Context) -> list[dict[str, Any]]:
         (OPT_175B, "Alpaca", 16.0),
     )
     return [
-        _curves(context, context.setting(served, workload, rate), SYSTEMS)
+        _curves(context, context.setting(served, workload, rate), SYSTEMS, checks_seeds=True)
         for served, workload, rate in places
         if workload in context.workloads
     ]
@@ -130,7 +162,8 @@ def savings(context: Context) -> list[dict[str, Any]]:
     for workload, rate in SAVING_AT.items():
         if workload not in context.workloads:
             continue
-        number, begin = context.number(rate), WARM_UP * context.seconds
+        number = context.number(rate)
+        begin = WARM_UP * seconds_for(rate, context.seconds)
         for n, beams in DECODINGS:
             seen: list[float] = []
             turn = 0
@@ -154,13 +187,21 @@ def savings(context: Context) -> list[dict[str, Any]]:
 
 
 def prefixes(context: Context) -> list[dict[str, Any]]:
-    """Measure prompts that begin with 1 and 5 examples (80 and 341 tokens), LLaMA-13B (figure 16)."""
-    pairs = context.workloads["WMT16"].pairs
-    return [
-        {"shots": shots, "prefix": tokens, "held": _held(pairs, tokens)}
-        | _curves(context, context.setting(LLAMA_13B, "WMT16", 8.0, prefix=tokens), (PAGED, ORACLE))
-        for shots, tokens in ((1, 80), (5, 341))
-    ]
+    """Measure prompts that begin with 1 and 5 examples (80 and 341 tokens), LLaMA-13B (figure 16): as they are, and
+    with what may set the ratio apart from the paper's, each alone: longer outputs, prompts in steps of their own, and a
+    prefix whose KV a step reads once; and the last two together."""
+    usual = context.workloads["WMT16"]
+    rows = []
+    for shots, tokens in PREFIXES:
+        setting = context.setting(LLAMA_13B, "WMT16", 16.0, prefix=tokens)
+        setting = replace(setting, seconds=PREFIX_PART * context.seconds)
+        for change, more in PREFIX_CHANGES.items():
+            longer = tuple((prompt, more.get("outputs", 1) * output) for prompt, output in usual.pairs)
+            switches = {key: value for key, value in more.items() if key != "outputs"}
+            changed = replace(setting, workload=Workload(f"{usual.name}, {change}", longer), **switches)
+            row = {"shots": shots, "prefix": tokens, "held": _held(longer, tokens), "change": change}
+            rows.append(row | _curves(context, changed, (PAGED, ORACLE)))
+    return rows
 
 
 def _held(pairs: Sequence[tuple[int, int]], prefix: int) -> tuple[float, float]:

@@ -7,12 +7,16 @@ from typing import Any
 from jpaged.benchmarks.serving_sim import tables
 from jpaged.benchmarks.serving_sim.beams import GAP
 from jpaged.benchmarks.serving_sim.curves import LIMIT
+from jpaged.benchmarks.serving_sim.models import LLAMA_13B
+from jpaged.benchmarks.serving_sim.paged_experiments import CHECKED, SEEDS, TOGETHER
 from jpaged.benchmarks.serving_sim.plots import TOP
 from jpaged.benchmarks.serving_sim.policies import ORACLE, PAGED
 from jpaged.benchmarks.serving_sim.tables import PAPER_BATCH, PAPER_CHATBOT, PAPER_PREFIX, Rows
 
-FEW = 50
-"""Requests of a run below which its mean says little."""
+LAYER_PREFIX_MB = 341 * LLAMA_13B.token_bytes / LLAMA_13B.num_layers / 1e6
+"""Megabytes of KV of five examples' tokens, in a layer."""
+NEAR = 0.05
+"""Share by which a ratio may differ from the paper's and still be called the paper's."""
 CLOSE = 1.05
 """Latencies of up to so many times the least are said to be as good."""
 
@@ -48,25 +52,32 @@ Where they differ:
   its rate there, and jpaged's multiple of it, move much with the limit.
 - OPT-175B has memory for more of Alpaca's requests than the engine has time for, in the paper too: there the policies
   come together.
-{few_requests(rows)}"""
+{by_seed(rows)}"""
 
 
-def few_requests(rows: Rows) -> str:
-    """Return what is to be said of sustained rates at which a run has few requests; "" where there are none."""
+def by_seed(rows: Rows) -> str:
+    """Return what other seeds say of the policies to which few requests came; "" where there are none."""
     found = []
     for row in rows:
-        rates = [rate for system in row["systems"].values() for rate, _ in system["points"]]
-        seconds = row["requests"][1] / max(rates)
+        mine = row["systems"][PAGED]["sustained"]
         for name, system in row["systems"].items():
-            number = round(seconds * system["sustained"])
-            if number < FEW:
-                found.append(f"{name}, {row['name']} ({number} requests)")
+            rates = system.get("seeds", ())
+            if rates and not min(rates):
+                found.append(f"  - {name}, {row['name']}: none by one of them, {max(rates):.3g} at the most.")
+            elif rates:
+                mean = sum(rates) / len(rates)
+                found.append(
+                    f"  - {name}, {row['name']}: {min(rates):.3g} to {max(rates):.3g}, {mean:.3g} on the average, of "
+                    f"which jpaged's {mine:.3g} is {mine / mean:.1f} times ({mine / max(rates):.1f} to "
+                    f"{mine / min(rates):.1f})."
+                )
     if not found:
         return ""
-    return f"""- A rate at which a run has less than {FEW} requests rests on little: a short answer that waits for a
-  long one is a large part of their mean, and moves where the curve crosses the limit. With another seed jpaged's
-  multiples would be others where that is so: {"; ".join(found)}.
-"""
+    return (
+        f"- A policy to which less than {CHECKED:,} requests come at the rate that it sustains was asked with {SEEDS} "
+        "seeds. A\n  short answer that waits for long ones is a large part of a mean, so that rates differ by seed, "
+        "and the table's\n  multiples, which are of one, with them. Requests/s by seed:\n" + "\n".join(found) + "\n"
+    )
 
 
 def several(rows: Rows) -> str:
@@ -149,32 +160,59 @@ than the paper's did.
 
 
 def prefixes(rows: Rows) -> str:
-    """Return the section on shared prefixes, with which ratios are above the paper's."""
-    sides: dict[str, list[str]] = {"above": [], "below": []}
+    """Return the section on shared prefixes, with what each change does to the ratio."""
+    by_shots: dict[int, Rows] = {}
     for row in rows:
-        mine, other = (row["systems"][system] for system in (PAGED, ORACLE))
-        if other["sustained"] and not (mine["is_least"] or other["is_least"]):
-            side = "above" if mine["sustained"] / other["sustained"] > PAPER_PREFIX[row["shots"]] else "below"
-            sides[side].append(f"{row['shots']}-shot")
-    where = " and ".join(f"{side} the paper's with {', '.join(names)}" for side, names in sides.items() if names)
-    told = f" The ratio is {where}." if where else ""
-    held = "; ".join(
-        f"with {row['prefix']} tokens of prefix {row['held'][0]:.0f} tokens of its own and a region of "
-        f"{row['held'][1]:.0f}"
-        for row in rows
-    )
+        by_shots.setdefault(row["shots"], []).append(row)
+    said, held = [], []
+    for shots, (usual, *changed) in by_shots.items():
+        start, paper = _multiple(usual), PAPER_PREFIX[shots]
+        own, region = usual["held"]
+        held.append(f"with {usual['prefix']} tokens of prefix {own:.0f} tokens of its own and a region of {region:.0f}")
+        if start is None:
+            continue
+        missing = paper - start
+        is_near = abs(start / paper - 1) <= NEAR
+        near = f"the paper's is {paper:.2f}" if is_near else f"the paper's {paper:.2f} is {missing:+.2f} from it"
+        moves = {row["change"]: ratio - start for row in changed if (ratio := _multiple(row)) is not None}
+        parts = []
+        for change, move in moves.items():
+            share = "" if is_near else f", {move / missing:.0%} of the difference"
+            parts.append(f"{change} {start + move:.2f} ({move:+.2f}{share})")
+        alone = {change: move for change, move in moves.items() if change != TOGETHER}
+        most = "" if is_near or not alone else max(alone, key=lambda change: alone[change] / missing)
+        verdict = f" Alone, *{most}* goes furthest towards it." if most and alone[most] / missing > 0 else ""
+        said.append(f"- **{shots}-shot**: {start:.2f}, {near}. With {'; '.join(parts)}.{verdict}")
     return f"""## A prefix that all prompts share (PagedAttention, figure 16), LLaMA-13B on WMT16
 
 {tables.prefixes(rows)}
 
-The prefix is in jpaged's cache after the first request; Orca computes and keeps it for each.{told} Two
-differences pull it two ways, and neither was measured alone. Outputs here have the lengths of the reference
-translations, and the paper's may be as long as the model allows: with short ones the prefix is a larger part of what
-Orca keeps, which makes the ratio larger here, and most where the prefix is short beside an answer. The paper's Orca
-computes a prompt in a step of its own, here chunks run together with decodes, which makes the paper's ratio larger, and
-most where the prefix is long. What a mean request keeps at its end, in blocks behind the prefix with jpaged and in a
-buddy allocator's region with Orca: {held}.
+The prefix is in jpaged's cache after the first request; Orca computes and keeps it for each. What a mean request keeps
+at its end, in blocks behind the prefix with jpaged and in a buddy allocator's region with Orca: {"; ".join(held)}.
+
+What sets the ratio apart from the paper's was looked for by changing one thing in each row. The ratio, and by how much
+it moves:
+
+{chr(10).join(said)}
+
+- *Outputs* have the lengths of the reference translations here; the paper does not tell its own, and a model that is
+  not told where to stop writes longer ones. They change what a buddy allocator rounds up to, and how large a part of it
+  the prefix is.
+- *Prompts in steps of their own*: here chunks of prompts run together with decodes under every policy. The engines of
+  the paper computed prompts apart.
+- *The prefix's KV read once a step*: a step is charged here for the KV of each of its sequences, as if each were read
+  from the device's memory. jpaged's sequences read the same blocks, and a layer's part of five examples is
+  {LAYER_PREFIX_MB:.0f} MB, which an A100's cache of 40 MB holds, so that a kernel may read them from memory once for
+  all. Orca's are copies, each of which is read.
 """
+
+
+def _multiple(row: dict[str, Any]) -> float | None:
+    """Return jpaged's rate as a multiple of Orca's; None where one of them is not known."""
+    mine, other = (row["systems"][system] for system in (PAGED, ORACLE))
+    if not other["sustained"] or mine["is_least"] or other["is_least"]:
+        return None
+    return float(mine["sustained"] / other["sustained"])
 
 
 def chatbot(rows: Rows) -> str:

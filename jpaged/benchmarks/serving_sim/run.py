@@ -10,7 +10,7 @@ from typing import Any
 from jpaged.benchmarks.kept_figures import KeptFigures
 from jpaged.benchmarks.memory_traces import read_trace
 from jpaged.benchmarks.serving_sim import hybrid_experiments, own_experiments, paged_experiments
-from jpaged.benchmarks.serving_sim.curves import WARM_UP
+from jpaged.benchmarks.serving_sim.curves import LEAST, WARM_UP
 from jpaged.benchmarks.serving_sim.machine import PAPER_ENGINE, RECENT_ENGINE
 from jpaged.benchmarks.serving_sim.paged_experiments import Context
 from jpaged.benchmarks.serving_sim.workload import (
@@ -94,4 +94,5 @@ def settings(context: Context) -> dict[str, Any]:
     """Return what results depend on: with others they may not stand on one page."""
     workloads = {name: [len(its.pairs), its.mean_prompt, its.mean_output] for name, its in context.workloads.items()}
     engines = {"paper_engine": asdict(PAPER_ENGINE), "recent_engine": asdict(RECENT_ENGINE), "warm_up": WARM_UP}
-    return {"seconds": context.seconds, "seed": context.seed, "drawn": DRAWN, "workloads": workloads, **engines}
+    drawn = {"seconds": context.seconds, "seed": context.seed, "drawn": DRAWN, "least_requests": LEAST}
+    return {**drawn, "workloads": workloads, **engines}

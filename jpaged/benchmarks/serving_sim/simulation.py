@@ -47,8 +47,8 @@ class Outcome:
     @property
     def latency(self) -> float:
         """Return the normalised latency: seconds from arrival to end for each token of an output, mean of requests;
-        infinite where none ended, or too many waited."""
-        if self.gave_up or not self.jobs:
+        infinite where none ended, too many waited, or one was refused, as a mean without it would reward that."""
+        if self.gave_up or self.refused or not self.jobs:
             return math.inf
         return mean((job.finished - job.ask.arrival) / job.ask.output for job in self.jobs if job.finished is not None)
 

@@ -56,14 +56,20 @@ def rates(rows: Rows) -> str:
         found = row["systems"]
         ratios = [_ratio(found[PAGED], found[system]) for system in systems if system != PAGED]
         told = PAPER_RATES.get(row["name"], "-")
-        lines.append([row["name"], _requests(row), *(_rate(found[system]) for system in systems), *ratios, told])
+        lines.append([row["name"], *_requests(row), *(_rate(found[system]) for system in systems), *ratios, told])
     others = [f"jpaged / {system}" for system in systems if system != PAGED]
-    head = [f"requests/s at {LIMIT} s/token", "requests of a run", *systems, *others, "paper"]
+    head = [f"requests/s at {LIMIT} s/token", *REQUESTS, *systems, *others, "paper"]
     return table(head, lines)
 
 
-def _requests(row: dict[str, Any]) -> str:
-    return " to ".join(f"{number:,}" for number in row["requests"])
+REQUESTS = ("seconds of arrivals", "requests at these rates")
+
+
+def _requests(row: dict[str, Any]) -> list[str]:
+    """Return for how long requests come in a row's runs, and the fewest and most that come at a sustained rate."""
+    numbers = [system["requests"] for system in row["systems"].values()]
+    ends = [f"{number:,}" for number in (min(numbers), max(numbers))]
+    return [f"{row['seconds']:,g}", " to ".join(dict.fromkeys(ends))]
 
 
 def _rate(found: dict[str, Any], digits: int = 2) -> str:
@@ -115,13 +121,18 @@ def savings(rows: Rows) -> str:
 
 
 def prefixes(rows: Rows) -> str:
+    """Return the rates with a shared prefix, by what is changed; the first change is none."""
     lines = []
     for row in rows:
         mine, other = (row["systems"][system] for system in (PAGED, ORACLE))
-        paper = f"{PAPER_PREFIX[row['shots']]:.2f}"
-        cells = [_requests(row), _rate(mine, 1), _rate(other, 1), _ratio(mine, other), paper]
-        lines.append([f"{row['shots']}-shot", *cells])
-    return table(["prefix", "requests of a run", "jpaged, requests/s", "Orca (Oracle)", "ratio", "paper"], lines)
+        paper = f"{PAPER_PREFIX[row['shots']]:.2f}" if row is _unchanged(rows, row["shots"]) else ""
+        name = [f"{row['shots']}-shot", row["change"]]
+        lines.append([*name, *_requests(row), _rate(mine, 1), _rate(other, 1), _ratio(mine, other), paper])
+    return table(["prefix", "", *REQUESTS, "jpaged, requests/s", "Orca (Oracle)", "ratio", "paper"], lines)
+
+
+def _unchanged(rows: Rows, shots: int) -> dict[str, Any]:
+    return next(row for row in rows if row["shots"] == shots)
 
 
 def chatbot_costs(rows: Rows) -> str:
@@ -129,8 +140,8 @@ def chatbot_costs(rows: Rows) -> str:
     for row in rows:
         free = [name for name, key in (("reading KV", "reading"), ("the host's time", "host")) if not row[key]]
         mine, other = (row["systems"][system] for system in (PAGED, ORACLE))
-        lines.append([" and ".join(free) or "nothing", _requests(row), _rate(mine), _rate(other), _ratio(mine, other)])
-    return table(["free of charge", "requests of a run", "jpaged, requests/s", "Orca (Oracle)", "ratio"], lines)
+        lines.append([" and ".join(free) or "nothing", *_requests(row), _rate(mine), _rate(other), _ratio(mine, other)])
+    return table(["free of charge", *REQUESTS, "jpaged, requests/s", "Orca (Oracle)", "ratio"], lines)
 
 
 def block_sizes(rows: Rows) -> str:

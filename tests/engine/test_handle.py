@@ -73,6 +73,24 @@ def test_an_open_stream_keeps_the_engine_and_ends_when_it_is_closed(model, held)
     assert held() == 0
 
 
+def test_a_stream_that_had_not_begun_when_the_llm_was_closed_says_so(model):
+    llm = LLM(model[0], **SETTINGS)
+    stream = llm.stream(PROMPT, GREEDY)
+    llm.close()
+    with pytest.raises(EngineStopped, match="this LLM was closed"):
+        next(stream)
+
+
+def test_a_closed_engine_does_not_compute_a_lost_prefix_again(model):
+    llm = LLM(model[0], **SETTINGS)
+    llm.pin_prefix({"prompt_token_ids": [5] * 20})
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    llm.update_params(llm.params)  # which loses the prefix
+    llm.close()
+    assert [delta.finish_reason for delta in stream][-1] == "abort"
+
+
 def test_new_weights_that_the_caller_holds_outlive_the_engine(model, held):
     llm = LLM(model[0], **SETTINGS)
     mine = jax.tree.map(lambda leaf: leaf + 0, llm.params)

@@ -8,7 +8,6 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-
 MOST = 2**63 - 1
 """The largest integer that a setting or parameter may be: saved states hold 64 bits of each."""
 

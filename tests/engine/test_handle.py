@@ -61,6 +61,15 @@ def test_a_closed_one_says_so(model):
     assert llm.get_tokenizer() is llm.tokenizer
 
 
+def test_an_async_engine_that_is_dropped_without_shutdown_leaves_no_thread(model, held):
+    engine = AsyncLLM(model[0], **SETTINGS)
+    thread = engine._thread._thread
+    del engine
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive() and held() == 0
+
+
 def test_an_open_stream_keeps_the_engine_and_ends_when_it_is_closed(model, held):
     stream = LLM(model[0], **SETTINGS).stream(PROMPT, GREEDY)
     assert len([token for delta in stream for token in delta.token_ids]) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -78,6 +79,7 @@ class AsyncLLM(AsyncHandle):
         self._engine = llm.lend_engine()
         thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
         super().__init__(llm, self._engine, thread)
+        weakref.finalize(self, thread.leave).atexit = False  # one that is dropped without `shutdown` leaves no thread
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)

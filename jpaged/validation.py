@@ -8,6 +8,9 @@ from numbers import Real
 from operator import index
 from typing import Any
 
+MOST = 2**63 - 1
+"""The largest integer that a setting or parameter may be: saved states hold 64 bits of each."""
+
 
 def check_unicode(name: str, text: str) -> None:
     """Refuse half a character.
@@ -24,6 +27,9 @@ def check_unicode(name: str, text: str) -> None:
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     """Return `value` as an int; accepts NumPy integers, rejects bool.
 
+    Args:
+        high: None = `MOST`.
+
     Raises:
         ValueError: `value` is a bool, is no integer, or is outside [`low`, `high`]; the message names it `name`.
     """
@@ -33,8 +39,8 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
         plain = None
     if plain is None or isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be an integer")
-    if plain < low or (high is not None and plain > high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+    if plain < low or plain > (MOST if high is None else high):
+        limit = f"at least {low}" if high is None and plain < low else f"in [{low}, {MOST if high is None else high}]"
         raise ValueError(f"{name}={plain} must be {limit}")
     return plain
 

@@ -39,6 +39,7 @@ class Engine:
         recovery: makes the changes of its state, and mends it after an exception.
         prefixes: what is pinned in every replica.
         background: compiles shapes while the engine runs; None = nothing does.
+        refusal: what whoever comes for a turn is told, as the engine was lent or closed; None = nothing.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -52,6 +53,7 @@ class Engine:
         self._closed = False
         self._process = os.getpid()
         self._lock = threading.RLock()
+        self.refusal: RuntimeError | None = None
         self.background: BackgroundCompiler | None = None
         self.prefixes = PinnedPrefixes(
             self.replicas, self.change, compute=self._compute, begin=self._begin, abort=self.abort
@@ -66,6 +68,16 @@ class Engine:
         """
         check_process(self._process)
         return self._lock
+
+    def check_turn(self) -> None:
+        """Raise where whoever got the turn came too late: while they waited for it, or held a stream that had not
+        begun, the engine was lent to a thread of its own, or closed.
+
+        Raises:
+            RuntimeError: `refusal`.
+        """
+        if self.refusal is not None:
+            raise self.refusal
 
     @property
     def scheduler(self) -> Scheduler:
@@ -130,11 +142,14 @@ class Engine:
         return take_snapshot(self.replicas, self.runner.worker.compilations, self.stats)
 
     def step(self) -> list[Request]:
-        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished.
+        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished. One
+        that was closed does nothing: its requests were aborted.
 
         Raises:
             RuntimeError: the devices' memory was given back.
         """
+        if self._closed:
+            return self.requests.take_finished()
         self.check_awake("generating")
         try:
             self.prefixes.pin_again()
@@ -243,13 +258,14 @@ class Engine:
                 replica.in_flight.clear()
 
     def drop(self, requests: list[Request]) -> None:
-        """Abort requests without waiting for a turn: where another thread has it, at the end of what that is doing.
+        """Abort requests without waiting for a turn: where another thread has it, or the engine itself, at the end of
+        what that is doing.
 
         The garbage collector closes streams in any thread, also in one that the thread with the turn waits for.
         """
         if os.getpid() != self._process:
             return
-        if not self._lock.acquire(blocking=False):
+        if self.refusal is not None or not self._lock.acquire(blocking=False):
             self.recovery.late_aborts += [part for request in requests for part in request.parts]
             return
         try:

@@ -53,7 +53,8 @@ class EngineHandle:
             return
         if isinstance(self._engine, _Absent):
             raise self._engine.error
-        self._engine = cast(Engine, _Absent(_closed()))
+        engine, self._engine = self._engine, cast(Engine, _Absent(_closed()))
+        engine.refusal = _closed()
         self._free()
 
     def __enter__(self) -> Self:
@@ -76,11 +77,12 @@ class EngineHandle:
                 raise RuntimeError("an AsyncLLM cannot take the engine while requests run")
             lent = RuntimeError("the engine is in use by an AsyncLLM; shut that down first")
             engine, self._engine = self._engine, cast(Engine, _Absent(lent))
+            engine.refusal = lent
             return engine
 
     def take_back(self, engine: Engine) -> None:
         """Take the engine back from the `AsyncLLM` that had it."""
-        self._engine = engine
+        self._engine, engine.refusal = engine, None
 
 
 def _closed() -> EngineStopped:

@@ -15,6 +15,7 @@ from jpaged.outputs import PinnedPrefix
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import PREFILL_ONLY
 from jpaged.text.prompt import Prompt
+from jpaged.validation import boolean
 
 if TYPE_CHECKING:
     from jpaged.engine.builder import Built
@@ -225,8 +226,9 @@ class ModelHandle(EngineHandle):
             replica: number of the replica whose pool is shown, below data_parallel_size.
 
         Raises:
-            ValueError: there is no such replica.
+            ValueError: there is no such replica, or `peak` is not True or False.
         """
+        boolean("peak", peak)
         with self._engine.turn:
             one = chosen_replica(self._engine.replicas, replica)
             return (one.peak_report if peak else None) or one.memory_report()

@@ -58,6 +58,7 @@ def answer(
             entries.append(refuse(i, error))
     requests = [entry for entry in entries if isinstance(entry, Request)]
     with engine.turn:
+        engine.check_turn()
         try:
             for i, entry in enumerate(entries):
                 if isinstance(entry, Request):
@@ -75,6 +76,7 @@ def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[Req
     """Run the requests that came with a saved state to their ends, see `LLM.resume`."""
     boolean("use_tqdm", use_tqdm)
     with engine.turn:
+        engine.check_turn()
         requests = list(engine.requests.restored.values())
         run(engine, requests, use_tqdm)
         engine.abort(*requests)  # nobody else asks for them
@@ -107,6 +109,7 @@ def _deltas(engine: Engine, outputs: OutputProcessor, requests: list[Request]) -
     own."""
     try:
         with engine.turn:
+            engine.check_turn()
             for request in requests:
                 engine.add(request)
         readers = [TokenReader(request) for request in requests]
@@ -153,4 +156,8 @@ def run(engine: Engine, requests: list[Request], show: bool) -> None:
                 if (request := unfinished.pop(part.request_id, None)) is not None:
                     missing[request.request_id] -= 1
                     ended += [] if missing[request.request_id] else [request]
+            if not any(key in engine.requests.unfinished for key in unfinished):
+                # Somebody else was told that they ended: a handler of a signal, say, that generated in between.
+                ended += dict.fromkeys(unfinished.values())
+                unfinished.clear()
             progress.update(ended, engine.stats)

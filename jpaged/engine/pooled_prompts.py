@@ -52,6 +52,7 @@ def pool_prompts(
         request.pooling = pooling
         requests.append(request)
     with engine.turn:
+        engine.check_turn()
         try:
             for i, request in enumerate(requests):
                 try:

@@ -115,6 +115,6 @@ def chosen_replica(replicas: Sequence[Replica], number: int) -> Replica:
     Raises:
         ValueError: there is none of this number.
     """
-    if not 0 <= number < len(replicas):
-        raise ValueError(f"replica={number} is not one of the {len(replicas)} replicas")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(replicas):
+        raise ValueError(f"replica={number!r} is not one of the {len(replicas)} replicas")
     return replicas[number]

@@ -72,8 +72,10 @@ def parts_of(tags: Iterable[str] | None) -> set[str]:
     """Return which parts vLLM's ``wake_up(tags)`` takes again: None = both.
 
     Raises:
-        ValueError: a tag is another one.
+        ValueError: a tag is another one, or they are no list.
     """
+    if isinstance(tags, str):
+        raise ValueError(f"tags={tags!r} must be a list of {', '.join(TAGS)}")
     chosen = set(TAGS if tags is None else tags)
     for tag in sorted(chosen):
         one_of("tags", tag, TAGS)

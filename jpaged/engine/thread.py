@@ -198,6 +198,10 @@ class EngineThread:
                 self._calls.put((self._begin_stopping, Future()))
         self._thread.join()
 
+    def leave(self) -> None:
+        """Have the thread end soon, and wait for nothing: the garbage collector may call it anywhere."""
+        self._calls.put((self._begin_stopping, Future()))
+
     def _check_running(self) -> None:
         if self._stopped:
             raise self._error()

@@ -57,6 +57,8 @@ def renewed(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]
-    request = replace(request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={})
+    request = replace(
+        request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={}, pause_times=[]
+    )
     request.held_adapter = None
     return request

@@ -10,6 +10,7 @@ from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.text.chat_template import ChatOptions, Messages
 from jpaged.text.prompt import Conversation, Prompt
+from jpaged.validation import MOST, integer
 
 Params = TypeVar("Params", SamplingParams, BeamSearchParams, PoolingParams)
 
@@ -57,14 +58,11 @@ def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int
     """A priority, or None, for every prompt.
 
     Raises:
-        ValueError: there are not as many as prompts, or one is no integer.
+        ValueError: there are not as many as prompts, or one is no integer of 64 bits.
     """
     if priority is None:
         return [None] * count
     each = priority if isinstance(priority, Sequence) and not isinstance(priority, str) else [priority] * count
     if len(each) != count:
         raise ValueError(f"{len(each)} priorities for {count} prompts")
-    for value in each:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"priority={value!r} must be an integer")
-    return each
+    return [integer("priority", value, low=-MOST) for value in each]

@@ -176,7 +176,12 @@ class InputProcessor:
         params, width = replace(request.params, prompt_logprobs=None), self.max_num_seqs
         return [
             replace(
-                request, request_id=request_id, sequences=sequences[i * width : (i + 1) * width], params=params, held={}
+                request,
+                request_id=request_id,
+                sequences=sequences[i * width : (i + 1) * width],
+                params=params,
+                held={},
+                pause_times=[],
             )
             for i, request_id in enumerate(request_ids)
         ]

@@ -61,6 +61,15 @@ def test_a_closed_one_says_so(model):
     assert llm.get_tokenizer() is llm.tokenizer
 
 
+def test_an_async_engine_that_is_dropped_without_shutdown_leaves_no_thread(model, held):
+    engine = AsyncLLM(model[0], **SETTINGS)
+    thread = engine._thread._thread
+    del engine
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive() and held() == 0
+
+
 def test_an_open_stream_keeps_the_engine_and_ends_when_it_is_closed(model, held):
     stream = LLM(model[0], **SETTINGS).stream(PROMPT, GREEDY)
     assert len([token for delta in stream for token in delta.token_ids]) == 4
@@ -71,6 +80,24 @@ def test_an_open_stream_keeps_the_engine_and_ends_when_it_is_closed(model, held)
     assert [delta.finish_reason for delta in stream][-1] == "abort"
     del llm, stream
     assert held() == 0
+
+
+def test_a_stream_that_had_not_begun_when_the_llm_was_closed_says_so(model):
+    llm = LLM(model[0], **SETTINGS)
+    stream = llm.stream(PROMPT, GREEDY)
+    llm.close()
+    with pytest.raises(EngineStopped, match="this LLM was closed"):
+        next(stream)
+
+
+def test_a_closed_engine_does_not_compute_a_lost_prefix_again(model):
+    llm = LLM(model[0], **SETTINGS)
+    llm.pin_prefix({"prompt_token_ids": [5] * 20})
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    llm.update_params(llm.params)  # which loses the prefix
+    llm.close()
+    assert [delta.finish_reason for delta in stream][-1] == "abort"
 
 
 def test_new_weights_that_the_caller_holds_outlive_the_engine(model, held):

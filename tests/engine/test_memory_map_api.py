@@ -63,6 +63,10 @@ def test_every_token_is_in_the_map_and_the_report_of_its_own_step(llm):
 
 
 def test_a_replica_that_is_not_there_is_refused(llm):
+    with pytest.raises(ValueError, match="replica='first' is not one of the 1 replicas"):
+        llm.memory_report(replica="first")
+    with pytest.raises(ValueError, match="peak='no' must be True or False"):
+        llm.memory_report(peak="no")
     with pytest.raises(ValueError, match="replica=1 is not one of the 1 replicas"):
         llm.memory_map(replica=1)
 

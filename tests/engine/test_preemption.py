@@ -74,6 +74,23 @@ def test_four_outputs_do_not_depend_on_preemption(model, four_outputs, mode):
     assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner.worker.host) == 0
 
 
+def test_a_preemption_of_outputs_in_turns_is_told_once(model):
+    """Six outputs run in two turns, each a request of its own; the first gives its places to an urgent prompt."""
+    llm = LLM(model.folder, **(SETTINGS | {"max_num_seqs": 3, "scheduling_policy": "priority"}))
+    several = SamplingParams(temperature=1.0, seed=5, n=6, max_tokens=9, ignore_eos=True)
+    request = llm.input_processor.process({"prompt_token_ids": PROMPTS[3]}, several, 1)
+    llm._engine.add(request)
+    for _ in range(5):
+        llm._engine.step()
+    llm.generate({"prompt_token_ids": PROMPTS[4]}, PARAMS[0], use_tqdm=False, priority=0)
+    while llm._engine.has_work:
+        llm._engine.step()
+    metrics = llm.output_processor.whole(request).metrics
+    assert metrics.num_preemptions == 1
+    ((start, end),) = metrics.preempted
+    assert start < end
+
+
 def test_after_the_warm_up_swapping_compiles_nothing(model):
     llm = LLM(model.folder, kv_cache_memory_bytes=10 * model.page_bytes, preemption_mode="swap", **SETTINGS)
     llm.warmup(use_tqdm=False)

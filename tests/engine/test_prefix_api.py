@@ -155,5 +155,7 @@ def test_priorities_are_checked(llm):
         llm.generate(prompts, GREEDY, priority=1, use_tqdm=False)
     with pytest.raises(ValueError, match="3 priorities for 2 prompts"):
         llm.generate(prompts, GREEDY, priority=[1, 2, 3], use_tqdm=False)
+    with pytest.raises(ValueError, match=rf"priority={2**63} must be in \[-{2**63 - 1}, {2**63 - 1}\]"):
+        llm.generate("Hi", SamplingParams(), priority=2**63)
     with pytest.raises(ValueError, match="priority='high' must be an integer"):
         llm.generate(prompts, GREEDY, priority=["high", 1], use_tqdm=False)

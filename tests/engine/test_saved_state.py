@@ -219,6 +219,33 @@ def test_the_warm_prefix_cache_and_pins_survive(model, tmp_path):
     assert behind.num_cached_tokens == 32
 
 
+def test_a_request_that_a_stop_token_ended_is_saved_though_nobody_awaits_the_token_behind(model, tmp_path):
+    llm = LLM(model.folder, **SETTINGS)
+    allowed = [9, 10, 30, 77]
+    ends = SamplingParams(temperature=1.0, seed=1, max_tokens=60, allowed_token_ids=allowed, stop_token_ids=[9])
+    request = add(llm, THIRD, ends)
+    while llm._engine.has_work:
+        llm._engine.step()
+    assert request.sequences[0].finish_reason == "stop" and request.sequences[0].num_pending
+    assert llm.save_state(tmp_path).num_requests == 1
+    expected = finished(llm)
+    other = LLM.restore_state(tmp_path)
+    assert [answer(output) for output in other.resume(use_tqdm=False)] == expected
+
+
+def test_the_largest_numbers_that_a_request_may_have_are_saved(model, tmp_path):
+    llm, most = LLM(model.folder, **SETTINGS, scheduling_policy="priority"), 2**63 - 1
+    largest = SamplingParams(temperature=1.0, seed=most, top_k=most, max_tokens=most, ignore_eos=True)
+    llm._engine.add(llm.input_processor.process({"prompt_token_ids": SHORT}, largest, -most))
+    for _ in range(3):
+        llm._engine.step()
+    llm.save_state(tmp_path)
+    other = LLM.restore_state(tmp_path)
+    while llm._engine.has_work:
+        llm._engine.step()
+    assert [answer(output) for output in other.resume(use_tqdm=False)] == finished(llm)
+
+
 def test_seeds_are_drawn_on_from_where_they_were(model, tmp_path):
     drawn = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True)
     llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)

@@ -131,7 +131,11 @@ def test_vllm_s_second_level_takes_new_weights_before_the_pool(folder, want):
         llm.update_params(params)
         llm.wake_up(tags=["kv_cache"])
         assert tokens(llm) == want
-        for call, message in ((lambda: llm.sleep(3), "level=3"), (lambda: llm.wake_up(["all"]), "tags='all'")):
+        for call, message in (
+            (lambda: llm.sleep(3), "level=3"),
+            (lambda: llm.wake_up(["all"]), "tags='all'"),
+            (lambda: llm.wake_up("weights"), "tags='weights' must be a list"),
+        ):
             with pytest.raises(ValueError, match=message):
                 call()
 

@@ -131,3 +131,65 @@ def test_pickling_says_what_to_do(llm, make):
 def test_pickling_an_async_llm_says_the_same(llm):
     with pytest.raises(TypeError, match="AsyncLLM cannot be pickled"):
         pickle.dumps(AsyncLLM.__new__(AsyncLLM))
+
+
+def test_a_stream_that_begins_once_the_engine_is_lent_is_refused_and_works_when_it_is_back(llm):
+    deltas, late = llm.stream(PROMPTS[0], GREEDY), llm.stream(PROMPTS[0], GREEDY)
+    engine = llm.lend_engine()
+    with pytest.raises(RuntimeError, match="in use by an AsyncLLM"):
+        next(deltas)
+    assert not engine.requests.awaited and not engine.has_work
+    llm.take_back(engine)
+    assert [token for delta in late for token in delta.token_ids] == generated(llm, PROMPTS[0])
+
+
+def test_a_call_that_waited_while_the_engine_was_lent_is_refused(llm):
+    refused = threading.Event()
+
+    def ask():
+        with pytest.raises(RuntimeError, match="in use by an AsyncLLM"):
+            generated(llm, PROMPTS[0])
+        refused.set()
+
+    thread = threading.Thread(target=ask)
+    with llm._engine.turn:
+        thread.start()
+        refused.wait(0.2)
+        engine = llm.lend_engine()
+    thread.join(60)
+    llm.take_back(engine)
+    assert refused.is_set() and not engine.requests.awaited
+
+
+def test_a_stream_that_is_dropped_while_the_engine_is_lent_leaves_it_to_whoever_has_it(llm):
+    deltas = llm.stream(PROMPTS[0], GREEDY)
+    while not next(deltas).finish_reason:
+        pass
+    engine = llm.lend_engine()
+    deltas.close()
+    assert engine.recovery.late_aborts and engine.requests.awaited
+    llm.take_back(engine)
+    assert not engine.has_work and not engine.requests.awaited
+
+
+def test_a_batch_ends_though_a_handlers_own_call_has_taken_its_ends(llm, monkeypatch):
+    """What comes in the wait for the device, as a signal's handler may, steps the engine too."""
+    expected = [generated(llm, prompt) for prompt in PROMPTS[:2]]
+    worker, step = llm._engine.runner.worker, llm._engine.step
+    fetch, fetches, steps, inner = worker.fetch, [], [], []
+
+    def fetched(arrays):
+        fetches.append(arrays)
+        if len(fetches) == 3:
+            inner.append(generated(llm, PROMPTS[1]))
+        return fetch(arrays)
+
+    def counted():
+        steps.append(1)
+        assert len(steps) < 200, "the batch waits for requests that have ended"
+        return step()
+
+    monkeypatch.setattr(worker, "fetch", fetched)
+    monkeypatch.setattr(llm._engine, "step", counted)
+    assert generated(llm, PROMPTS[0]) == expected[0] and inner == [expected[1]]
+    assert not llm._engine.has_work and not llm._engine.requests.awaited

@@ -55,7 +55,7 @@ class CompletionOutput:
         text: the generated text.
         token_ids: the generated tokens.
         cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
-            before any truncation).
+            before any truncation); nan where nobody asked for it, see ``cumulative_logprobs`` of `jpaged.LLM`.
         finish_reason: why the sequence ended; None while it goes on.
         stop_reason: the stop string or stop token that ended it, or why it was aborted where its structured_outputs
             could not go on; None for end-of-sequence or length.

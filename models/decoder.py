@@ -140,6 +140,13 @@ class Decoder(nnx.Module):
             logits = jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
         return logits
 
+    def head_table(self) -> Float[Array, "vocab embed"] | None:
+        """See `jpaged.model_api.HasHeadTable`."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        own = type(self).logits is Decoder.logits  # a family may compute them in another way
+        plain = own and self.logit_scale is None and self.logit_soft_cap is None
+        return head.array if plain and head.weight.shape[0] == self.vocab_size else None
+
     def cut(self, layers: int) -> None:
         """See `jpaged.model_api.Cuttable`."""
         self.layers.cut(layers)

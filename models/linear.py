@@ -218,6 +218,12 @@ class Embedding(nnx.Module):
             return quantised_matmul_table(hidden, table, rows=live_rows, impl=self.impl)
         return matmul_table(hidden, table, rows=live_rows, impl=self.impl)
 
+    @property
+    def array(self) -> Float[Array, "vocab embed"] | None:
+        """Return the table, or None where it is held otherwise than as an array."""
+        table = self.weight[...]
+        return None if isinstance(table, HeldMatrix) else table
+
     def weights(
         self, path: tuple[str, ...], tensor: str, convert: Converter, *, may_quantise: bool = True
     ) -> Iterator[WeightSource]:

@@ -7,7 +7,8 @@ turns.
 The shapes are those of SmolLM2-135M's MLP and vocabulary; each figure is a mean over as many different matrices as keep
 them out of the caches for float32, which stands in arrays; "panels" is float32 in panels, "table" float32 that lies the
 other way round, as a vocabulary's table does, "exact" a matrix that a checkpoint stores in bfloat16, held so and
-multiplied in float32. With `--processor-time` other work on the machine counts less.
+multiplied in float32; "argmax" finds the place of each row's largest product with such a table by its screen, at the
+speed that computing them all would have. With `--processor-time` other work on the machine counts less.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul
+from pallas_kernels.screened_argmax import make_screen, screened_argmax
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import tiled_floats
 from pallas_kernels.tiled_matmul import tiled_matmul
@@ -35,7 +37,7 @@ from pallas_kernels.tiled_matmul import tiled_matmul
 SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""
 TURNS, GROUP = 9, 32
-FORMS = ("panels", "table", "exact", "bfloat16", "int8", "int4")
+FORMS = ("panels", "table", "argmax", "exact", "bfloat16", "int8", "int4")
 
 
 def main() -> None:
@@ -81,6 +83,10 @@ def _forms(
     def normal() -> np.ndarray:
         return rng.standard_normal((inputs, outputs), np.float32)
 
+    def screened() -> Any:
+        table = jnp.asarray(normal().T)
+        return table, make_screen(table)
+
     def stored() -> np.ndarray:
         return rng.standard_normal((inputs, outputs)).astype(ml_dtypes.bfloat16)
 
@@ -89,6 +95,7 @@ def _forms(
     makers: dict[str, tuple[Any, Callable[[], Any]]] = {
         "panels": (_over_all(partial(quantised_matmul, impl="cpu")), lambda: panelled_floats(normal())),
         "table": (_over_all(_by_tables), lambda: np.ascontiguousarray(normal().T)),
+        "argmax": (_over_all(_by_screens), screened),
         "exact": (pairs, lambda: tiled_floats(stored(), -2, exact=True)),
         "bfloat16": (pairs, lambda: tiled_floats(stored(), -2)),
         "int8": (_over_all(tiled_matmul), integers),
@@ -105,6 +112,15 @@ def _forms(
 def _by_tables(x: Any, tables: list[Any], number: Any) -> Any:
     """Return the product with one of some tables."""
     return jax.lax.switch(number, [lambda x, table=table: matmul_table(x, table, impl="cpu") for table in tables], x)
+
+
+def _by_screens(x: Any, tables: list[Any], number: Any) -> Any:
+    """Return the places of the largest products with one of some tables, as floats."""
+
+    def places(x: Any, table: Any, screen: Any) -> Any:
+        return screened_argmax(x, table, screen, impl="cpu").astype(jnp.float32)[:, None]
+
+    return jax.lax.switch(number, [lambda x, both=both: places(x, *both) for both in tables], x)
 
 
 def _over_all(product: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,8 +26,10 @@ from jpaged.execution.resharding import cuts_beside, reshard
 from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.screened_head import ScreenedHead
 from jpaged.execution.step import make_step
 from pallas_kernels.platform import Impl
+from pallas_kernels.screened_argmax import Screen
 
 Pool = Shaped[Array, "shards pages rows 128"]
 Compile = Callable[[], None]
@@ -53,10 +55,12 @@ class ModelPrograms:
         store: where the programs are loaded from, or collected for, see `Program`.
         on_compile, on_compiled: told every shape that is compiled, see `Program`.
         kernel_impl: which kernels run; None = what this process's platform is best at.
+        scored: whether every draw has log-probabilities; else the plain sampler may do without, see `ScreenedHead`.
 
     Attributes:
         num_updates: how often the weights were replaced.
         described: shapes, dtypes and shardings of the weights, which hold no memory.
+        screen: what the plain sampler reads of the vocabulary's table instead of all of it; None = nothing.
     """
 
     def __init__(
@@ -71,9 +75,12 @@ class ModelPrograms:
         prefix: str = "",
         store: ProgramStore | None = None,
         kernel_impl: Impl | None = None,
+        scored: bool = True,
     ) -> None:
         self._spec = spec
         self._mesh = mesh
+        self._graphdef = graphdef
+        self._scored = scored
         told, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
 
         def program(kind: str, function: jax.stages.Wrapped, *made_of: Hashable) -> Program:
@@ -97,10 +104,14 @@ class ModelPrograms:
     def _set_params(self, params: Any) -> None:
         self._params, self._on_host = params, None
         self._weights = {} if params is None else plain_dict(params)
+        self.screen: Screen | None = None
+        if self._head is not None and params is not None:
+            self.screen = self._head.screen(self._weights)
 
     def _describe(self, params: Any) -> None:
         self.described = jax.tree.map(_described, params)
         self._shapes = plain_dict(self.described)
+        self._head = None if self._scored else ScreenedHead(self._graphdef, self._shapes, self._mesh)
 
     @property
     def num_exact(self) -> int:
@@ -193,7 +204,7 @@ class ModelPrograms:
             self._on_host = None
         elif self._params is not None:
             self._on_host = jax.device_get(self._params)
-        self._params, self._weights = None, {}
+        self._params, self._weights, self.screen = None, {}, None
 
     def restore_params(self) -> bool:
         """Put the weights back that the host keeps; return whether there are any on the devices then."""
@@ -204,7 +215,7 @@ class ModelPrograms:
 
     def close(self) -> None:
         """Let go of the weights and of all that was compiled."""
-        self._params, self._weights, self._on_host = None, {}, None
+        self._params, self._weights, self._on_host, self.screen = None, {}, None, None
         self._forget_programs()
 
     # ------------------------------------------------------------------ running
@@ -229,7 +240,8 @@ class ModelPrograms:
         top: int,
     ) -> StepOutput:
         """Draw the tokens that follow a step's sampled rows; see `make_sample_step`."""
-        return self._sample(_sample_key(args, top), self._weights, hidden, args, last_tokens, top=top)
+        screen = None if top else self.screen
+        return self._sample(_sample_key(args, top), self._weights, hidden, args, last_tokens, screen, top=top)
 
     def score(
         self,
@@ -279,7 +291,8 @@ class ModelPrograms:
         """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""
         _, hidden, _ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
-        return self._sample.prepare(_sample_key(args, top), self._shapes, hidden, args, last_tokens, top=top)
+        screen = None if top or self._head is None else self._head.shapes
+        return self._sample.prepare(_sample_key(args, top), self._shapes, hidden, args, last_tokens, screen, top=top)
 
 
 def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:

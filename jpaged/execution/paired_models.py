@@ -24,6 +24,7 @@ class PairedModels:
     Args:
         graphdef, params, spec, mesh, store: see `ModelPrograms`.
         draft: what drafts; None = nothing does.
+        scored: see `ModelPrograms`.
         told: told every shape that is about to be compiled, and every one that was.
 
     Attributes:
@@ -42,8 +43,9 @@ class PairedModels:
         *,
         draft: DraftProgram | None,
         store: ProgramStore | None,
+        scored: bool = True,
     ) -> None:
-        self.model = ModelPrograms(graphdef, params, spec, mesh, *told, store=store)
+        self.model = ModelPrograms(graphdef, params, spec, mesh, *told, store=store, scored=scored)
         self.drafter: ModelPrograms | None = None
         if draft is not None:
             weights = params if draft.params is None else draft.params

@@ -23,6 +23,7 @@ class StepSettings:
         images: whether steps may have tokens that stand for images, see `Buckets`.
         together: tokens of an image that see each other; None = they do not.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
+        scored: whether every draw has log-probabilities, see `ModelPrograms`.
     """
 
     max_num_seqs: int
@@ -34,6 +35,7 @@ class StepSettings:
     images: bool = False
     together: int | None = None
     adapters: bool = False
+    scored: bool = True
 
     def buckets(self, spec: PoolSpec) -> Buckets:
         """Return the buckets of steps over a pool."""

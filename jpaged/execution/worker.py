@@ -56,6 +56,7 @@ class Worker:
         draft: what drafts; None = nothing does.
         programs: where the model's programs are loaded from, or collected for; None = neither.
         disk: writes blocks to disk and reads them; None = nothing does.
+        scored: whether every draw has log-probabilities, see `ModelPrograms`.
 
     Attributes:
         models: weights and programs of the model, and of what drafts.
@@ -80,6 +81,7 @@ class Worker:
         draft: DraftProgram | None = None,
         programs: ProgramStore | None = None,
         disk: BlockThread | None = None,
+        scored: bool = True,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -90,7 +92,7 @@ class Worker:
         self.programs = programs
         self._deterministic = deterministic
         told = self.compilations.begin, self.compilations.end
-        self.models = PairedModels(graphdef, params, spec, mesh, told, draft=draft, store=programs)
+        self.models = PairedModels(graphdef, params, spec, mesh, told, draft=draft, store=programs, scored=scored)
         copy = make_block_copy(spec, mesh)
         self.copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))

@@ -206,6 +206,16 @@ class Cuttable(Protocol):
 
 
 @runtime_checkable
+class HasHeadTable(Protocol):
+    """Is a model whose logits may be nothing but the product of hidden states and a table."""
+
+    def head_table(self) -> Float[Array, "vocab embed"] | None:
+        """Return the table whose rows' products with hidden states, in float32, are the logits of all tokens that can
+        be drawn, and nothing else is; None where logits are more than that, or the table is no array of floats."""
+        ...
+
+
+@runtime_checkable
 class CausalLM(Protocol):
     """What a family's NNX module offers. It is built with ``cls(config, build)``, `build` being a `BuildContext`.
 

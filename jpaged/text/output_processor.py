@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,12 @@ class OutputProcessor:
 
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
+        scored: whether outputs have a cumulative_logprob where nobody asks for log-probabilities.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, scored: bool = True) -> None:
         self.tokenizer = tokenizer
+        self.scored = scored
         self._texts: dict[int, str] = {}
 
     def whole(self, request: Request, request_id: str | None = None) -> RequestOutput:
@@ -149,6 +152,7 @@ class _Output:
         self._decoding = decoding(request.params)
         self._prompt = request.prompt_token_ids
         self._index = index
+        self._scored = processor.scored or request.num_top > 0
         self._decoder: IncrementalDecoder | None = None
         self._text = ""
         self._token_ids: list[int] = []
@@ -182,12 +186,18 @@ class _Output:
             index=self._index,
             text=self._text[first_character:],
             token_ids=self._token_ids[first_token:],
-            cumulative_logprob=0.0 if last is None else last.cumulative_logprob,
+            cumulative_logprob=self._cumulative_logprob,
             finish_reason=None if last is None else last.finish_reason,
             stop_reason=None if last is None else last.stop_reason,
             score=None if last is None else last.score,
             logprobs=None if self._logprobs is None else self._logprobs[first_token:],
         )
+
+    @property
+    def _cumulative_logprob(self) -> float:
+        if not self._scored:
+            return math.nan
+        return 0.0 if self._last is None else self._last.cumulative_logprob
 
     def _decode(self, new: NewTokens) -> str:
         """Return the text that new tokens settle."""

@@ -27,5 +27,10 @@ def rank(
         values, ids = lax.top_k(logits, top)
         return ranks, ids, values - jax.nn.logsumexp(logits, axis=1, keepdims=True)
 
-    nothing = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top), logits.dtype)
+    nothing = no_ranking(rows, top)
     return nothing if asked is False else lax.cond(asked, ranking, lambda: nothing)
+
+
+def no_ranking(rows: int, top: int) -> Ranking:
+    """Return what `rank` does for rows that nobody asks about."""
+    return jnp.zeros(rows, jnp.int32), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top), jnp.float32)

@@ -1,5 +1,8 @@
 """Draws after the step, from the logits of the rows that are sampled. Jitted once a number of rows and variant.
 
+Where nobody wants a score and the head's table has a screen, the plain variant finds tokens without their logits, see
+`jpaged.execution.sampling.screened_head`.
+
 Kept apart from the step for two reasons: the head is computed for as many rows as are sampled, whatever bucket the
 step ran in, and a batch of plain greedy rows, the commonest, gets a program without branches (XLA:CPU fuses the
 reductions over the vocabulary badly around them).
@@ -18,8 +21,10 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.mesh import row_impl
 from jpaged.execution.replicas import Kind, each_replica, own_sharding
-from jpaged.execution.sampling.ranking import rank
+from jpaged.execution.sampling.ranking import no_ranking, rank
 from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, sample
+from jpaged.execution.sampling.screened_head import screened_tokens
+from pallas_kernels.screened_argmax import Screen
 
 
 class StepOutput(NamedTuple):
@@ -27,7 +32,7 @@ class StepOutput(NamedTuple):
 
     Attributes:
         tokens: sampled ids.
-        logprobs: their log-probabilities.
+        logprobs: their log-probabilities; 0 where they were found without logits.
         ranks: their places among all tokens by probability, from 1.
         top_tokens, top_logprobs: the most likely tokens, best first. They and `ranks` mean something only where a
             row asked for them; no columns in the plain variant.
@@ -41,12 +46,12 @@ class StepOutput(NamedTuple):
 
 
 def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
-    """Return the function ``sample_step(params, hidden, args, last_tokens, top=...) -> StepOutput``.
+    """Return the function ``sample_step(params, hidden, args, last_tokens, screen=None, top=...) -> StepOutput``.
 
     `hidden`, ``[max_num_seqs, embed]``, comes from the step; as many of its rows are sampled as `args` has.
     `last_tokens` were sampled in the step before. `top` is how many of the most likely tokens a row can ask for.
     With ``top=0``, the plain variant, every row takes its most likely token and only the number of rows in `args`
-    counts.
+    counts; with a `screen` of the head's table too, it computes no logits and no log-probabilities.
     """
     impl = row_impl(mesh)
 
@@ -55,18 +60,26 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         hidden: Float[Array, "max_seqs embed"],
         args: SamplingArrays,
         last_tokens: Int[Array, " max_seqs"],
+        screen: Screen | None,
         top: int,
     ) -> StepOutput:
-        rows = args.temperature.shape[0]
-        logits = nnx.merge(graphdef, params).logits(hidden[:rows], (args.position > 0).sum())
+        rows, model, live = args.temperature.shape[0], nnx.merge(graphdef, params), (args.position > 0).sum()
+        if screen is not None and not top:
+            tokens = screened_tokens(model, hidden[:rows], screen, live)
+            unscored = StepOutput(tokens, jnp.zeros(rows, jnp.float32), *no_ranking(rows, 0))
+            return jax.tree.map(partial(_pad_rows, hidden.shape[0]), unscored)
+        logits = model.logits(hidden[:rows], live)
         tokens, logprobs = sample(logits, args, last_tokens, impl) if top else most_likely(logits, impl)
         asked = jnp.any(args.ranked) if top else False
         ranked = rank(logits, tokens, top, asked)
         return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))
 
-    def sample_steps(params: Any, hidden: Array, args: SamplingArrays, last_tokens: Array, *, top: int) -> StepOutput:
-        takes: tuple[Kind, ...] = ("shared", "own", "own", "own")
-        return each_replica(partial(sample_step, top=top), mesh, takes, "own")(params, hidden, args, last_tokens)
+    def sample_steps(
+        params: Any, hidden: Array, args: SamplingArrays, last_tokens: Array, screen: Screen | None = None, *, top: int
+    ) -> StepOutput:
+        takes: tuple[Kind, ...] = ("shared", "own", "own", "own", "shared")
+        draw = each_replica(partial(sample_step, top=top), mesh, takes, "own")
+        return draw(params, hidden, args, last_tokens, screen)
 
     return jax.jit(sample_steps, static_argnames=("top",), out_shardings=own_sharding(mesh))
 

@@ -104,6 +104,7 @@ class _Completion:
             extra["prompt_logprobs"] = min(wanted) if min(wanted) < 0 else max(wanted)  # -1 is all there are
         if body.best_of is not None:
             extra["n"] = body.best_of
+            extra.setdefault("logprobs", 0)  # the outputs are told apart by what the engine may leave out otherwise
         if body.max_tokens is not None:
             extra["max_tokens"] = max(1, body.max_tokens)
         return body.sampling_params(self._serving.engine.get_default_sampling_params(), **extra)

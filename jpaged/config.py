@@ -147,11 +147,11 @@ class EngineConfig:
             kv_budget, replicas and several hosts.
         watermark: share of the pool kept free at admission, so that running sequences can grow.
         max_logprobs: most tokens that a request's `logprobs` may ask for; -1 = up to the whole vocabulary.
-        cumulative_logprobs: whether every output has its cumulative_logprob. False: it is nan where a request asks for
-            no `logprobs` and has no beams, and steps whose sequences all take their most likely token need no logits
-            where one CPU with VNNI and Numba holds the vocabulary's table in float32: a copy in 8 bits, a quarter of
-            its memory, tells the few words that may be the most likely one, and only these are multiplied. The tokens
-            are the same. `jpaged serve` asks for it, but with compiled_programs.
+        cumulative_logprobs: whether every output has its cumulative_logprob. By default it is None, as vLLM's is, where
+            a request asks for no `logprobs` and has no beams, and steps whose sequences all take their most likely
+            token need no logits where one CPU with VNNI and Numba holds the vocabulary's table in float32: a copy in 8
+            bits, a quarter of its memory, tells the few words that may be the most likely one, and only these are
+            multiplied. The tokens are the same.
         seed: seed from which the seeds of requests that bring none are drawn.
         enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
             when a step first has it.
@@ -210,7 +210,7 @@ class EngineConfig:
     speculative: Speculative | None = None
     watermark: float = 0.01
     max_logprobs: int = 20
-    cumulative_logprobs: bool = True
+    cumulative_logprobs: bool = False
     seed: int = 0
     enforce_eager: bool = False
     background_compilation: bool = False

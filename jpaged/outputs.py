@@ -55,7 +55,8 @@ class CompletionOutput:
         text: the generated text.
         token_ids: the generated tokens.
         cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
-            before any truncation); nan where nobody asked for it, see ``cumulative_logprobs`` of `jpaged.LLM`.
+            before any truncation); None where nobody asked for it: the request has no `logprobs` and the engine no
+            ``cumulative_logprobs``.
         finish_reason: why the sequence ended; None while it goes on.
         stop_reason: the stop string or stop token that ended it, or why it was aborted where its structured_outputs
             could not go on; None for end-of-sequence or length.
@@ -67,7 +68,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    cumulative_logprob: float
+    cumulative_logprob: float | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None

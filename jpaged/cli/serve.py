@@ -116,9 +116,7 @@ def serve(
             log_prompts=log_prompts,
         )
         check_address(settings)
-    # Answers show no sum of log-probabilities; a folder of programs has the samplers of an engine that gives it.
-    scored = engine.compiled_programs is not None
-    llm = engine.build(model, background_compilation=warmup is None, cumulative_logprobs=scored)
+    llm = engine.build(model, background_compilation=warmup is None)
     if warmup:
         llm.warmup()
     raise typer.Exit(_run(llm, settings, run_server))

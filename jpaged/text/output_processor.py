@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -194,9 +193,9 @@ class _Output:
         )
 
     @property
-    def _cumulative_logprob(self) -> float:
+    def _cumulative_logprob(self) -> float | None:
         if not self._scored:
-            return math.nan
+            return None
         return 0.0 if self._last is None else self._last.cumulative_logprob
 
     def _decode(self, new: NewTokens) -> str:

@@ -22,8 +22,8 @@ SECONDS = 120
 
 
 def make_llm(folder):
-    """The engine of all tests, as `jpaged serve` has it: its pool holds a few long requests."""
-    return LLM(folder, kv_cache_memory_bytes=2**23, cumulative_logprobs=False, **SETTINGS)
+    """The engine of all tests: its pool holds a few long requests."""
+    return LLM(folder, kv_cache_memory_bytes=2**23, **SETTINGS)
 
 
 class LiveServer:

@@ -34,9 +34,7 @@ def main() -> None:
     head = ("96 drawn tokens", "engine, trainer", *(f"{who}, float64" for who in ("engine", "trainer", "transformers")))
     print("| " + " | ".join(head) + " | next weights |\n|" + "---|" * (1 + len(head)))
     rows = {name: _compared(name) for name in names}
-    print(
-        "\n| relative change of hidden states after layers | " + " | ".join(rows) + " |\n|" + "---|" * (1 + len(rows))
-    )
+    print("\n| layers | " + " | ".join(rows) + " |\n|" + "---|" * (1 + len(rows)))
     for depth in range(max(len(growth) for growth in rows.values())):
         cells = (_cell(growth[depth]) if depth < len(growth) else "" for growth in rows.values())
         print(f"| {depth} | " + " | ".join(cells) + " |")

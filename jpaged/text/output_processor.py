@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from jpaged.scheduling import Request
@@ -125,7 +125,7 @@ class OutputBuilder:
             BeamSearchSequence(
                 tokens=(tokens := prompt + output.token_ids),
                 text=None if tokenizer is None else tokenizer.decode(tokens),
-                cum_logprob=output.cumulative_logprob,
+                cum_logprob=cast(float, output.cumulative_logprob),  # beams are ranked by it
                 finish_reason=output.finish_reason,
                 stop_reason=output.stop_reason,
             )

@@ -125,7 +125,7 @@ class _Completion:
     def _best(self, outputs: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
         if self._body.best_of is None:
             return outputs
-        return sorted(outputs, key=lambda one: -one.cumulative_logprob / max(1, len(one.token_ids)))[: self._body.n]
+        return sorted(outputs, key=_mean_logprob, reverse=True)[: self._body.n]
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         body, generated = self._body, self._body.max_tokens != 0
@@ -203,3 +203,9 @@ class _Completion:
         if counted.include:
             yield event({"choices": [], "usage": counted.now()})
         yield DONE
+
+
+def _mean_logprob(output: CompletionOutput) -> float:
+    """Return how likely an output's tokens are on the average, by which `best_of` chooses."""
+    assert output.cumulative_logprob is not None, "whoever asks for the best outputs asks for log-probabilities"
+    return output.cumulative_logprob / max(1, len(output.token_ids))

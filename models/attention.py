@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from .layers import RMSNorm
 from .linear import Linear
 from .parameters import constant_param
 from .rope import RotaryTables, rotate, rotate_by_product
+from .shards import each_shard
 from .stack import Shared
 
 
@@ -108,11 +110,13 @@ class Attention(nnx.Module):
         self.shares_kv = shares_kv
         self.gated = gated
         self.heads = heads
-        # A TPU takes longer for several small operations than for one that carries the values along; a GPU launches one
-        # kernel in the place of three, and a CPU makes one pass. XLA cannot cut a GPU's launch for shards.
+        # A GPU launches one kernel in the place of three, a TPU one in the place of five operations, and a CPU makes
+        # one pass. XLA cannot cut a GPU's launch for shards; a TPU's is made by each. What a TPU's kernel does not take
+        # is rotated by a product that carries the values along: it takes longer for several small operations.
         plain = self.q_norm is None and v_norm is None and not (shares_kv or gated or values_are_keys)
         self.rotates_together = plain and build.product_impl in ("tpu", "tpu_interpret")
-        whole = build.product_impl == "cpu" or (build.product_impl == "gpu" and build.tensor_parallel == 1)
+        whole = build.product_impl in ("cpu", "tpu", "tpu_interpret")
+        whole = whole or (build.product_impl == "gpu" and build.tensor_parallel == 1)
         self.rotates_by = build.product_impl if plain and whole else None
         self.scale = scale
         self.soft_cap = soft_cap
@@ -144,8 +148,13 @@ class Attention(nnx.Module):
     ) -> tuple[Array, Array | None, Array | None]:
         """Return the queries, keys and values, normed and rotated; no keys and values where those of another layer are
         shared."""
-        if tables is not None and self.rotates_by is not None and takes(fused.dtype, self.rotates_by):
-            return rotated_heads(fused, *tables, impl=self.rotates_by)
+        if tables is not None and self._rotates_in_one_launch(fused, tables):
+            assert self.rotates_by is not None
+            turn: Callable[..., tuple[Array, Array, Array]] = partial(rotated_heads, impl=self.rotates_by)
+            if self.rotates_together:
+                heads = P(None, TENSOR_AXIS)
+                turn = each_shard(turn, (heads, P(), P()), heads)
+            return turn(fused, *tables)
         if tables is not None and self.rotates_together:
             fused, tables = rotate_by_product(fused, tables, still=1), None
         q = self._placed(fused[:, :, : self.heads.layout.q_per_kv], self.q_norm, tables)
@@ -153,6 +162,11 @@ class Attention(nnx.Module):
             return q, None, None
         k, v = fused[:, :, -1 if self.values_are_keys else -2], fused[:, :, -1]
         return q, self._placed(k, self.k_norm, tables), v if self.v_norm is None else self.v_norm(v)
+
+    def _rotates_in_one_launch(self, fused: Array, tables: RotaryTables) -> bool:
+        """Tell whether a kernel takes the joined heads apart and rotates them."""
+        half = tables[0].shape[1]
+        return self.rotates_by is not None and takes(fused.dtype, self.rotates_by, shape=fused.shape, half=half)
 
     def _placed(self, x: Array, norm: RMSNorm | HeadsNorm | None, tables: RotaryTables | None) -> Array:
         """Return the queries or keys, normed and rotated to their positions."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -123,6 +124,8 @@ class Decoder(nnx.Module):
         hidden = self.embed(tokens, positions, live_rows)
         own = self.per_layer(tokens, hidden, live_rows)
         shared = replace(self.shared(positions, live_rows), per_layer=own)
+        if self.layers.stacked:  # XLA:TPU would compute sines in each layer anew, as their angles take less memory
+            shared = replace(shared, tables=jax.lax.optimization_barrier(shared.tables))
         if isinstance(self.image_group, ImageGroup):
             take: TakeImages = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)

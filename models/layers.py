@@ -22,6 +22,7 @@ from pallas_kernels.row_ops import add_rms_norm, gated, rms_norm
 from . import weights as convert
 from .linear import Linear, LiveRows
 from .parameters import constant_param
+from .shards import each_shard
 from .stack import Sum
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -61,7 +62,12 @@ class RMSNorm(nnx.Module):
         """Return the sum, added up, and its norm; where nothing is to be added, `x` and its norm."""
         if not isinstance(x, Sum):
             return x, self(x)
-        return add_rms_norm(x.hidden, x.rest, self._scale, self.eps, offset=self.offset, impl=self.impl)
+        add: Callable[..., tuple[Array, Array]] = partial(
+            add_rms_norm, eps=self.eps, offset=self.offset, impl=self.impl
+        )
+        if self.impl in ("tpu", "tpu_interpret"):  # XLA cannot split a launch, so each shard makes it for all rows
+            add = each_shard(add, P(), P())
+        return add(x.hidden, x.rest, self._scale)
 
     @property
     def _scale(self) -> Float[Array, " size"] | None:

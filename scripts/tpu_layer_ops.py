@@ -4,9 +4,10 @@
     python scripts/tpu_layer_ops.py --devices v5e-8 --models llama-3.1-8b
 
 A row has the operations of the loop over layers, those that are the same for all layers, the copies between HBM and
-VMEM that are made meanwhile, sorts, gathers, the compiler's estimate of the operations' cycles, and the share of
-products with weights in it (`layer_ops.py`). Kernels and all-reduces have no estimate, and the time that DMAs take is
-in none. The batch is one of 64 sequences: a token each, or 512 in all. On a tpu7x an all-reduce is four operations.
+VMEM that are made meanwhile, sorts, gathers, the compiler's estimate of the operations' cycles with those of kernels
+that stand in the place of XLA's operations, these alone, and the share of products with weights in all
+(`layer_ops.py`). Kernels of the pool and all-reduces have no estimate, and the time that DMAs take is in none. The
+batch is one of 64 sequences: a token each, or 512 in all. On a tpu7x an all-reduce is four operations.
 
 It needs libtpu: outside an environment that has it, `scripts/aot_env.sh` makes one (``--env``) and the script runs
 again there.
@@ -32,7 +33,8 @@ SHAPES = ROOT / "jpaged" / "planning" / "shapes"
 FAMILIES = {"llama": "models.llama:Llama", "qwen3": "models.llama:Llama", "gemma3_text": "models.gemma3:Gemma3"}
 """Where a model type's module is: in an environment without jpaged no entry point says it."""
 COLUMNS = (
-    "device | model | step | operations | the same for all | copies | sorts | gathers | cycles | products | compile s"
+    "device | model | step | operations | the same for all | copies | sorts | gathers | cycles | row kernels | products"
+    " | compile s"
 )
 SEQS, CONTEXT, TOKENS, BLOCK = 64, 8192, 512, 128
 POOL_BYTES = 2 << 30
@@ -71,7 +73,10 @@ def main() -> None:
 
 def row(found: dict[str, int]) -> str:
     """Return a table's row of what `layer_ops` found."""
-    counts = (found[name] for name in ("operations", "the same for all layers", "copies", "sorts", "gathers", "cycles"))
+    counts = (
+        found[name]
+        for name in ("operations", "the same for all layers", "copies", "sorts", "gathers", "cycles", "row kernels")
+    )
     figures = " | ".join(f"{count:,}" for count in counts)
     return f"{figures} | {found['products'] / found['cycles']:.2f}"
 

@@ -1,8 +1,8 @@
 """Takes a layer's joined Q, K and V apart and rotates queries and keys (RoFormer, Su et al., 2021), in one launch.
 
-`rotated_heads` picks `reference` (plain jnp), `gpu` (Triton) or `cpu` (Numba). XLA makes three kernels of it on a GPU:
-one for queries, one for keys, and a copy of the values, as a kernel that is called takes its operands whole. On a CPU
-it makes several passes, mostly on one core.
+`rotated_heads` picks `reference` (plain jnp), `gpu` (Triton), `tpu` (Mosaic) or `cpu` (Numba). XLA makes three kernels
+of it on a GPU: one for queries, one for keys, and a copy of the values, as a kernel that is called takes its operands
+whole. On a TPU it makes five operations, on a CPU several passes, mostly on one core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Array, DTypeLike, Float
 
 from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.platform import Impl
-from pallas_kernels.rotated_heads import reference
+from pallas_kernels.rotated_heads import reference, tpu
 
 __all__ = ["RotatedHeads", "rotated_heads", "takes"]
 
@@ -40,11 +40,11 @@ def rotated_heads(
     Args:
         joined: for each KV head its queries, its key and its value.
         cos, sin: of the angles, float32; ``2 * half`` is at most head_dim.
-        impl: ``cpu`` needs Numba; both it and ``gpu`` need a dtype that `takes` names, and unsharded operands.
+        impl: ``cpu`` needs Numba; all but the reference need what `takes` names, and unsharded operands.
 
     Raises:
-        ValueError: `impl` is none of the three, there are fewer than three rows a KV head, or more pairs than fit in a
-            head.
+        ValueError: `impl` is none of these, there are fewer than three rows a KV head, more pairs than fit in a head,
+            or the heads are not such as a TPU's kernel takes.
     """
     rows, head_dim = joined.shape[2:]
     if rows < 3:
@@ -57,13 +57,22 @@ def rotated_heads(
         from pallas_kernels.rotated_heads import cpu
 
         return cpu.rotated_heads(joined, cos, sin)
+    if impl in ("tpu", "tpu_interpret"):
+        return tpu.rotated_heads(joined, cos, sin, interpret=impl == "tpu_interpret")
     if impl != "gpu":
-        raise ValueError(f"impl={impl!r} is not 'reference', 'cpu' or 'gpu'")
+        raise ValueError(f"impl={impl!r} is not 'reference', 'cpu', 'tpu', 'tpu_interpret' or 'gpu'")
     from pallas_kernels.rotated_heads import gpu  # imports triton, which only a GPU's environment has
 
     return gpu.rotated_heads(joined, cos, sin)
 
 
-def takes(dtype: DTypeLike, impl: Impl) -> bool:
-    """Tell whether `impl` has heads of this dtype, on the GPU that is compiled for where it is ``gpu``."""
+def takes(dtype: DTypeLike, impl: Impl, *, shape: tuple[int, ...] | None = None, half: int = 0) -> bool:
+    """Tell whether `impl` has heads of this dtype, on the GPU that is compiled for where it is ``gpu``.
+
+    Args:
+        shape: of the joined heads; a TPU's kernel takes none that it is not told.
+        half: pairs of a head, told with `shape`.
+    """
+    if impl in ("tpu", "tpu_interpret"):
+        return shape is not None and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float32) and tpu.takes(shape, half)
     return multiplies(dtype) if impl == "gpu" else impl == "cpu" and jnp.dtype(dtype) == jnp.float32

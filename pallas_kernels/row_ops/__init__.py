@@ -1,7 +1,8 @@
 """Computes what stands between products, row by row: norms, sums before them, gates, maxima of logits.
 
 XLA fuses these into few operations on accelerators. On a CPU it makes several passes, mostly on one core, with a
-slow exponential; `cpu` makes one pass of each on all cores. Rows do not meet.
+slow exponential; `cpu` makes one pass of each on all cores. `tpu` makes one launch of an addition and its norm, where
+XLA makes three operations. Rows do not meet.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.platform import Impl
-from pallas_kernels.row_ops import cpu
+from pallas_kernels.row_ops import cpu, tpu
 
 __all__ = ["add_rms_norm", "gated", "largest", "rms_norm"]
 
@@ -49,7 +50,14 @@ def add_rms_norm(
     offset: float = 0.0,
     impl: Impl = "xla",
 ) -> tuple[Float[Array, "*batch size"], Float[Array, "*batch size"]]:
-    """Return ``x + more`` and its `rms_norm`."""
+    """Return ``x + more`` and its `rms_norm`.
+
+    Args:
+        impl: ``tpu`` needs unsharded operands, and leaves what `tpu.takes` does not name, or has no scale, to XLA. For
+            ``cpu`` see `rms_norm`.
+    """
+    if impl in ("tpu", "tpu_interpret") and scale is not None and tpu.takes(x, more):
+        return tpu.add_rms_norm(x, more, scale, eps, offset, interpret=impl == "tpu_interpret")
     if impl == "cpu" and scale is not None and cpu.takes(x) and cpu.takes(more):
         return cpu.add_rms_norm(x, more, scale, eps, offset)
     total = x + more

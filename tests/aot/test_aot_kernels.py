@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from environments import run_program
+from environments import ROOT, run_program
 
 pytestmark = pytest.mark.aot
 
@@ -50,3 +50,12 @@ def test_attention_compiles_within_the_memory_of_every_tpu(attention_programs, n
     """The compiler refuses a kernel that does not fit VMEM or scalar memory; in HBM it copies no pool."""
     sizes = attention_programs[name]
     assert sizes["temp"] < 0.1 * sizes["view"]
+
+
+def test_no_kernel_of_rows_takes_more_cycles_than_a_layer_is_counted_with():
+    """`layer_ops.ROW_KERNELS` says so for every chip; v5e and v5p have the fewest and the most."""
+    table = run_program("tpu", str(ROOT / "scripts" / "tpu_row_kernels.py"), "--targets", "v5e", "v5p")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert len(rows) == 2 * 2 * 2
+    for *_, each, counted in rows:
+        assert 0 < float(each) <= float(counted)

@@ -35,9 +35,27 @@ def test_operations_that_need_only_what_the_loop_does_not_change_are_told_apart(
     assert counted == {
         "operations": 5,
         "cycles": 23824,
+        "row kernels": 0,
         "products": 20000,
         "sorts": 1,
         "gathers": 0,
         "copies": 1,
         "the same for all layers": 2,
     }
+
+
+def test_a_kernel_in_the_place_of_operations_is_counted_by_its_numbers_and_one_of_the_pool_is_not():
+    """64 x 4096 numbers are 128 times 16 x 128, and 64 x 768 are 24 times."""
+    operations = """
+  %hidden = (bf16[64,4096]{1,0}, bf16[64,4096]{1,0}) get-tuple-element(%carry), index=1
+  %sum = bf16[64,4096]{1,0:T(8,128)S(1)} get-tuple-element(%carry), index=3
+  %heads = bf16[64,768]{1,0} get-tuple-element(%carry), index=4
+  %add_rms_norm.2 = (bf16[64,4096]{1,0}, bf16[64,4096]{1,0}) custom-call(%sum, %hidden), custom_call_target="x"
+  %rotated_heads.1 = (bf16[64,1,4,128]{3,2,1,0}, bf16[1]{0}) custom-call(%heads, %table), custom_call_target="x"
+  %kv_write.1 = bf16[1024,32]{1,0} custom-call(%heads, %table), custom_call_target="x"
+"""
+    with_kernels = layer_ops(LOOP.replace("  %one = ", operations + "  %one = "))
+    kernels = 1800 + 12 * 128 + 1800 + 18 * 24
+    assert with_kernels["row kernels"] == kernels
+    assert with_kernels["cycles"] == 23824 + kernels
+    assert with_kernels["operations"] == 5 + 3

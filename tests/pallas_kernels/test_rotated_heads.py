@@ -1,4 +1,5 @@
-"""Joined queries, keys and values are taken apart and rotated, on a CPU too; tests/aot tries the Triton kernel."""
+"""Joined queries, keys and values are taken apart and rotated, on a CPU and as a TPU does; tests/aot tries the Triton
+kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tpu_interpreter import run_recording_races
 
 from jpaged_models.rope import rotate
-from pallas_kernels.rotated_heads import rotated_heads, takes
+from pallas_kernels.rotated_heads import rotated_heads, takes, tpu
 
 
 def inputs(tokens=3, kv_heads=2, group=4, head_dim=16, half=8, dtype="float32"):
@@ -49,5 +51,44 @@ def test_a_loop_of_a_cpu_turns_queries_and_keys_and_leaves_values(width, half):
 def test_half_precision_on_a_cpu_and_other_versions_are_not_taken():
     assert takes("float32", "cpu") and not takes("bfloat16", "cpu")
     assert not takes("float32", "tpu")
-    with pytest.raises(ValueError, match="impl='tpu' is not"):
-        rotated_heads(*inputs(), impl="tpu")
+    with pytest.raises(ValueError, match="impl='xla' is not"):
+        rotated_heads(*inputs(), impl="xla")
+
+
+def assert_rotated(got, given):
+    """Queries and keys may differ by their last rounding."""
+    q, k, v = rotated_heads(*given, impl="reference")
+    step = 2**-7 if q.dtype == jnp.bfloat16 else 2**-22
+    for ours, want in zip(got[:2], (q, k), strict=True):
+        assert ours.shape == want.shape and ours.dtype == want.dtype
+        np.testing.assert_allclose(ours.astype(jnp.float32), want.astype(jnp.float32), rtol=step, atol=step)
+    np.testing.assert_array_equal(got[2].astype(jnp.float32), v.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("tokens", "kv_heads", "group", "head_dim"), [(8, 1, 4, 128), (64, 2, 1, 128), (144, 1, 3, 256), (24, 3, 5, 128)]
+)
+def test_a_tpu_turns_queries_and_keys_and_leaves_values(tokens, kv_heads, group, head_dim, dtype):
+    given = inputs(tokens, kv_heads, group, head_dim, head_dim // 2, dtype)
+    assert takes(dtype, "tpu_interpret", shape=given[0].shape, half=head_dim // 2)
+    assert_rotated(jax.jit(lambda *a: rotated_heads(*a, impl="tpu_interpret"))(*given), given)
+
+
+def test_a_tpu_turns_tiles_of_tokens_without_a_race():
+    given = inputs(192, 2, 4, 128, 64, "bfloat16")
+    got, races = run_recording_races(tpu.rotated_heads, *given)
+    assert not races
+    assert_rotated(got, given)
+
+
+@pytest.mark.parametrize(
+    ("shape", "half"),
+    [((9, 1, 3, 128), 64), ((8, 1, 3, 64), 32), ((8, 1, 3, 128), 32)],
+    ids=["too few tokens", "narrow heads", "part of a head"],
+)
+def test_a_tpus_kernel_takes_whole_registers_that_turn(shape, half):
+    assert not takes("bfloat16", "tpu", shape=shape, half=half)
+    given = inputs(*shape[:2], shape[2] - 2, shape[3], half)
+    with pytest.raises(ValueError, match=rf"with {half} pairs each are no whole registers"):
+        rotated_heads(*given, impl="tpu")

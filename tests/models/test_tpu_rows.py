@@ -1,0 +1,15 @@
+"""On TPUs a layer's additions with their norms, and its rotations, are launches that each shard makes for itself."""
+
+from pathlib import Path
+
+import pytest
+from on_devices import printed_on_devices
+
+PROGRAM = Path(__file__).with_name("tpu_rows_program.py")
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_layer_calls_a_tpus_kernels_of_rows_and_computes_the_same(devices):
+    result = printed_on_devices(devices, PROGRAM)
+    assert sorted(result["kernels"]) == ["add_rms_norm", "add_rms_norm", "rotated_heads"]
+    assert result["error"] < 1e-5

@@ -1,0 +1,61 @@
+"""A TPU's launch of an addition and its norm, run by Pallas' interpreter, against what XLA makes of them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tpu_interpreter import run_recording_races
+
+from pallas_kernels.row_ops import add_rms_norm, tpu
+
+EPS = 1e-5
+
+
+def operands(rows, size, dtype, seed=0):
+    random = np.random.default_rng(seed)
+    x, more = (jnp.asarray(random.normal(size=(rows, size)), dtype) for _ in range(2))
+    return x, more, jnp.asarray(random.normal(size=size), dtype)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "size"), [(8, 128), (16, 384), (24, 256), (64, 128), (144, 4096)])
+def test_a_sum_and_its_norm_are_xlas(rows, size, dtype, offset):
+    given = operands(rows, size, dtype)
+    total, normed = jax.jit(partial(add_rms_norm, eps=EPS, offset=offset, impl="tpu_interpret"))(*given)
+    want_total, want = jax.jit(partial(add_rms_norm, eps=EPS, offset=offset, impl="xla"))(*given)
+    assert total.dtype == normed.dtype == dtype
+    np.testing.assert_array_equal(total, want_total)
+    np.testing.assert_allclose(
+        normed.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-7 if dtype == "bfloat16" else 2e-6, atol=1e-6
+    )
+
+
+def test_a_rows_bits_depend_on_no_other_row():
+    x, more, scale = operands(64, 256, "bfloat16")
+    add = jax.jit(partial(add_rms_norm, eps=EPS, impl="tpu_interpret"))
+    together, alone = add(x, more, scale), add(x[48:], more[48:], scale)
+    for all_rows, some in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(np.asarray(all_rows, np.float32)[48:], np.asarray(some, np.float32))
+
+
+def test_tiles_of_rows_are_added_and_normed_without_a_race():
+    given = operands(288, 4096, "bfloat16")
+    got, races = run_recording_races(lambda *a, interpret: tpu.add_rms_norm(*a, EPS, 0.0, interpret=interpret), *given)
+    assert not races
+    for ours, xlas in zip(got, add_rms_norm(*given, EPS), strict=True):
+        np.testing.assert_allclose(ours.astype(jnp.float32), xlas.astype(jnp.float32), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "size", "dtype"), [(9, 128, "float32"), (8, 96, "float32"), (8, 128, "float16")])
+def test_what_fills_no_registers_is_left_to_xla(rows, size, dtype):
+    x, more, scale = operands(rows, size, dtype)
+    assert not tpu.takes(x, more)
+    for ours, xlas in zip(
+        add_rms_norm(x, more, scale, EPS, impl="tpu_interpret"), add_rms_norm(x, more, scale, EPS), strict=True
+    ):
+        np.testing.assert_array_equal(ours, xlas)
+    with pytest.raises(ValueError, match=rf"rows of \({rows}, {size}\) {dtype}"):
+        tpu.add_rms_norm(x, more, scale, EPS, 0.0)

@@ -138,10 +138,11 @@ class Attention(nnx.Module):
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
         sinks = None if self.sinks is None else self.sinks[...].reshape(layout.kv_heads, layout.q_per_kv)
-        cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks)
+        options: dict[str, Any] = {} if shared.read is None else {"last_keys": shared.read.last_keys}
+        cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks, **options)
         if self.gated:
             mixed = mixed * jax.nn.sigmoid(fused[:, :, layout.q_per_kv : 2 * layout.q_per_kv])
-        return self.out(mixed.astype(x.dtype).reshape(x.shape[0], -1), shared.live_rows), cache
+        return self.out(mixed.astype(x.dtype).reshape(x.shape[0], -1), shared.read_rows), cache
 
     def _parts(
         self, fused: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables | None

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.model_api import (
     TENSOR_AXIS,
@@ -29,7 +29,7 @@ from . import weights as convert
 from .layers import LayerNorm, RMSNorm
 from .linear import Embedding, LiveRows
 from .rope import Rotary
-from .stack import LayerKind, LayerStack, MakeLayer, Shared
+from .stack import LayerKind, LayerStack, MakeLayer, Read, Shared
 
 
 class Decoder(nnx.Module):
@@ -46,6 +46,10 @@ class Decoder(nnx.Module):
 
     image_group: ImageGroup | CrossAttentionGroup | None = None
     """What the model keeps of images, where it takes any; see `jpaged.model_api.SeesImages`."""
+
+    leaves_out_unread = False
+    """Whether the layers leave out what nobody reads of the last one's results, see
+    `jpaged.model_api.LeavesOutUnread`."""
 
     _has_experts = False
     """Whether `BuildContext.expert_parallel` means something."""
@@ -120,12 +124,17 @@ class Decoder(nnx.Module):
         cache: Any,
         attend: Attend,
         live_rows: LiveRows = None,
+        read: Bool[Array, " tokens"] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         hidden = self.embed(tokens, positions, live_rows)
         own = self.per_layer(tokens, hidden, live_rows)
         shared = replace(self.shared(positions, live_rows), per_layer=own)
         if self.layers.stacked:  # XLA:TPU would compute sines in each layer anew, as their angles take less memory
             shared = replace(shared, tables=jax.lax.optimization_barrier(shared.tables))
+        if read is not None and live_rows is not None:
+            number = jnp.max(jnp.where(read, jnp.arange(1, len(read) + 1, dtype=jnp.int32), 0))
+            last = Read(jnp.where(read, positions, -1), jnp.minimum(number, live_rows))
+            shared = replace(shared, every=Read(positions, live_rows), read=last, last=self.layers.depth - 1)
         if isinstance(self.image_group, ImageGroup):
             take: TakeImages = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)

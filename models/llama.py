@@ -73,7 +73,7 @@ class LlamaLayer(nnx.Module):
         hidden, normed = self.input_norm.of_sum(hidden)
         mixed, cache = self.attention(normed, shared, cache, ref, attend)
         hidden, normed = self.post_norm.of_sum(Sum(hidden, mixed))
-        return Sum(hidden, self.mlp(normed, shared.live_rows)), cache
+        return Sum(hidden, self.mlp(normed, shared.read_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
@@ -107,3 +107,5 @@ class Llama(Decoder):
             rotary={group.name: rotary for group in groups},
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )
+        # Loops on CPU pass rows by; other devices compute the rows of a program's shape, whatever is read of them.
+        self.leaves_out_unread = build.product_impl == "cpu"

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, Recur, WeightSource
 
@@ -91,6 +91,7 @@ class Mamba2LM(Decoder):
         cache: Any,
         attend: Attend,
         live_rows: LiveRows = None,
+        read: Bool[Array, " tokens"] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
-        hidden, cache = super().__call__(tokens, positions, cache, attend, live_rows)
+        hidden, cache = super().__call__(tokens, positions, cache, attend, live_rows, read)
         return hidden.astype(self.dtype), cache

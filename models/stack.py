@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
@@ -42,6 +42,19 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+class Read:
+    """Says of which tokens anybody reads the last layer's result; what it makes of the others may be left out.
+
+    Attributes:
+        last_keys: the position of the last token that each token sees: its own, or -1 where the result is not read.
+        rows: how many rows, the first ones, hold all results that are read.
+    """
+
+    last_keys: Int[Array, " tokens"]
+    rows: Int[Array, ""]
+
+
+@dataclass(frozen=True)
 class Shared:
     """Holds what is the same for every layer of a call.
 
@@ -50,18 +63,34 @@ class Shared:
         live_rows: see `jpaged.model_api.CausalLM.__call__`.
         growth: what multiplies each token's queries, by a group's name; groups whose queries do not grow are left out.
         per_layer: vectors of each token for every layer; a layer is given its own. None where there are none.
+        every: what a layer is given as `read` where all results are read.
+        read: of which tokens the last layer's result is read; a layer is given what is read of its own. None: all.
+        last: the number of the last layer, where there is `read`.
     """
 
     tables: Mapping[str, RotaryTables | None]
     live_rows: LiveRows = None
     growth: Mapping[str, Float[Array, " tokens"]] = field(default_factory=dict)
     per_layer: Float[Array, "layers tokens width"] | Float[Array, "tokens width"] | None = None
+    every: Read | None = None
+    read: Read | None = None
+    last: int | None = None
 
     def of_layer(self, number: int | Array) -> Shared:
         """Return what layer `number` of the model is given."""
-        if self.per_layer is None:
-            return self
-        return replace(self, per_layer=jax.lax.dynamic_index_in_dim(self.per_layer, number, keepdims=False))
+        own = self
+        if self.per_layer is not None:
+            own = replace(own, per_layer=jax.lax.dynamic_index_in_dim(self.per_layer, number, keepdims=False))
+        if self.read is not None and self.every is not None:
+            is_last = number == self.last
+            keys = jnp.where(is_last, self.read.last_keys, self.every.last_keys)
+            own = replace(own, read=Read(keys, jnp.where(is_last, self.read.rows, self.every.rows)))
+        return own
+
+    @property
+    def read_rows(self) -> LiveRows:
+        """Return how many rows, the first ones, hold all of a layer's results that are read; None: all."""
+        return self.live_rows if self.read is None else self.read.rows
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("hidden", "rest"), meta_fields=())

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.large_pages import use_large_pages
 from pallas_kernels.layout import view_shape
 from pallas_kernels.paged_attention import paged_attention
 
@@ -22,6 +23,8 @@ KV_HEADS, GROUP, WIDTH, BLOCK, SECONDS = 3, 3, 64, 16, 2.5
 CASES = {
     "chunk of 64 at 3,000": (64, 1, 3000, 1),
     "chunk of 512 at 512": (512, 1, 512, 1),
+    "chunk of 512 at 3,000": (512, 1, 3000, 1),
+    "chunk of 512 at 6,000": (512, 1, 6000, 1),
     "decode of 3 at 6,000": (1, 3, 6000, 1),
     "decode of 64 at 200": (1, 64, 200, 1),
     "decode of 64 at 250, 12 layers in turn": (1, 64, 250, 12),
@@ -44,6 +47,7 @@ def measure(queries: int, seqs: int, tokens: int, layers: int, dtype: str) -> fl
     pages = -(-tokens // BLOCK)
     shape = view_shape(seqs * pages, max(4, layers), KV_HEADS, WIDTH, BLOCK, dtype)
     view = random_view(shape, dtype)
+    use_large_pages([view])  # as an engine's pool lies in them
     tables = np.full((seqs, 512), -1, np.int32)
     tables[:, :pages] = rng.permutation(seqs * pages).reshape(seqs, pages)
     starts, lens = np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, tokens, np.int32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jpaged.execution.adapter_places import AdapterPlaces
 from jpaged.execution.arrays import HostOrDevice
@@ -28,6 +28,7 @@ class StepBatch(NamedTuple):
         caches: what else each layer group needs, see `LayerCache.batch`; in the order of `PoolSpec.caches`.
         sample_at: token row whose hidden state each sampled row starts from; as wide as the engine's batch, so
             that what comes after the step does not depend on its bucket.
+        reads_all: whether the hidden states of other rows than `sample_at` are read, one bool; None = they may be.
     """
 
     tokens: Int[HostOrDevice, " tokens"]
@@ -37,6 +38,7 @@ class StepBatch(NamedTuple):
     kv_lens: Int[HostOrDevice, " seqs"]
     caches: tuple[Any, ...]
     sample_at: Int[HostOrDevice, " max_seqs"]
+    reads_all: Bool[HostOrDevice, " 1"] | None = None
 
 
 class BatchBuilder:
@@ -104,6 +106,7 @@ class BatchBuilder:
             kv_lens=kv_lens,
             caches=tuple(cache.batch(host, tables[its], plans) for cache, its, plans in self._caches),
             sample_at=self._sample_at(step, query_starts),
+            reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
 
     def _refresh(self, chunk: Chunk) -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.adapters import AdapterCache
@@ -23,7 +23,7 @@ from jpaged.execution.caches.base import LayerCall, Pool
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.params import plain_dict
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
-from jpaged.model_api import TENSOR_AXIS, LayerRef
+from jpaged.model_api import TENSOR_AXIS, LayerRef, LeavesOutUnread
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.platform import Impl
 
@@ -60,8 +60,10 @@ def make_step(
         model = nnx.merge(graphdef, params)
         if prefix:  # a draft model may not know the token that stands for an image
             tokens = jnp.minimum(tokens, model.vocab_size - 1)
+        read = rows_read(model, spec, batch)
         with under_mesh(mesh):
-            hidden, pool = model(tokens, batch.positions, pool, operate, batch.query_starts[-1])
+            call = partial(model, tokens, batch.positions, pool, operate, batch.query_starts[-1])
+            hidden, pool = call() if read is None else call(read)
         return pool, hidden[batch.sample_at], hidden
 
     def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
@@ -77,6 +79,15 @@ def make_step(
         static_argnames=("decode_only",),
         out_shardings=(pool_sharding(mesh), own_sharding(mesh), own_sharding(mesh)),
     )
+
+
+def rows_read(model: Any, spec: PoolSpec, batch: StepBatch) -> Bool[Array, " tokens"] | None:
+    """Return of which rows the hidden states are read; None: of all, or the model computes all of them anyway."""
+    leaves_out = isinstance(model, LeavesOutUnread) and model.leaves_out_unread
+    if batch.reads_all is None or not leaves_out or not all(cache.leaves_out_unread for cache in spec.caches):
+        return None
+    tokens = len(batch.tokens)
+    return jnp.zeros(tokens, bool).at[batch.sample_at].set(True) | batch.reads_all
 
 
 def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, params: Any) -> Any:

@@ -62,6 +62,8 @@ class Attend(Protocol):
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
+    `last_keys` are given where a model leaves out what nobody reads (`LeavesOutUnread`): the position of the last token
+    that each token sees, which is its own, or -1 for a token whose result may be anything.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
     (it is donated). Queries are causal by position; the group's window or chunks apply by themselves.
@@ -78,6 +80,7 @@ class Attend(Protocol):
         scale: float,
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+        last_keys: Int[Array, " tokens"] | None = None,
     ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
 
 
@@ -213,6 +216,15 @@ class HasHeadTable(Protocol):
         """Return the table whose rows' products with hidden states, in float32, are the logits of all tokens that can
         be drawn, and nothing else is; None where logits are more than that, or the table is no array of floats."""
         ...
+
+
+@runtime_checkable
+class LeavesOutUnread(Protocol):
+    """What a `CausalLM` offers whose last layer need not compute what nobody reads."""
+
+    leaves_out_unread: bool
+    """Whether ``__call__`` takes `read` [tokens], bool, behind its other arguments: of which tokens the hidden states
+    are read; the others' may be anything. K and V of all tokens are written as ever."""
 
 
 @runtime_checkable

@@ -12,11 +12,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from pallas_kernels.cpu_tiles import FLOAT, LANES, VectorCode
+from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTOR, VectorCode
 from pallas_kernels.paged_attention.cpu_math import SPAN
 
 ROWS = min(8, LANES)
 """Rows whose maxima and sums are folded together."""
+
+SCALES = LANES == 16 and FEATURES.get("avx512f", False)
+"""Whether the processor has an instruction that multiplies vectors with powers of two."""
 
 _INDEX = ir.IntType(32)
 _ROW_BYTES = SPAN * FLOAT
@@ -32,17 +35,35 @@ def _same(kind: ir.VectorType, number: float) -> ir.Constant:
     return ir.Constant(kind, [number] * kind.count)
 
 
+def _scaled_power(code: VectorCode, x: ir.Value, is_normal: ir.Value) -> ir.Value:
+    """Return what `power_of_two` does, to the last bit, by AVX-512's instructions for whole parts and exponents."""
+    builder, kind, mask = code.builder, x.type, ir.IntType(LANES)
+    whole = builder.call(code.function(f"llvm.rint.v{LANES}f32", kind, [kind]), [x])
+    power = _polynomial(code, builder.fsub(x, whole))
+    scale = code.function("llvm.x86.avx512.mask.scalef.ps.512", kind, [kind, kind, kind, mask, _INDEX])
+    as_set = ir.Constant(_INDEX, 4)  # rounding, of which there is none here, is left as it is set
+    return builder.call(scale, [power, whole, _same(kind, 0.0), builder.bitcast(is_normal, mask), as_set])
+
+
+def _polynomial(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Return 2 to the x, from -1/2 to 1/2."""
+    power = _same(x.type, _POWER[-1])
+    for coefficient in _POWER[-2::-1]:
+        power = code.fma(power, x, _same(x.type, coefficient))
+    return power
+
+
 def power_of_two(code: VectorCode, x: ir.Value) -> ir.Value:
     """Return 2 to the x <= 0 of a vector; 0 where float32 has no normal number."""
     builder, kind = code.builder, x.type
     bits = ir.VectorType(_INDEX, kind.count)
     is_normal = builder.fcmp_ordered(">=", x, _same(kind, _LEAST))
+    if SCALES and kind == VECTOR:
+        return _scaled_power(code, x, is_normal)
     x = builder.select(is_normal, x, _same(kind, _LEAST))
     shifted = builder.fadd(x, _same(kind, _MAGIC))
     x = builder.fsub(x, builder.fsub(shifted, _same(kind, _MAGIC)))
-    power = _same(kind, _POWER[-1])
-    for coefficient in _POWER[-2::-1]:
-        power = code.fma(power, x, _same(kind, coefficient))
+    power = _polynomial(code, x)
     exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [23] * kind.count))
     power = builder.bitcast(builder.add(builder.bitcast(power, bits), exponent), kind)
     return builder.select(is_normal, power, _same(kind, 0.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +28,7 @@ class AttentionCache(TokenSlots):
     """Serves layers that keep K and V of each token in its block."""
 
     group: AttentionGroup
+    leaves_out_unread: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -77,8 +78,11 @@ class AttentionCache(TokenSlots):
         scale: float,
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+        last_keys: Int[Array, " tokens"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         table, slots, seen_last = call.arrays
+        if last_keys is not None:
+            seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
         plan = call.plan or AttentionPlan()
         place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, plan=plan)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)

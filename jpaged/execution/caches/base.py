@@ -153,6 +153,8 @@ class LayerCache(ABC):
     group: LayerGroup
     format: BlockFormat
     Batch: ClassVar[type[tuple[Any, ...]]]
+    leaves_out_unread: ClassVar[bool] = False
+    """Whether `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or no token's result is its own."""
 
     # ------------------------------------------------------------------ memory
 

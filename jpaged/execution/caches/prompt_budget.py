@@ -49,6 +49,7 @@ class PromptBudgetCache(FullAttentionCache):
 
     group: PromptBudgetGroup
     Batch = PromptBudgetBatch
+    leaves_out_unread = False  # a prompt's last queries choose what is kept, whoever reads their results
     one_by_one = LayerCache.one_by_one  # a prompt's last queries choose together
 
     @property
@@ -91,8 +92,15 @@ class PromptBudgetCache(FullAttentionCache):
         scale: float,
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+        last_keys: Int[Array, " tokens"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
-        """Attend, and where prompts end move what the layer keeps of them to their first slots."""
+        """Attend, and where prompts end move what the layer keeps of them to their first slots.
+
+        Raises:
+            ValueError: there are `last_keys`.
+        """
+        if last_keys is not None:
+            raise ValueError("last_keys are not taken by layers that keep a budget of each prompt's tokens")
         arrays, budgets = call.arrays, self.budgets
         band, layer = jnp.divmod(jnp.asarray(index, jnp.int32), self.pool_groups()[0].num_layers)
         place = Place(

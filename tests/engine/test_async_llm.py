@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 def warm(folder):
     """Its pool is small: four long requests do not fit at once."""
     page = LLM(folder, **SETTINGS).memory_report().page_bytes
-    llm = LLM(folder, kv_cache_memory_bytes=24 * page, **SETTINGS)
+    llm = LLM(folder, kv_cache_memory_bytes=24 * page, cumulative_logprobs=True, **SETTINGS)
     llm.warmup(use_tqdm=False)
     return llm
 

@@ -14,6 +14,7 @@ from jpaged import LLM, AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingP
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
+SCORED = replace(DRAWN, logprobs=0)
 TEXT = "the cab is far"
 SECONDS = 60  # nothing may hang
 
@@ -44,7 +45,7 @@ def outputs_of(llm, params, prompt=TEXT):
 
 @pytest.mark.parametrize("more", [{}, {"stop": "no such text"}, {"n": 3, "logprobs": 2}, {"detokenize": False}])
 def test_deltas_together_are_what_generate_returns(llm, more):
-    params = replace(DRAWN, **more)
+    params = replace(SCORED, **more)
     (whole,) = llm.generate(TEXT, params, use_tqdm=False)
     deltas = outputs_of(llm, replace(params, output_kind=RequestOutputKind.DELTA))
     assert len(deltas) > 1 and [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]

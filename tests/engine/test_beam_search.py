@@ -102,7 +102,8 @@ def test_ignore_eos_goes_on_to_max_tokens(one):
 
 
 def test_one_beam_without_end_of_sequence_is_greedy(one):
-    greedy = one.llm.generate(IDS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    greedy = one.llm.generate(IDS, params, use_tqdm=False)
     outputs = search(one.llm, BeamSearchParams(1, 12, ignore_eos=True))
     assert tokens(outputs) == tokens(greedy)
     assert outputs[0].outputs[0].cumulative_logprob == pytest.approx(greedy[0].outputs[0].cumulative_logprob)

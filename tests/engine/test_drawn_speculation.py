@@ -39,6 +39,7 @@ def model(request, tmp_path_factory):
     else:
         make_checkpoint(request.param, folder)
     of_all = SETTINGS | {"max_num_batched_tokens": 64, "deterministic": True, "state_checkpoint_interval": 16}
+    of_all["cumulative_logprobs"] = True
     plain = LLM(str(folder), **of_all)
     small = {"kv_cache_memory_bytes": PAGES[request.param] * plain.memory_report().page_bytes}
     with pytest.MonkeyPatch.context() as patch:

@@ -35,10 +35,12 @@ class ScreenedHead:
         table = jax.eval_shape(self._table, params)
         known = table is not None and screens(table.shape, table.dtype, row_impl(mesh))
         self.shapes: Screen | None = abstract_screen(*table.shape) if known else None
+        # Compiled, so that no model is made that holds arrays: its parts know each other, and would keep the memory.
+        self._make = jax.jit(lambda weights: make_screen(self._table(weights)))
 
     def screen(self, params: Any) -> Screen | None:
         """Return the screen of some weights, on their device; None where there is none."""
-        return None if self.shapes is None else make_screen(self._table(params))
+        return None if self.shapes is None else self._make(params)
 
     def _table(self, params: Any) -> Float[Array, "vocab embed"] | None:
         model = nnx.merge(self._graphdef, params)

@@ -212,7 +212,10 @@ class Shapes:
             bucket = replace(bucket, adapters=settings.adapters)
         sizes = {"max_num_seqs": settings.max_num_seqs, "max_model_len": settings.max_model_len}
         batch = empty_batch(bucket, self.spec, **sizes)
-        return empty_launch(batch, self.spec.caches) if settings.deterministic and bucket.decode_only else batch
+        if not settings.deterministic:
+            return batch
+        batch = batch._replace(reads_all=None)  # launches leave nothing out
+        return empty_launch(batch, self.spec.caches) if bucket.decode_only else batch
 
     def _rows(self, rows: int) -> SamplingArrays:
         """Return the settings of greedy rows of each replica, with masks as they lie on the device."""

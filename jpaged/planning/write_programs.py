@@ -83,11 +83,21 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         images=why_no_images(config, model, several_processes=False) is None,
         together=tokens_together(model),
         adapters=engine.adapters is not None,
+        scored=config.cumulative_logprobs or config.deterministic,
     )
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
     blocks = PoolBlocks(spec, mesh, *told, store=store)
     return Shapes(
-        model=ModelPrograms(engine.graphdef, engine.params, spec, mesh, *told, store=store, kernel_impl=engine.kernels),
+        model=ModelPrograms(
+            engine.graphdef,
+            engine.params,
+            spec,
+            mesh,
+            *told,
+            store=store,
+            kernel_impl=engine.kernels,
+            scored=settings.scored,
+        ),
         copy=Program(copy, *told, kind="copy", store=store),
         buckets=settings.buckets(spec),
         spec=spec,

@@ -100,14 +100,15 @@ def test_what_waits_for_a_full_pool_is_told_by_model_and_rate():
 
 
 def test_a_ratio_is_told_to_be_on_the_side_of_the_papers_on_which_it_is():
-    one = {"points": [], "is_least": False}
+    one = {"points": [], "is_least": False, "requests": 9}
     rows = [
-        {"shots": shots, "prefix": 80, "held": [70.0, 256.0], "name": "x", "requests": [9, 9]}
+        {"shots": shots, "prefix": 80, "held": [70.0, 256.0], "name": "x", "seconds": 9, "change": "as it is"}
         | {"systems": {PAGED: one | {"sustained": mine}, ORACLE: one | {"sustained": 10.0}}}
         for shots, mine in ((1, 19.0), (5, 30.0))
     ]
     text = " ".join(paged_sections.prefixes(rows).split())
-    assert "above the paper's with 1-shot and below the paper's with 5-shot" in text
+    assert "**1-shot**: 1.90, the paper's 1.67 is -0.23 from it" in text
+    assert "**5-shot**: 3.00, the paper's 3.58 is +0.58 from it" in text
     assert "with 80 tokens of prefix 70 tokens of its own and a region of 256" in text
 
 

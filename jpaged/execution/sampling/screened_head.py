@@ -39,8 +39,11 @@ class ScreenedHead:
         self._make = jax.jit(lambda weights: make_screen(self._table(weights)))
 
     def screen(self, params: Any) -> Screen | None:
-        """Return the screen of some weights, on their device; None where there is none."""
-        return None if self.shapes is None else self._make(params)
+        """Return the screen of some weights, on their device; None where there is none. Of weights with shapes for arrays
+        it is `shapes`."""
+        if self.shapes is None or isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
+            return self.shapes
+        return self._make(params)
 
     def _table(self, params: Any) -> Float[Array, "vocab embed"] | None:
         model = nnx.merge(self._graphdef, params)

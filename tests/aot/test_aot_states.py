@@ -37,6 +37,20 @@ STATES = {"lfm2": 1}
 EXPERTS = {"TPU v5e x8": {}, "H200 x1": {"jamba": 2, "qwen3-next": 8, "deepseek-v2-lite": 2}}
 """Products of experts by own kernels: two a layer that has them."""
 
+ROWS = {
+    "TPU v5e x8": {
+        "jamba": 3,
+        "bamba": 3,
+        "qwen3-next": 3,
+        "lfm2": 3,
+        "deepseek-v2-lite": 2,
+        "llama": 3,
+        "llama:draft": 1,
+    },
+    "H200 x1": {},
+}
+"""Launches of additions with their norms, and of rotations, where rows and heads fill whole registers."""
+
 GEMMA_4 = {"TPU v5e x8": {"decode": 6, "mixed": 10}, "H200 x1": {"decode": 6, "mixed": 8}}
 """Calls of a local and a global layer that keep KV, and of one of each that reads it and writes none. On a GPU XLA
 attends in the global ones, whose heads are of 512."""
@@ -75,5 +89,5 @@ def test_a_step_copies_no_pool_and_runs_its_own_kernels(target, steps):
         # On a GPU XLA writes latents, in place too.
         of_latents = of_attention - (target == "H200 x1")
         calls = STATES.get(kind, 2) * states + of_attention * attention + of_latents * latents
-        calls += EXPERTS[target].get(kind, 0)
+        calls += EXPERTS[target].get(kind, 0) + ROWS[target].get(name, ROWS[target].get(kind, 0))
         assert sizes["kernel calls"] == calls, name

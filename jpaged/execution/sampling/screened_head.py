@@ -39,8 +39,10 @@ class ScreenedHead:
         self._make = jax.jit(lambda weights: make_screen(self._table(weights)))
 
     def screen(self, params: Any) -> Screen | None:
-        """Return the screen of some weights, on their device; None where there is none. Of weights with shapes for arrays
-        it is `shapes`."""
+        """Return the screen of some weights, on their device; None where there is none.
+
+        Of weights that are shapes it is `shapes`.
+        """
         if self.shapes is None or isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
             return self.shapes
         return self._make(params)

@@ -79,7 +79,7 @@ class Runner:
             draft=draft,
             programs=programs,
             disk=disk,
-            scored=settings.scored or settings.deterministic,  # which has no plain sampler
+            scored=settings.scores_draws,
         )
         self.num_replicas = num_replicas(mesh)
         self._builders = [

@@ -23,7 +23,7 @@ class StepSettings:
         images: whether steps may have tokens that stand for images, see `Buckets`.
         together: tokens of an image that see each other; None = they do not.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
-        scored: whether every draw has log-probabilities, see `ModelPrograms`.
+        scored: whether every output is told how likely it is, asked for or not.
     """
 
     max_num_seqs: int
@@ -36,6 +36,12 @@ class StepSettings:
     together: int | None = None
     adapters: bool = False
     scored: bool = True
+
+    @property
+    def scores_draws(self) -> bool:
+        """Tell whether every draw has log-probabilities, see `ModelPrograms`: deterministic steps have no sampler
+        that could do without."""
+        return self.scored or self.deterministic
 
     def buckets(self, spec: PoolSpec) -> Buckets:
         """Return the buckets of steps over a pool."""

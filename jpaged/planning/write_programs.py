@@ -83,7 +83,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         images=why_no_images(config, model, several_processes=False) is None,
         together=tokens_together(model),
         adapters=engine.adapters is not None,
-        scored=config.cumulative_logprobs or config.deterministic,
+        scored=config.cumulative_logprobs,
     )
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
     blocks = PoolBlocks(spec, mesh, *told, store=store)
@@ -96,7 +96,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
             *told,
             store=store,
             kernel_impl=engine.kernels,
-            scored=settings.scored,
+            scored=settings.scores_draws,
         ),
         copy=Program(copy, *told, kind="copy", store=store),
         buckets=settings.buckets(spec),

@@ -29,6 +29,7 @@ from jpaged.text.token_reader import TokenReader
 from jpaged.validation import integer
 
 if TYPE_CHECKING:
+    from jpaged.engine.engine import Engine
     from jpaged.training import TrainableModel
 
 T = TypeVar("T")
@@ -79,7 +80,8 @@ class AsyncLLM(AsyncHandle):
         self._engine = llm.lend_engine()
         thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
         super().__init__(llm, self._engine, thread)
-        weakref.finalize(self, thread.leave).atexit = False  # one that is dropped without `shutdown` leaves no thread
+        self._dropped = weakref.finalize(self, _leave, thread, llm, self._engine)
+        self._dropped.atexit = False
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
@@ -251,6 +253,7 @@ class AsyncLLM(AsyncHandle):
         self._grammar_threads.shutdown(wait=False)
         if self._owns:
             await asyncio.to_thread(self._engine.stop_compiling)
+        self._dropped.detach()
         lender, self._lender = self._lender, None
         if lender is not None and (self._owns or not self._thread.failed):
             lender.take_back(self._engine)
@@ -262,6 +265,12 @@ class AsyncLLM(AsyncHandle):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
+
+
+def _leave(thread: EngineThread, lender: LLM, engine: Engine) -> None:
+    """End the thread of one that was dropped without `shutdown`, and give its engine back; waits for nothing."""
+    thread.ended.add_done_callback(lambda end: None if end.exception() else lender.take_back(engine))
+    thread.leave()
 
 
 async def _told(ticket: Ticket, builder: OutputBuilder, kind: RequestOutputKind) -> AsyncGenerator[RequestOutput, None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, HeadLayout, LayerRef, WeightSource, head_layout
-from pallas_kernels.rotated_heads import rotated_heads, takes
+from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes
 
 from . import weights as convert
 from .heads_norm import HeadsNorm
@@ -113,8 +112,11 @@ class Attention(nnx.Module):
         # A GPU launches one kernel in the place of three, a TPU one in the place of five operations, and a CPU makes
         # one pass. XLA cannot cut a GPU's launch for shards; a TPU's is made by each. What a TPU's kernel does not take
         # is rotated by a product that carries the values along: it takes longer for several small operations.
-        plain = self.q_norm is None and v_norm is None and not (shares_kv or gated or values_are_keys)
-        self.rotates_together = plain and build.product_impl in ("tpu", "tpu_interpret")
+        norms = self.q_norm, self.k_norm
+        self.norms_together = all(isinstance(norm, RMSNorm) and norm.scale is not None for norm in norms)
+        plain = self.norms_together or self.q_norm is None
+        plain = plain and v_norm is None and not (shares_kv or gated or values_are_keys)
+        self.rotates_together = plain and self.q_norm is None and build.product_impl in ("tpu", "tpu_interpret")
         whole = build.product_impl in ("cpu", "tpu", "tpu_interpret")
         whole = whole or (build.product_impl == "gpu" and build.tensor_parallel == 1)
         self.rotates_by = build.product_impl if plain and whole else None
@@ -150,12 +152,7 @@ class Attention(nnx.Module):
         """Return the queries, keys and values, normed and rotated; no keys and values where those of another layer are
         shared."""
         if tables is not None and self._rotates_in_one_launch(fused, tables):
-            assert self.rotates_by is not None
-            turn: Callable[..., tuple[Array, Array, Array]] = partial(rotated_heads, impl=self.rotates_by)
-            if self.rotates_together:
-                heads = P(None, TENSOR_AXIS)
-                turn = each_shard(turn, (heads, P(), P()), heads)
-            return turn(fused, *tables)
+            return self._rotated_in_one_launch(fused, tables)
         if tables is not None and self.rotates_together:
             fused, tables = rotate_by_product(fused, tables, still=1), None
         q = self._placed(fused[:, :, : self.heads.layout.q_per_kv], self.q_norm, tables)
@@ -168,6 +165,27 @@ class Attention(nnx.Module):
         """Tell whether a kernel takes the joined heads apart and rotates them."""
         half = tables[0].shape[1]
         return self.rotates_by is not None and takes(fused.dtype, self.rotates_by, shape=fused.shape, half=half)
+
+    def _rotated_in_one_launch(
+        self, fused: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables
+    ) -> tuple[Array, Array, Array]:
+        """Return the queries, keys and values as `rotated_heads` does, normed if this layer's are."""
+        scales: list[Array] = []
+        eps = offset = 0.0
+        if self.norms_together:
+            assert isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm)
+            eps, offset = self.q_norm.eps, self.q_norm.offset
+            scales = [norm.scale[...] for norm in (self.q_norm, self.k_norm) if norm.scale is not None]
+
+        def turn(joined: Array, cos: Array, sin: Array, *scales: Array) -> tuple[Array, Array, Array]:
+            assert self.rotates_by is not None
+            norms = HeadNorms(scales[0], scales[1], eps, offset) if scales else None
+            return rotated_heads(joined, cos, sin, norms, impl=self.rotates_by)
+
+        if self.rotates_by in ("tpu", "tpu_interpret"):
+            heads = P(None, TENSOR_AXIS)
+            return each_shard(turn, (heads, *[P()] * (2 + len(scales))), heads)(fused, *tables, *scales)
+        return turn(fused, *tables, *scales)
 
     def _placed(self, x: Array, norm: RMSNorm | HeadsNorm | None, tables: RotaryTables | None) -> Array:
         """Return the queries or keys, normed and rotated to their positions."""

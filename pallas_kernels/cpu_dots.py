@@ -102,6 +102,11 @@ class Dots:
         """Tell whether codes are taken as numbers from -128 to 127."""
         return self.kind == "neon"
 
+    @property
+    def whole(self) -> bool:
+        """Tell whether each number of a register is an output's sum, and may begin with what is to be added to it."""
+        return self.kind in ("vnni512", "vnni256", "avx2 widened", "plain")
+
     def tile(self, emit: Emitter, codes: ir.Value) -> list[ir.Value]:
         """Return a tile's codes in the operands that `add` takes."""
         if self is SHORTS:

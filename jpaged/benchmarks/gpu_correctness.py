@@ -17,7 +17,7 @@ from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import unpack_kv, view_shape
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.platform import Impl, resolve_impl
-from pallas_kernels.rotated_heads import rotated_heads, takes
+from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes
 
 TOLERANCE = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 5e-5}
 INT8_STEP = 0.05
@@ -87,7 +87,9 @@ def checks(
         limit = INT8_STEP if heads.kv_dtype == "int8" else 0.0
         yield {"check": f"kv_write, {heads}", "error": _write_error(random, heads, impl), "limit": limit}
     for dtype, tolerance in TOLERANCE.items():
-        yield {"check": f"rotated_heads, {dtype}", "error": _rotation_error(random, dtype, impl), "limit": tolerance}
+        for kind in ("plain", "normed"):
+            error = _rotation_error(random, dtype, impl, normed=kind == "normed")
+            yield {"check": f"rotated_heads, {kind}, {dtype}", "error": error, "limit": tolerance}
     yield {"check": "block_copy, chains and swaps", "error": _copy_error(random, impl), "limit": 0.0}
 
 
@@ -176,15 +178,18 @@ def _write_error(random: np.random.Generator, heads: Heads, impl: Impl | None) -
     return float(jnp.sum(want != got))
 
 
-def _rotation_error(random: np.random.Generator, dtype: str, impl: Impl | None) -> float:
+def _rotation_error(random: np.random.Generator, dtype: str, impl: Impl | None, *, normed: bool) -> float:
     """Return the largest difference of queries and keys, infinity where values are not the same to the bit; 0 where
     the GPU's kernel does not run."""
     if resolve_impl(impl) != "gpu" or not takes(dtype, "gpu"):
         return 0.0
     joined = jnp.asarray(random.standard_normal((50, 8, 6, 128), np.float32), dtype)
     angles = random.uniform(0, 100, (50, 64)).astype(np.float32)
+    q, k = jnp.asarray(random.uniform(0.5, 1.5, (2, 128)), dtype)
+    norms = HeadNorms(q, k, eps=1e-6) if normed else None
     got, want = (
-        jax.jit(partial(rotated_heads, impl=i))(joined, np.cos(angles), np.sin(angles)) for i in ("gpu", "reference")
+        jax.jit(partial(rotated_heads, norms=norms, impl=i))(joined, np.cos(angles), np.sin(angles))
+        for i in ("gpu", "reference")
     )
     errors = [
         np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in zip(got, want, strict=True)

@@ -81,17 +81,25 @@ def _rows_by_panels(kind: Kind, panels: int) -> Any:
     def multiply(x, x_stride, rows, w, w_panel, pairs, out, stride):
         for at in range(0, pairs, DEPTH):
             depth, row, mine, theirs = min(DEPTH, pairs - at), 0, x + at * PAIR, w + at * TILE_BYTES
+            # What is multiplied next is fetched meanwhile, a panel with each of the first tiles of rows.
+            coming = theirs + depth * TILE_BYTES if at + depth < pairs else w + panels * w_panel
+            end = coming + panels * w_panel
             while rows - row >= most:
-                full(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
-                row += most
+                line, step = mine + row * x_stride, TILE_BYTES if coming < end else 0
+                fetched = coming if step else line
+                full(line, x_stride, theirs, w_panel, depth, out + row * stride, stride, at, fetched, step)
+                row, coming = row + most, coming + w_panel
             while rows - row >= 4:
-                four(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+                line = mine + row * x_stride
+                four(line, x_stride, theirs, w_panel, depth, out + row * stride, stride, at, line, 0)
                 row += 4
             while rows - row >= 2:
-                two(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+                line = mine + row * x_stride
+                two(line, x_stride, theirs, w_panel, depth, out + row * stride, stride, at, line, 0)
                 row += 2
             if row < rows:
-                one(mine + row * x_stride, x_stride, theirs, w_panel, depth, out + row * stride, stride, at)
+                line = mine + row * x_stride
+                one(line, x_stride, theirs, w_panel, depth, out + row * stride, stride, at, line, 0)
 
     return njit(ffi.named(multiply, f"bfloat16_{kind}_{panels}"))
 

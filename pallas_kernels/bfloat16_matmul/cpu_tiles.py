@@ -10,6 +10,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
+from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
 _SHORT, _WORD, _INT = ir.IntType(16), ir.IntType(64), ir.IntType(32)
@@ -19,26 +20,28 @@ LANES = 16
 
 
 def product(kind: Kind, rows: int, panels: int) -> Any:
-    """Return ``f(x, x_stride, w, w_panel, pairs, out, out_stride, more)``, to be called from compiled loops.
+    """Return ``f(x, x_stride, w, w_panel, pairs, out, out_stride, more, coming, step)``, to be called from compiled
+    loops.
 
     out [rows, panels * 16], float32, gets the product of some rows and panels, or has it added where `more` is not 0.
     Strides and ``w_panel``, from one panel to the next, are bytes; `pairs` are the tiles of a panel to take.
+    With each of them the cache line at `coming` is fetched, which lies `step` bytes further each time.
     """
 
     @intrinsic
-    def tile(typingctx, x, x_stride, w, w_panel, pairs, out, out_stride, more):
+    def tile(typingctx, x, x_stride, w, w_panel, pairs, out, out_stride, more, coming, step):
         def generate(context, builder, signature, args):
             emit_product(Emitter(builder), kind, rows, panels, *args)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 8), generate
+        return types.void(*[types.intp] * 10), generate
 
     return tile
 
 
 def emit_product(emit: Emitter, kind: Kind, rows: int, panels: int, *arguments: ir.Value) -> None:
     """Append the instructions of `product`."""
-    x, x_stride, w, w_panel, pairs, out, out_stride, more = arguments
+    x, x_stride, w, w_panel, pairs, out, out_stride, more, coming, step = arguments
     builder, how = emit.builder, KINDS[kind]
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
     w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
@@ -57,6 +60,7 @@ def emit_product(emit: Emitter, kind: Kind, rows: int, panels: int, *arguments: 
 
     def one_pair(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         at = emit.times(number, TILE_BYTES)
+        emit_prefetch(builder, emit.at(coming, builder.mul(number, step)))
         tiles = [how.tile(emit, emit.at(panel, at)) for panel in w_panels]
         found = []
         for row, x_row in enumerate(x_rows):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, njit
 
-from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.ffi.primitives import byte, pointer
+from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
+from pallas_kernels.ffi.primitives import byte, pointer, prefetch
 from pallas_kernels.kv_codes import SCALE_BYTES
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, f32
@@ -78,11 +78,12 @@ def _move(rows, offset, nothing, moved):
 @njit
 def _find_scales(memory, found, tile, half, nothing, out):
     """Set the scales of a span's rows in one half of a tile."""
-    rows, blocks, scales = words(found, SPAN), words(found + SPAN * WORD, SPAN), floats(out, SPAN)
+    rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
     first = tile * memory.tile_stride + memory.block_size * memory.row_bytes
     if memory.scale_byte_stride == 1 and memory.scale_token_stride == SCALE_BYTES:
-        _find_words_of_scales(memory, rows, blocks, first, 16 * half, nothing, scales)
+        _find_words_of_scales(memory, rows, blocks, first, 16 * half, nothing, out)
         return
+    scales = floats(out, SPAN)
     first += 2 * half * memory.scale_byte_stride
     for n in range(SPAN):
         scales[n] = f32(0.0)
@@ -95,11 +96,12 @@ def _find_scales(memory, found, tile, half, nothing, out):
 
 @njit
 def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
-    """Do as `_find_scales` where a token's two scales are a word, and a block's words lie side by side."""
+    """Do as `_find_scales` where a token's two scales are a word, and a block's words lie side by side; `scales` is an
+    address."""
     key = 0
     while key < SPAN:
         if rows[key] == nothing:
-            scales[key] = f32(0.0)
+            floats(scales + key * FLOAT, 1)[0] = f32(0.0)
             key += 1
             continue
         token = (rows[key] - blocks[key]) // LANES
@@ -107,9 +109,26 @@ def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
         while rows[after - 1] == nothing:  # keys are seen up to one within the block
             after -= 1
         pairs = carray(pointer(blocks[key] + first + token * SCALE_BYTES), (after - key,), np.int32)
+        # Arrays of their own, as Numba turns an index that is added up into one that may count from the end.
+        found = floats(scales + key * FLOAT, after - key)
         for n in range(after - key):
-            scales[key + n] = float16(np.int32((pairs[n] >> shift) & 0xFFFF))
+            found[n] = float16((pairs[n] >> np.int32(shift)) & np.int32(0xFFFF))
         key = after
+
+
+@njit
+def fetch_scales(memory, found, further, nothing):
+    """Fetch the scales of a span's rows, whose head lies so many bytes further, if they lie as words side by side."""
+    if memory.scale_token_stride != SCALE_BYTES or memory.scale_byte_stride != 1:
+        return
+    rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
+    first, tiles = memory.block_size * memory.row_bytes, memory.value_lane + memory.value_halves * HALF
+    for key in range(0, SPAN, min(memory.block_size, LINE_BYTES // SCALE_BYTES)):
+        if rows[key] != nothing:
+            token = (rows[key] - blocks[key]) // LANES
+            for tile in range((tiles + LANES - 1) // LANES):
+                there = blocks[key] + further + tile * memory.tile_stride
+                prefetch(there + first + token * SCALE_BYTES)
 
 
 @njit
@@ -148,6 +167,7 @@ def _rows_at(memory, rows, partly, lane, moved, scratch):
 @njit
 def load_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
     """Bring the keys of a span, as float32, to ``scratch.keys``, and fetch those that are coming."""
+    fetch_scales(memory, coming, further, scratch.nothing)
     for half in range(memory.key_halves):
         ours, offset = _rows_at(memory, rows, partly, half * HALF, scratch.moved, scratch)
         theirs, to = further + _offset(memory, half * HALF), scratch.keys + half * HALF * SPAN * FLOAT

@@ -2,7 +2,8 @@
 
 `rotated_heads` picks `reference` (plain jnp), `gpu` (Triton), `tpu` (Mosaic) or `cpu` (Numba). XLA makes three kernels
 of it on a GPU: one for queries, one for keys, and a copy of the values, as a kernel that is called takes its operands
-whole. On a TPU it makes five operations, on a CPU several passes, mostly on one core.
+whole. On a TPU it makes five operations, on a CPU several passes, mostly on one core. Norms of queries and keys, which
+some models have, are computed on the way.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from jaxtyping import Array, DTypeLike, Float
 from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.platform import Impl
 from pallas_kernels.rotated_heads import reference, tpu
+from pallas_kernels.rotated_heads.norms import HeadNorms
 
-__all__ = ["RotatedHeads", "rotated_heads", "takes"]
+__all__ = ["HeadNorms", "RotatedHeads", "rotated_heads", "takes"]
 
 RotatedHeads: TypeAlias = tuple[
     Float[Array, "tokens kv_heads q_per_kv head_dim"],
@@ -30,6 +32,7 @@ def rotated_heads(
     joined: Float[Array, "tokens kv_heads q_per_kv+2 head_dim"],
     cos: Float[Array, "tokens half"],
     sin: Float[Array, "tokens half"],
+    norms: HeadNorms | None = None,
     *,
     impl: Impl | Literal["reference"],
 ) -> RotatedHeads:
@@ -40,6 +43,7 @@ def rotated_heads(
     Args:
         joined: for each KV head its queries, its key and its value.
         cos, sin: of the angles, float32; ``2 * half`` is at most head_dim.
+        norms: of queries and keys, before they are rotated.
         impl: ``cpu`` needs Numba; all but the reference need what `takes` names, and unsharded operands.
 
     Raises:
@@ -52,18 +56,18 @@ def rotated_heads(
     if 2 * cos.shape[1] > head_dim:
         raise ValueError(f"{cos.shape[1]} pairs are more than a head of {head_dim} has")
     if impl == "reference":
-        return reference.rotated_heads(joined, cos, sin)
+        return reference.rotated_heads(joined, cos, sin, norms)
     if impl == "cpu":
         from pallas_kernels.rotated_heads import cpu
 
-        return cpu.rotated_heads(joined, cos, sin)
+        return cpu.rotated_heads(joined, cos, sin, norms)
     if impl in ("tpu", "tpu_interpret"):
-        return tpu.rotated_heads(joined, cos, sin, interpret=impl == "tpu_interpret")
+        return tpu.rotated_heads(joined, cos, sin, norms, interpret=impl == "tpu_interpret")
     if impl != "gpu":
         raise ValueError(f"impl={impl!r} is not 'reference', 'cpu', 'tpu', 'tpu_interpret' or 'gpu'")
     from pallas_kernels.rotated_heads import gpu  # imports triton, which only a GPU's environment has
 
-    return gpu.rotated_heads(joined, cos, sin)
+    return gpu.rotated_heads(joined, cos, sin, norms)
 
 
 def takes(dtype: DTypeLike, impl: Impl, *, shape: tuple[int, ...] | None = None, half: int = 0) -> bool:

@@ -6,18 +6,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.rotated_heads.norms import HeadNorms
+
 
 def rotated_heads(
     joined: Float[Array, "tokens kv_heads rows head_dim"],
     cos: Float[Array, "tokens half"],
     sin: Float[Array, "tokens half"],
+    norms: HeadNorms | None = None,
 ) -> tuple[Array, Array, Array]:
     """See `pallas_kernels.rotated_heads.rotated_heads`."""
-    from pallas_kernels.rotated_heads.cpu_kernel import target  # needs Numba
+    from pallas_kernels.rotated_heads.cpu_kernel import normed_target, target  # needs Numba
 
     tokens, kv_heads, rows, width = joined.shape
     one = jax.ShapeDtypeStruct((tokens, kv_heads, width), joined.dtype)
     queries = jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), joined.dtype)
-    call = jax.ffi.ffi_call(target(), (queries, one, one))
-    q, k, v = call(joined, cos.astype(jnp.float32), sin.astype(jnp.float32))
+    operands = [joined, cos.astype(jnp.float32), sin.astype(jnp.float32)]
+    if norms is not None:
+        operands += [norms.factors, jnp.asarray([norms.eps], jnp.float32)]
+    call = jax.ffi.ffi_call(target() if norms is None else normed_target(), (queries, one, one))
+    q, k, v = call(*operands)
     return q, k, v

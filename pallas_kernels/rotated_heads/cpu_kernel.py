@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from numba import njit
+import numpy as np
+from numba import carray, njit
 
 from pallas_kernels import ffi
-from pallas_kernels.ffi import argument, dimension, result
-from pallas_kernels.row_ops.cpu_kernel import LOOSE, ROWS, register, row_at
+from pallas_kernels.ffi import argument, data, dimension, result
+from pallas_kernels.row_ops.cpu_kernel import LOOSE, ROWS, inverse_size, register, row_at
 
 
 @ffi.known_again
@@ -14,6 +15,12 @@ def target() -> str:
     """Return the name of the custom call (joined ``[tokens, heads, rows, head_dim]``, cos, sin ``[tokens, half]``) ->
     (turned queries ``[tokens, heads, rows - 2, head_dim]``, turned keys and values ``[tokens, heads, head_dim]``)."""
     return register("jpaged_rotated_heads", _rotate)
+
+
+@ffi.known_again
+def normed_target() -> str:
+    """Return the name of the custom call that takes the norms' factors ``[2, head_dim]`` and epsilon ``[1]`` too."""
+    return register("jpaged_normed_rotated_heads", _norm_and_rotate)
 
 
 @njit(fastmath=LOOSE)
@@ -26,13 +33,30 @@ def _turn(x, cos, sin, out):
     out[2 * half :] = x[2 * half :]
 
 
+@njit(fastmath=LOOSE)
+def _norm_and_turn(x, root, factors, cos, sin, out):
+    half = cos.size
+    for pair in range(half):
+        left, right = x[pair] * root * factors[pair], x[half + pair] * root * factors[half + pair]
+        out[pair] = left * cos[pair] - right * sin[pair]
+        out[half + pair] = right * cos[pair] + left * sin[pair]
+    for lane in range(2 * half, x.size):
+        out[lane] = x[lane] * root * factors[lane]
+
+
+@njit
+def _sizes(frame):
+    """Return a call's tokens, KV heads, rows of each, lanes and pairs."""
+    joined, angles = argument(frame, 0), argument(frame, 1)
+    shape = dimension(joined, 0), dimension(joined, 1), dimension(joined, 2), dimension(joined, 3)
+    return (*shape, dimension(angles, 1))
+
+
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _rotate(frame, begin, end):
-    joined, angles = argument(frame, 0), argument(frame, 1)
-    tokens, heads, rows, width = dimension(joined, 0), dimension(joined, 1), dimension(joined, 2), dimension(joined, 3)
-    half = dimension(angles, 1)
+    joined, (tokens, heads, rows, width, half) = argument(frame, 0), _sizes(frame)
     for token in range(begin * ROWS, min(end * ROWS, tokens)):
-        cos, sin = row_at(angles, token, half), row_at(argument(frame, 2), token, half)
+        cos, sin = row_at(argument(frame, 1), token, half), row_at(argument(frame, 2), token, half)
         for head in range(token * heads, (token + 1) * heads):
             for row in range(rows - 2):
                 _turn(
@@ -42,4 +66,24 @@ def _rotate(frame, begin, end):
                     row_at(result(frame, 0), head * (rows - 2) + row, width),
                 )
             _turn(row_at(joined, (head + 1) * rows - 2, width), cos, sin, row_at(result(frame, 1), head, width))
+            row_at(result(frame, 2), head, width)[:] = row_at(joined, (head + 1) * rows - 1, width)
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _norm_and_rotate(frame, begin, end):
+    joined, (tokens, heads, rows, width, half) = argument(frame, 0), _sizes(frame)
+    factors = argument(frame, 3)
+    (eps,) = carray(data(argument(frame, 4)), (1,), np.float32)
+    for token in range(begin * ROWS, min(end * ROWS, tokens)):
+        cos, sin = row_at(argument(frame, 1), token, half), row_at(argument(frame, 2), token, half)
+        for head in range(token * heads, (token + 1) * heads):
+            for row in range(rows - 1):
+                x = row_at(joined, head * rows + row, width)
+                key = row == rows - 2
+                out = (
+                    row_at(result(frame, 1), head, width)
+                    if key
+                    else row_at(result(frame, 0), head * (rows - 2) + row, width)
+                )
+                _norm_and_turn(x, inverse_size(x, eps), row_at(factors, 1 if key else 0, width), cos, sin, out)
             row_at(result(frame, 2), head, width)[:] = row_at(joined, (head + 1) * rows - 1, width)

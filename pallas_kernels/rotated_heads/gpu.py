@@ -7,12 +7,14 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.gpu_launch import Launch, Launcher, triton_call
 from pallas_kernels.rotated_heads.gpu_kernel import rotate_heads
+from pallas_kernels.rotated_heads.norms import HeadNorms
 
 
 def rotated_heads(
     joined: Float[Array, "tokens kv_heads rows head_dim"],
     cos: Float[Array, "tokens half"],
     sin: Float[Array, "tokens half"],
+    norms: HeadNorms | None = None,
     *,
     launch: Launcher = triton_call,
 ) -> tuple[Array, Array, Array]:
@@ -30,8 +32,10 @@ def rotated_heads(
             "HALF": cos.shape[1],
             "ROWS": 1 << (rows - 1).bit_length(),
             "LANES": 1 << (head_dim - 1).bit_length(),
+            "NORMED": norms is not None,
+            "EPS": 0.0 if norms is None else norms.eps,
         },
         num_warps=4,
     )
-    q, k, v = launch(rotation, joined, cos, sin)
+    q, k, v = launch(rotation, joined, cos, sin, cos if norms is None else norms.factors)
     return q, k, v

@@ -11,6 +11,7 @@ def rotate_heads(
     joined,
     cos,
     sin,
+    factors,
     q,
     k,
     v,
@@ -20,10 +21,13 @@ def rotate_heads(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
+    NORMED: tl.constexpr,
+    EPS: tl.constexpr,
 ):
     """Program (t, h) writes q [tokens, HEADS, GROUP, HEAD_DIM], k and v [tokens, HEADS, HEAD_DIM] of a token and head.
 
-    They come from joined [tokens, HEADS, GROUP + 2, HEAD_DIM] and the angles' cos and sin, [tokens, HALF] float32.
+    They come from joined [tokens, HEADS, GROUP + 2, HEAD_DIM] and the angles' cos and sin, [tokens, HALF] float32. If
+    NORMED, queries and keys are normed before: factors [2, HEAD_DIM] float32 are theirs, else nothing is read there.
 
     ROWS and LANES are powers of two, GROUP + 2 and HEAD_DIM or above.
     """
@@ -41,8 +45,14 @@ def rotate_heads(
     there = joined + place * ((GROUP + 2) * HEAD_DIM) + row[:, None] * HEAD_DIM
     given = tl.load(there + lane[None, :], mask=(row < GROUP + 2)[:, None] & inside, other=0.0)
     other = tl.load(there + partner[None, :], mask=(row < GROUP + 1)[:, None] & inside, other=0.0)
-    turned = given.to(tl.float32) * cosine[None, :] + other.to(tl.float32) * sine[None, :]
     dtype: tl.constexpr = q.dtype.element_ty
+    heads, partners = given.to(tl.float32), other.to(tl.float32)
+    if NORMED:
+        root = tl.rsqrt(tl.sum(heads * heads, axis=1) / HEAD_DIM + EPS)[:, None]
+        mine = factors + tl.where(row < GROUP, 0, HEAD_DIM)[:, None]
+        heads = (heads * root * tl.load(mine + lane[None, :], mask=inside, other=0.0)).to(dtype).to(tl.float32)
+        partners = (partners * root * tl.load(mine + partner[None, :], mask=inside, other=0.0)).to(dtype).to(tl.float32)
+    turned = heads * cosine[None, :] + partners * sine[None, :]
     queries = q + place * (GROUP * HEAD_DIM) + row[:, None] * HEAD_DIM + lane[None, :]
     tl.store(queries, turned.to(dtype), mask=(row < GROUP)[:, None] & inside)
     # Behind the queries lie the key and the value: rows of the same tile, but in arrays of their own.

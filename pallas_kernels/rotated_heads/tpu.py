@@ -11,9 +11,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
+
+from pallas_kernels.rotated_heads.norms import HeadNorms
 
 LANES = 128
 SUBLANES = 8
@@ -36,6 +39,7 @@ def rotated_heads(
     joined: Float[Array, "tokens kv_heads rows head_dim"],
     cos: Float[Array, "tokens half"],
     sin: Float[Array, "tokens half"],
+    norms: HeadNorms | None = None,
     *,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array, Array]:
@@ -49,14 +53,20 @@ def rotated_heads(
     tokens, kv_heads, rows, width = joined.shape
     tile = next(n for n in range(min(tokens, TILE), 0, -SUBLANES) if tokens % n == 0)
     table = pl.BlockSpec((tile, width // 2), lambda i, h: (i, 0))
+    operands = [joined.reshape(tokens, -1), cos, sin]
+    specs = [pl.BlockSpec((tile, rows * width), lambda i, h: (i, h)), table, table]
+    kernel = functools.partial(_kernel, None, rows=rows, eps=0.0)
+    if norms is not None:
+        operands, specs = [norms.factors, *operands], [pl.BlockSpec((2, width), lambda i, h: (0, 0)), *specs]
+        kernel = functools.partial(_kernel, rows=rows, eps=norms.eps)
     q, kv = pl.pallas_call(
-        functools.partial(_kernel, rows=rows),
+        kernel,
         out_shape=(
             jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), joined.dtype),
             jax.ShapeDtypeStruct((kv_heads, 2, tokens, width), joined.dtype),
         ),
         grid=(tokens // tile, kv_heads),
-        in_specs=[pl.BlockSpec((tile, rows * width), lambda i, h: (i, h)), table, table],
+        in_specs=specs,
         out_specs=(
             pl.BlockSpec((tile, None, rows - 2, width), lambda i, h: (i, h, 0, 0)),
             pl.BlockSpec((None, 2, tile, width), lambda i, h: (h, 0, i, 0)),
@@ -64,15 +74,16 @@ def rotated_heads(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
         name="rotated_heads",
-    )(joined.reshape(tokens, -1), cos, sin)
+    )(*operands)
     kv = jnp.moveaxis(kv, 2, 0)
     return q, kv[:, :, 0], kv[:, :, 1]
 
 
-def _kernel(joined, cos, sin, q, kv, *, rows: int):
+def _kernel(factors, joined, cos, sin, q, kv, *, rows: int, eps: float):
     """Turn a KV head of a tile of tokens; all references are VMEM.
 
-    joined [tile, rows * width]; cos, sin [tile, width / 2]; q [tile, rows - 2, width]; kv [2, tile, width].
+    factors [2, width] of the norms, None = there are none; joined [tile, rows * width]; cos, sin [tile, width / 2];
+    q [tile, rows - 2, width]; kv [2, tile, width].
     """
     width = q.shape[-1]
     both = jnp.concatenate([cos[...], cos[...]], axis=-1)
@@ -83,6 +94,9 @@ def _kernel(joined, cos, sin, q, kv, *, rows: int):
 
     def turned(number):
         x = row(number).astype(jnp.float32)
+        if factors is not None:
+            root = lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) * (1 / width) + eps)
+            x = (x * root * factors[pl.ds(number // (rows - 2), 1)]).astype(q.dtype).astype(jnp.float32)
         return x * both + pltpu.roll(x, width // 2, 1) * signed
 
     q[...] = jnp.stack([turned(number) for number in range(rows - 2)], axis=1).astype(q.dtype)

@@ -82,7 +82,8 @@ def _multiply(x, factor, scale, offset, out):
 
 
 @njit(error_model="numpy")
-def _inverse_size(x, eps):
+def inverse_size(x, eps):
+    """Return one over the root of the mean of squares, `eps` added to it."""
     return f32(1.0) / np.sqrt(_sum_of_squares(x) / f32(x.size) + eps)
 
 
@@ -94,7 +95,7 @@ def _norm(frame, begin, end):
     eps, offset = carray(data(argument(frame, 2)), (2,), np.float32)
     for row in range(begin * ROWS, min(end * ROWS, rows)):
         mine = row_at(x, row, size)
-        _multiply(mine, _inverse_size(mine, eps), scale, offset, row_at(out, row, size))
+        _multiply(mine, inverse_size(mine, eps), scale, offset, row_at(out, row, size))
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
@@ -106,7 +107,7 @@ def _add_norm(frame, begin, end):
     for row in range(begin * ROWS, min(end * ROWS, rows)):
         total = row_at(result(frame, 0), row, size)
         _add(row_at(x, row, size), row_at(more, row, size), total)
-        _multiply(total, _inverse_size(total, eps), scale, offset, row_at(out, row, size))
+        _multiply(total, inverse_size(total, eps), scale, offset, row_at(out, row, size))
 
 
 @njit(fastmath=LOOSE)

@@ -78,16 +78,17 @@ def _rows_by_panels(form: Form, panels: int) -> Any:
         if widens and rows > MOST_AS_THEY_ARE:
             many(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride)
             return
-        at = w_panel
+        coming, end = w + panels * w_panel, w + 2 * panels * w_panel
         for _ in range(0, panels, together):
-            row = 0
+            row, matrix = 0, (w, w_panel, scales, least, s_panel, groups, quads)
             while rows - row >= most:
                 mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
-                full(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride, 0)
-                row += most
+                fetched = (coming, TILE_BYTES) if coming < end else (mine, 0)  # the panels that follow, each once
+                full(mine, x_stride, factors, f_stride, *matrix, to, stride, 0, *fetched)
+                row, coming = row + most, coming + w_panel
             while row < rows:
                 mine, factors, to = x + row * x_stride, f + row * f_stride, out + row * stride
-                one(mine, x_stride, factors, f_stride, w, at, scales, least, s_panel, groups, quads, to, stride, 0)
+                one(mine, x_stride, factors, f_stride, *matrix, to, stride, 0, mine, 0)
                 row += 1
             w, scales, least, out = w + w_panel, scales + s_panel, least + s_panel, out + OUTPUTS * FLOAT
 

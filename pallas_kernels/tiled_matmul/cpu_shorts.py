@@ -70,7 +70,7 @@ def _rows_by_all(wide: Form, rows: int, panels: int) -> Any:
     @ffi.njit_named(f"{wide.name}_{rows}_{panels}")
     def by_all(x, x_stride, f, f_stride, aside, scales, least, s_panel, groups, pairs, out, stride, more):
         for _ in range(panels):
-            one(x, x_stride, f, f_stride, aside, 0, scales, least, 0, groups, pairs, out, stride, more)
+            one(x, x_stride, f, f_stride, aside, 0, scales, least, 0, groups, pairs, out, stride, more, x, 0)
             aside, scales, least, out = aside + PANEL_BYTES, scales + s_panel, least + s_panel, out + TILE_BYTES
 
     return by_all

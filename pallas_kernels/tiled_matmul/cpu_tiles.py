@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels.cpu_dots import FLOATS, KINDS, Dots, Emitter, Kind, vector
 from pallas_kernels.cpu_tiles import FEATURES
+from pallas_kernels.ffi.primitives import emit_prefetch
 
 _BYTE, _SHORT, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(64), ir.IntType(32), ir.FloatType()
 TILE_BYTES, FLOAT = 64, 4
@@ -83,20 +84,21 @@ class Form:
 
 def product(form: Form, rows: int, panels: int) -> Any:
     """Return ``f(x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, groups, quads, out,
-    out_stride, more)``, to be called from compiled loops.
+    out_stride, more, coming, step)``, to be called from compiled loops.
 
     out [rows, panels * 16], float32, gets the product of some rows and panels. Strides and ``_panel``, from one panel
     to the next, are bytes; `quads` are the tiles of a panel in a group; `factors` are a row's `FACTORS` of each group.
     Grouped forms heed `more`: with `ADDS`, groups are added to what is there; with `UNFINISHED`, others will be.
+    With each tile of a panel the cache line at `coming` is fetched, which lies `step` bytes further each time.
     """
 
     @intrinsic
-    def tile(typingctx, x, x_stride, f, f_stride, w, w_panel, scales, least, s_panel, groups, quads, out, stride, more):
+    def tile(typingctx, x, xs, f, fs, w, w_panel, scales, least, s_panel, groups, quads, out, outs, more, coming, step):
         def generate(context, builder, signature, args):
             emit_product(Emitter(builder), form, rows, panels, *args)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 14), generate
+        return types.void(*[types.intp] * 16), generate
 
     return tile
 
@@ -104,8 +106,8 @@ def product(form: Form, rows: int, panels: int) -> Any:
 def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: ir.Value) -> None:
     """Append the instructions of `product`."""
     x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, *of_sizes = arguments
-    groups, quads, out, out_stride, more = of_sizes
-    builder, dots, count = emit.builder, form.dots, rows * panels
+    groups, quads, out, out_stride, more, coming, step = of_sizes
+    builder, dots = emit.builder, form.dots
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
     factor_rows = [emit.at(factors, emit.times(factors_stride, row)) for row in range(rows)]
     w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
@@ -114,6 +116,7 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
     def add_tile(sums: list[list[ir.Value]], quad: ir.Value, half_of_group: ir.Value) -> list[list[ir.Value]]:
         """Add the products of the tiles number `quad`; a packed tile's upper codes meet numbers further on."""
         offset = emit.times(quad, TILE_BYTES)
+        emit_prefetch(builder, emit.at(coming, builder.mul(quad, step)))
         loaded = [emit.load(emit.at(panel, offset), vector(_BYTE, TILE_BYTES)) for panel in w_panels]
         out = list(sums)
         for half in range(halves):
@@ -126,6 +129,10 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
                     out[place] = dots.add(emit, out[place], tile, four)
         return out
 
+    def of_row(factor_row: ir.Value, group: ir.Value, place: int, kind: ir.Type) -> ir.Value:
+        """Return one of a row's `FACTORS` of a group."""
+        return emit.load(emit.at(factor_row, emit.times(group, FACTORS), place), kind)
+
     def scaled(sums: list[list[ir.Value]], totals: list[ir.Value] | None, group: ir.Value) -> list[ir.Value]:
         """Return a group's sums as floats, added to those of the groups before."""
         at = emit.times(group, 16 * form.scale_bytes)
@@ -134,14 +141,13 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         least = [_scales(emit, emit.at(minimums, panel), form) for panel in of_panels] if form.minimums else []
         found = []
         for row, factor_row in enumerate(factor_rows):
-            address = emit.at(factor_row, emit.times(group, FACTORS))
-            mine = emit.spread(emit.load(address, _FLOAT), 16)
-            makes_up = emit.spread(emit.load(emit.at(address, 4), _INT), 16)
-            moment = emit.spread(emit.load(emit.at(address, 8), _FLOAT), 16)
+            mine = emit.spread(of_row(factor_row, group, 0, _FLOAT), 16)
+            makes_up = emit.spread(of_row(factor_row, group, FLOAT, _INT), 16)
+            moment = emit.spread(of_row(factor_row, group, 2 * FLOAT, _FLOAT), 16)
             for panel in range(panels):
                 place = row * panels + panel
                 whole = dots.totals(emit, sums[place])
-                if form.makes_up:
+                if form.makes_up and not dots.whole:
                     whole = builder.add(whole, makes_up)
                 value = builder.sitofp(whole, FLOATS)
                 if not form.shared:
@@ -152,8 +158,9 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
                 found.append(value)
         return found
 
-    def all_quads(first: ir.Value, before: ir.Value) -> list[list[ir.Value]]:
-        """Return the sums over a group, whose tiles begin at number `first`."""
+    def all_quads(group: ir.Value, first: ir.Value, before: ir.Value) -> list[list[ir.Value]]:
+        """Return the sums over a group, whose tiles begin at number `first`; where they can, they begin with what makes
+        up for the codes' offset."""
 
         def by_place(flat: list[ir.Value]) -> list[list[ir.Value]]:
             return [flat[at : at + dots.pieces] for at in range(0, len(flat), dots.pieces)]
@@ -162,8 +169,13 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
             sums = add_tile(by_place(flat), emit.at(first, quad), before)
             return [piece for place in sums for piece in place]
 
-        zeros = [emit.constant(dots.piece, 0)] * (dots.pieces * count)
-        return by_place(repeated(emit, quads, zeros, one_quad))
+        start = []
+        for factor_row in factor_rows:
+            begins = emit.constant(dots.piece, 0)
+            if form.makes_up and dots.whole:
+                begins = emit.spread(of_row(factor_row, group, FLOAT, _INT), dots.piece.count)
+            start += [begins] * (dots.pieces * panels)
+        return by_place(repeated(emit, quads, start, one_quad))
 
     lines = [emit.at(out, emit.times(out_stride, row)) for row in range(rows)]
     places = [emit.at(line, panel * 16 * FLOAT) for line in lines for panel in range(panels)]
@@ -173,13 +185,13 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
 
         def one_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             first = builder.mul(group, quads)
-            sums = all_quads(first, emit.times(first, halves - 1))
+            sums = all_quads(group, first, emit.times(first, halves - 1))
             return scaled(sums, totals, group)
 
         results = repeated(emit, groups, start, one_group)
     else:
         none = ir.Constant(_WORD, 0)
-        results = scaled(all_quads(none, none), None, none)
+        results = scaled(all_quads(none, none, none), None, none)
     if form.shared:
         of_panels = [_scales(emit, emit.at(scales, emit.times(scales_panel, panel)), form) for panel in range(panels)]
         whole = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]

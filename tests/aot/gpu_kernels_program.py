@@ -23,6 +23,7 @@ from pallas_kernels.matmul.gpu_grouped import matmul_grouped
 from pallas_kernels.paged_attention.gpu import paged_attention
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups
+from pallas_kernels.rotated_heads import HeadNorms
 from pallas_kernels.rotated_heads.gpu import rotated_heads
 
 BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
@@ -92,8 +93,10 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
         jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS), **last)
         jax.eval_shape(partial(kv_write, launch=compiler), view, array(), kv, kv, array(TOKENS))
         joined, angles = array(TOKENS, kv_heads, group + 2, head_dim, dtype=dtype), (TOKENS, head_dim // 2)
-        tables = (array(*angles, dtype=jnp.float32) for _ in range(2))
-        jax.eval_shape(partial(rotated_heads, launch=compiler), joined, *tables)
+        tables = tuple(array(*angles, dtype=jnp.float32) for _ in range(2))
+        scale = array(head_dim, dtype=dtype)
+        for norms in (None, HeadNorms(scale, scale, eps=1e-6)):
+            jax.eval_shape(partial(rotated_heads, norms=norms, launch=compiler), joined, *tables)
         jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
     return compiler.kernels
 

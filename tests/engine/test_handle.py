@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 
@@ -68,6 +69,27 @@ def test_an_async_engine_that_is_dropped_without_shutdown_leaves_no_thread(model
     gc.collect()
     thread.join(60)
     assert not thread.is_alive() and held() == 0
+
+
+def test_an_async_engine_that_is_dropped_gives_its_llm_the_engine_back(model, held):
+    llm = LLM(model[0], **SETTINGS)
+    want = tokens(llm)
+    first = AsyncLLM.from_llm(llm)
+    thread = first._thread._thread
+    del first
+    gc.collect()
+    thread.join(60)
+    assert tokens(llm) == want
+    second = AsyncLLM.from_llm(llm)
+    asyncio.run(second.shutdown())
+    third = AsyncLLM.from_llm(llm)
+    del second  # which had given it back before
+    gc.collect()
+    with pytest.raises(RuntimeError, match="in use by an AsyncLLM"):
+        tokens(llm)
+    asyncio.run(third.shutdown())
+    assert tokens(llm) == want
+    llm.close()
 
 
 def test_an_open_stream_keeps_the_engine_and_ends_when_it_is_closed(model, held):

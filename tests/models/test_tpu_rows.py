@@ -10,6 +10,8 @@ PROGRAM = Path(__file__).with_name("tpu_rows_program.py")
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_layer_calls_a_tpus_kernels_of_rows_and_computes_the_same(devices):
-    result = printed_on_devices(devices, PROGRAM)
-    assert sorted(result["kernels"]) == ["add_rms_norm", "add_rms_norm", "rotated_heads"]
-    assert result["error"] < 1e-5
+    results = printed_on_devices(devices, PROGRAM)
+    assert sorted(results) == ["llama", "qwen3"]
+    for result in results.values():
+        assert sorted(result["kernels"]) == ["add_rms_norm", "add_rms_norm", "rotated_heads"]
+        assert result["error"] < 1e-5

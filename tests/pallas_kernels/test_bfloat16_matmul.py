@@ -142,7 +142,7 @@ def test_no_copy_of_the_matrix_is_made():
 def test_arms_form_compiles_to_its_dot_product():
     """Nothing runs: LLVM's compiler for the processor reads the instructions."""
     module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 8), "tile")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 10), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     how = KINDS["neon"]
     emit_product(Emitter(builder), "neon", how.rows, how.panels, *function.args)

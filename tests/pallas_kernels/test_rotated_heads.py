@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tpu_interpreter import run_recording_races
 
 from jpaged_models.rope import rotate
-from pallas_kernels.rotated_heads import rotated_heads, takes, tpu
+from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes, tpu
+from pallas_kernels.row_ops import rms_norm
 
 
 def inputs(tokens=3, kv_heads=2, group=4, head_dim=16, half=8, dtype="float32"):
@@ -30,6 +31,23 @@ def test_parts_are_those_that_a_model_cuts_out_and_rotates(group, half, dtype):
     assert np.array_equal(v, joined[:, :, group + 1])
 
 
+def norms_of(head_dim, offset=0.0):
+    q, k = np.random.default_rng(1).uniform(0.5, 1.5, (2, head_dim)).astype(np.float32)
+    return HeadNorms(jnp.asarray(q), jnp.asarray(k), eps=1e-3, offset=offset)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_queries_and_keys_are_normed_by_scales_of_their_own_before_they_are_rotated(dtype, offset):
+    joined, cos, sin = inputs(group=3, half=6, dtype=dtype)
+    norms = norms_of(16, offset)
+    q, k, v = rotated_heads(joined, cos, sin, norms, impl="reference")
+    normed = [rms_norm(joined[:, :, :4], scale, 1e-3, offset=offset) for scale in (norms.q, norms.k)]
+    assert np.array_equal(q, rotate(normed[0][:, :, :3], (cos, sin)))
+    assert np.array_equal(k, rotate(normed[1][:, :, 3], (cos, sin)))
+    assert np.array_equal(v, joined[:, :, 4])
+
+
 def test_too_few_rows_and_too_many_pairs_are_refused():
     joined, cos, sin = inputs()
     with pytest.raises(ValueError, match="joined has 2 rows"):
@@ -38,13 +56,15 @@ def test_too_few_rows_and_too_many_pairs_are_refused():
         rotated_heads(joined[..., :10], cos, sin, impl="reference")
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("width", "half"), [(64, 32), (48, 24), (64, 16)])
-def test_a_loop_of_a_cpu_turns_queries_and_keys_and_leaves_values(width, half):
+def test_a_loop_of_a_cpu_turns_queries_and_keys_and_leaves_values(width, half, normed):
     joined, cos, sin = inputs(tokens=37, kv_heads=3, head_dim=width, half=half)
-    q, k, v = jax.jit(lambda joined: rotated_heads(joined, cos, sin, impl="cpu"))(joined)
-    expected = rotated_heads(joined, cos, sin, impl="reference")
-    np.testing.assert_allclose(q, expected[0], atol=1e-6)
-    np.testing.assert_allclose(k, expected[1], atol=1e-6)
+    norms = norms_of(width, 1.0) if normed else None
+    q, k, v = jax.jit(lambda joined: rotated_heads(joined, cos, sin, norms, impl="cpu"))(joined)
+    expected = rotated_heads(joined, cos, sin, norms, impl="reference")
+    np.testing.assert_allclose(q, expected[0], atol=3e-6)
+    np.testing.assert_allclose(k, expected[1], atol=3e-6)
     np.testing.assert_array_equal(v, expected[2])
 
 
@@ -56,30 +76,33 @@ def test_half_precision_on_a_cpu_and_other_versions_are_not_taken():
 
 
 def assert_rotated(got, given):
-    """Queries and keys may differ by their last rounding."""
+    """Queries and keys may differ by their last rounding, and by that of their norm."""
     q, k, v = rotated_heads(*given, impl="reference")
+    room = 1 if len(given) == 3 else 4
     step = 2**-7 if q.dtype == jnp.bfloat16 else 2**-22
     for ours, want in zip(got[:2], (q, k), strict=True):
         assert ours.shape == want.shape and ours.dtype == want.dtype
-        np.testing.assert_allclose(ours.astype(jnp.float32), want.astype(jnp.float32), rtol=step, atol=step)
+        np.testing.assert_allclose(ours.astype(jnp.float32), want.astype(jnp.float32), rtol=step, atol=room * step)
     np.testing.assert_array_equal(got[2].astype(jnp.float32), v.astype(jnp.float32))
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("tokens", "kv_heads", "group", "head_dim"), [(8, 1, 4, 128), (64, 2, 1, 128), (144, 1, 3, 256), (24, 3, 5, 128)]
 )
-def test_a_tpu_turns_queries_and_keys_and_leaves_values(tokens, kv_heads, group, head_dim, dtype):
+def test_a_tpu_turns_queries_and_keys_and_leaves_values(tokens, kv_heads, group, head_dim, dtype, normed):
     given = inputs(tokens, kv_heads, group, head_dim, head_dim // 2, dtype)
+    given += (norms_of(head_dim, 1.0),) if normed else ()
     assert takes(dtype, "tpu_interpret", shape=given[0].shape, half=head_dim // 2)
-    assert_rotated(jax.jit(lambda *a: rotated_heads(*a, impl="tpu_interpret"))(*given), given)
+    assert_rotated(jax.jit(lambda: rotated_heads(*given, impl="tpu_interpret"))(), given)
 
 
 def test_a_tpu_turns_tiles_of_tokens_without_a_race():
-    given = inputs(192, 2, 4, 128, 64, "bfloat16")
-    got, races = run_recording_races(tpu.rotated_heads, *given)
+    given, norms = inputs(192, 2, 4, 128, 64, "bfloat16"), norms_of(128)
+    got, races = run_recording_races(tpu.rotated_heads, *given, norms=norms)
     assert not races
-    assert_rotated(got, given)
+    assert_rotated(got, (*given, norms))
 
 
 @pytest.mark.parametrize(

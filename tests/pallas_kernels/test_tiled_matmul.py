@@ -175,7 +175,7 @@ def test_no_copy_of_the_matrix_is_made(form):
 def test_arms_form_compiles_to_its_dot_product(packed):
     """Nothing runs: LLVM's compiler for the processor reads the instructions."""
     module = ir.Module()
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 14)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 16)
     function = ir.Function(module, kind, "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     form = Form("neon", True, False, packed, packed, 0 if packed else 128, False)

@@ -13,4 +13,5 @@ def made(rate: float, seed: int, value: float, share: float = 1.0, **more: Any) 
     row |= dict.fromkeys(("ttft", "inter_token", "latency"), spread)
     row |= {"by_kind": {"chat": value}, "goodput": rate, "preemptions": 1, "cached": 5, "prompt_tokens": 10}
     row |= {"planned": round(10 * rate) if math.isfinite(rate) else 24}
+    row |= {"completed": row["planned"], "output_tokens": 10 * row["planned"]}
     return row | more

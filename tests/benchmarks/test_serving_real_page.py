@@ -12,7 +12,7 @@ from jpaged.benchmarks.serving_real.experiments import curve, finite
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.page import page
 from jpaged.benchmarks.serving_real.policies import POLICIES
-from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead, goals
+from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead, goals, lengths
 from jpaged.benchmarks.serving_real.workload import KINDS
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
 from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED
@@ -83,6 +83,18 @@ def test_the_page_is_written_whole_from_the_figures():
     for name in (PAGED, LARGEST, ORACLE, MAX):
         assert f"- **{name}**: " in text
     assert "{" not in text, "every blank is filled"
+
+
+def test_how_long_requests_are_beside_what_is_reserved_is_told_with_the_papers():
+    load = results()["models"][0]
+    rows = load["systems"][PAGED]["runs"]
+    for row in rows:
+        row |= {"completed": 2, "prompt_tokens": 300, "output_tokens": 100}
+    rows[0] |= {"completed": 0, "prompt_tokens": 0, "output_tokens": 0}
+    assert "has 200 tokens, which is 0.39 of the longest, for which Orca (Max)" in lengths(load, 512)
+    assert "have 499, 0.24 of 2,048" in lengths(load, 512)
+    del load["systems"][MAX]
+    assert lengths(load, 512) == ""
 
 
 def test_a_goal_against_other_engines_is_reached_where_none_is_faster():

@@ -10,7 +10,7 @@ from jpaged.benchmarks.serving_real.experiments import ALONE, PRESSED
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.peers import CACHE_GIB, SHARE
 from jpaged.benchmarks.serving_real.policies import SMALL_POOL, SMALL_STEPS, UNCACHED
-from jpaged.benchmarks.serving_real.verdicts import against_lru, ahead, goals
+from jpaged.benchmarks.serving_real.verdicts import against_lru, ahead, goals, lengths
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST, NAIVE
 from jpaged.benchmarks.serving_sim.plots import TOP
 from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, POW2
@@ -128,7 +128,7 @@ def page(results: Mapping[str, Any], command: str, machine: str) -> str:
         machine: what they were made on.
     """
     parts = [_head(results, command, machine)]
-    parts += [_model(load) for load in results["models"]]
+    parts += [_model(load, results["settings"]["max_model_len"]) for load in results["models"]]
     if mechanisms := results.get("mechanisms"):
         parts.append(MECHANISMS.format(title=_title(mechanisms["model"])))
         few = results["settings"]["step_tokens"] // SMALL_STEPS
@@ -210,7 +210,7 @@ def _title(model: str) -> str:
     return "A Gemma-3-shaped model of random weights"
 
 
-def _model(load: Mapping[str, Any]) -> str:
+def _model(load: Mapping[str, Any], longest: int) -> str:
     name = load["model"]
     says = f"{load['says']}\n\n" if load["says"] else ""
     return f"""## {_title(name)}: latency against rate
@@ -222,6 +222,8 @@ Points above {TOP:g} s a token are not drawn.
 {tables.sustained(load)}
 
 A request alone takes {1e3 * load["alone"]:.0f} ms a token. {goals(load)}
+
+{lengths(load, longest)}
 
 {tables.latencies(load)}
 {_cut_off(load)}

@@ -23,6 +23,8 @@ PAPER = (
 )
 
 
+PAPERS_TOKENS, PAPERS_LONGEST = 499, 2048
+"""Tokens of ShareGPT's requests in the mean (figure 11), and of OPT's longest (section 6.1)."""
 _LOW = "as {name} sustains less than its lowest rate by the others"
 
 
@@ -73,6 +75,21 @@ def _verdict(ratios: Sequence[float], goal: float, least: str, seeds: str) -> st
         does = "are below it" if mean >= goal else "reach it"
     how = f"{reached} by the mean of the seeds{' and not by each of them' * (mean >= goal)}"
     return f"{how} ({least}{mean:.2f}, by seed {low:.2f} to {high:.2f}: {others} of {len(ratios)} {does}{seeds})"
+
+
+def lengths(load: Mapping[str, Any], longest: int) -> str:
+    """Say how long requests are beside the longest, for which `MAX` reserves, and what they were in the paper; nothing
+    without `MAX`."""
+    if MAX not in load["systems"]:
+        return ""
+    rows = [row for row in load["systems"][PAGED]["runs"] if row["completed"]]
+    tokens = sum(row["prompt_tokens"] + row["output_tokens"] for row in rows)
+    mean = tokens / max(1, sum(row["completed"] for row in rows))
+    return (
+        f"A request has {mean:.0f} tokens, which is {mean / longest:.2f} of the longest, for which {MAX} reserves. "
+        f"ShareGPT's in the paper have {PAPERS_TOKENS}, {PAPERS_TOKENS / PAPERS_LONGEST:.2f} of {PAPERS_LONGEST:,}: "
+        "the smaller that share, the more is reserved in vain, and the more it is worth to take blocks as tokens come."
+    )
 
 
 def ahead(found: Mapping[str, Any]) -> str:

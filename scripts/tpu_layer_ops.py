@@ -30,7 +30,7 @@ from layer_ops import layer_ops
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ROOT / "jpaged" / "planning" / "shapes"
-FAMILIES = {"llama": "models.llama:Llama", "qwen3": "models.llama:Llama", "gemma3_text": "models.gemma3:Gemma3"}
+FAMILIES = {"llama": "models.llama:Llama", "qwen3": "models.llama:Llama", "gemma3_text": "models.gemma:Gemma"}
 """Where a model type's module is: in an environment without jpaged no entry point says it."""
 COLUMNS = (
     "device | model | step | operations | the same for all | copies | sorts | gathers | cycles | row kernels | products"

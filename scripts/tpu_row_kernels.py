@@ -3,7 +3,7 @@
     python scripts/tpu_row_kernels.py                  v5e, v6e, v5p and tpu7x: a minute
     python scripts/tpu_row_kernels.py --targets v5e
 
-Compiles `add_rms_norm` and `rotated_heads` with the shapes of a device's share of a Llama-3-8B on eight, for a step of
+Compiles `add_rms_norm` and `rotated_heads`, with norms and without, with the shapes of a device's share of a Llama-3-8B on eight, for a step of
 64 tokens and one of 512. A row has all bundles of the kernel's schedule, a cycle each, as often as its inner loop
 turns, which is more than it runs; those for 16 x 128 numbers; and what `layer_ops.ROW_KERNELS` has for these. Waits and
 the launch are not in it.
@@ -65,6 +65,7 @@ def call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], An
     """Return a kernel's function, its operands' shapes and dtypes, and how many rows a turn of its inner loop takes."""
     import jax.numpy as jnp
 
+    from pallas_kernels.rotated_heads import HeadNorms
     from pallas_kernels.rotated_heads import tpu as heads
     from pallas_kernels.row_ops import tpu as norm
 
@@ -72,7 +73,15 @@ def call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], An
         shapes = [((rows, SIZE), jnp.bfloat16), ((rows, SIZE), jnp.bfloat16), ((SIZE,), jnp.bfloat16)]
         return lambda x, more, scale: norm.add_rms_norm(x, more, scale, 1e-5, 0.0), shapes, norm.SLAB
     joined, half = (rows, 1, GROUP + 2, HEAD_DIM), (rows, HEAD_DIM // 2)
-    return heads.rotated_heads, [(joined, jnp.bfloat16), (half, jnp.float32), (half, jnp.float32)], heads.TILE
+    shapes = [(joined, jnp.bfloat16), (half, jnp.float32), (half, jnp.float32)]
+    if kernel == "rotated_heads":
+        return heads.rotated_heads, shapes, heads.TILE
+    scales = [((HEAD_DIM,), jnp.bfloat16)] * 2
+    return (
+        lambda x, cos, sin, q, k: heads.rotated_heads(x, cos, sin, HeadNorms(q, k, 1e-6)),
+        shapes + scales,
+        heads.TILE,
+    )
 
 
 if __name__ == "__main__":

@@ -55,12 +55,11 @@ def rotated_heads(
     table = pl.BlockSpec((tile, width // 2), lambda i, h: (i, 0))
     operands = [joined.reshape(tokens, -1), cos, sin]
     specs = [pl.BlockSpec((tile, rows * width), lambda i, h: (i, h)), table, table]
-    kernel = functools.partial(_kernel, None, rows=rows, eps=0.0)
     if norms is not None:
-        operands, specs = [norms.factors, *operands], [pl.BlockSpec((2, width), lambda i, h: (0, 0)), *specs]
-        kernel = functools.partial(_kernel, rows=rows, eps=norms.eps)
+        operands.append(norms.factors)
+        specs.append(pl.BlockSpec((2, width), lambda i, h: (0, 0)))
     q, kv = pl.pallas_call(
-        kernel,
+        functools.partial(_kernel, rows=rows, eps=None if norms is None else norms.eps),
         out_shape=(
             jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), joined.dtype),
             jax.ShapeDtypeStruct((kv_heads, 2, tokens, width), joined.dtype),
@@ -73,18 +72,19 @@ def rotated_heads(
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
-        name="rotated_heads",
+        name="rotated_heads" if norms is None else "normed_rotated_heads",
     )(*operands)
     kv = jnp.moveaxis(kv, 2, 0)
     return q, kv[:, :, 0], kv[:, :, 1]
 
 
-def _kernel(factors, joined, cos, sin, q, kv, *, rows: int, eps: float):
+def _kernel(joined, cos, sin, *others, rows: int, eps: float | None):
     """Turn a KV head of a tile of tokens; all references are VMEM.
 
-    factors [2, width] of the norms, None = there are none; joined [tile, rows * width]; cos, sin [tile, width / 2];
+    joined [tile, rows * width]; cos, sin [tile, width / 2]; factors of the norms [2, width], unless `eps` is None;
     q [tile, rows - 2, width]; kv [2, tile, width].
     """
+    *factors, q, kv = others
     width = q.shape[-1]
     both = jnp.concatenate([cos[...], cos[...]], axis=-1)
     signed = jnp.concatenate([-sin[...], sin[...]], axis=-1)
@@ -94,9 +94,9 @@ def _kernel(factors, joined, cos, sin, q, kv, *, rows: int, eps: float):
 
     def turned(number):
         x = row(number).astype(jnp.float32)
-        if factors is not None:
+        if eps is not None:
             root = lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) * (1 / width) + eps)
-            x = (x * root * factors[pl.ds(number // (rows - 2), 1)]).astype(q.dtype).astype(jnp.float32)
+            x = (x * root * factors[0][pl.ds(number // (rows - 2), 1)]).astype(q.dtype).astype(jnp.float32)
         return x * both + pltpu.roll(x, width // 2, 1) * signed
 
     q[...] = jnp.stack([turned(number) for number in range(rows - 2)], axis=1).astype(q.dtype)

@@ -55,7 +55,10 @@ def compared(name: str, config: PretrainedConfig) -> dict:
 
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             outputs[impl] = np.asarray(jax.jit(forward)(params, tokens))
-            called = re.findall(r"name=(add_rms_norm|rotated_heads)\b", str(jax.make_jaxpr(forward)(params, tokens)))
+            called = re.findall(
+                r"name=(add_rms_norm|normed_rotated_heads|rotated_heads)\b",
+                str(jax.make_jaxpr(forward)(params, tokens)),
+            )
     return {"kernels": called, "error": float(np.abs(outputs["xla"] - outputs["tpu_interpret"]).max())}
 
 

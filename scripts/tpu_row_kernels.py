@@ -5,8 +5,8 @@
 
 Compiles `add_rms_norm` and `rotated_heads`, with norms and without, with the shapes of a device's share of a Llama-3-8B
 on eight, for a step of 64 tokens and one of 512. A row has all bundles of the kernel's schedule, a cycle each, as often
-as its inner loop turns, which is more than it runs; those for 16 x 128 numbers; and what `layer_ops.ROW_KERNELS` has for
-these. Waits and the launch are not in it.
+as its inner loop turns, which is more than it runs; those for 16 x 128 numbers; and what `layer_ops.ROW_KERNELS` has
+for these. Waits and the launch are not in it.
 
 It needs libtpu, as `tpu_schedule.py` does.
 """

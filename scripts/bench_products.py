@@ -8,7 +8,8 @@ The shapes are those of SmolLM2-135M's MLP and vocabulary; each figure is a mean
 them out of the caches for float32, which stands in arrays; "panels" is float32 in panels, "table" float32 that lies the
 other way round, as a vocabulary's table does, "exact" a matrix that a checkpoint stores in bfloat16, held so and
 multiplied in float32; "argmax" finds the place of each row's largest product with such a table by its screen, at the
-speed that computing them all would have. With `--processor-time` other work on the machine counts less.
+speed that computing them all would have. `--matrices 3` keeps int8 out of the caches too. With `--processor-time` other
+work on the machine counts less.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="rows that are multiplied (1 8 64)")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help=f"({' '.join(FORMS)})")
+    parser.add_argument("--matrices", type=int, default=1, help="times as many matrices, for narrow forms (1)")
     parser.add_argument("--processor-time", action="store_true", help="time of all threads, not of the clock")
     args = parser.parse_args()
     clock = time.process_time if args.processor_time else time.perf_counter
@@ -51,7 +53,7 @@ def main() -> None:
     columns = " | ".join(f"{form} | times" for form in args.forms)
     print(f"| matrix | rows | float32 | {columns} |\n|" + "---|" * (3 + 2 * len(args.forms)))
     for (inputs, outputs), matrices in SHAPES.items():
-        forms = _forms(rng, inputs, outputs, matrices, args.forms)
+        forms = _forms(rng, inputs, outputs, matrices * args.matrices, args.forms)
         for rows in args.rows:
             x = jnp.asarray(rng.standard_normal((rows, inputs)), jnp.float32)
             best = dict.fromkeys(forms, float("inf"))

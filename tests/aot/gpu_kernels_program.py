@@ -75,6 +75,12 @@ TARGETS = {
 }
 
 
+def rotated(compiler: Compiler, joined: jax.Array, cos: jax.Array, sin: jax.Array, *scales: jax.Array) -> Any:
+    """Heads rotated, and normed before if there are scales of norms."""
+    norms = HeadNorms(scales[0], scales[1], eps=1e-6) if scales else None
+    return rotated_heads(joined, cos, sin, norms, launch=compiler)
+
+
 def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     """What each kernel takes at a model's shapes."""
     compiler = Compiler(capability)
@@ -95,8 +101,8 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
         joined, angles = array(TOKENS, kv_heads, group + 2, head_dim, dtype=dtype), (TOKENS, head_dim // 2)
         tables = tuple(array(*angles, dtype=jnp.float32) for _ in range(2))
         scale = array(head_dim, dtype=dtype)
-        for norms in (None, HeadNorms(scale, scale, eps=1e-6)):
-            jax.eval_shape(partial(rotated_heads, norms=norms, launch=compiler), joined, *tables)
+        for scales in ((), (scale, scale)):
+            jax.eval_shape(partial(rotated, compiler), joined, *tables, *scales)
         jax.eval_shape(partial(block_copy, launch=compiler), view, array(SEQS), array(SEQS))
     return compiler.kernels
 

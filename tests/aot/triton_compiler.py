@@ -49,7 +49,9 @@ class Compiler:
             options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True},
         )
         name = launch.kernel.__name__
-        self.kernels[name] = {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"])
+        takes = {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"])
+        known = self.kernels.get(name, takes)  # a kernel of several forms is what the largest takes
+        self.kernels[name] = {what: max(number, known[what]) for what, number in takes.items()}
         return [jax.numpy.zeros(out.shape, out.dtype) for out in launch.out]
 
 

@@ -11,7 +11,7 @@ from serving_real_rows import made
 from jpaged.benchmarks.serving_real.experiments import curve, finite
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.page import page
-from jpaged.benchmarks.serving_real.policies import POLICIES
+from jpaged.benchmarks.serving_real.policies import MAX_OF_TWICE, POLICIES
 from jpaged.benchmarks.serving_real.verdicts import DEFAULT, against_lru, ahead, goals, lengths
 from jpaged.benchmarks.serving_real.workload import KINDS
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST
@@ -93,6 +93,11 @@ def test_how_long_requests_are_beside_what_is_reserved_is_told_with_the_papers()
     rows[0] |= {"completed": 0, "prompt_tokens": 0, "output_tokens": 0}
     assert "has 200 tokens, which is 0.39 of the longest, for which Orca (Max)" in lengths(load, 512)
     assert "have 499, 0.24 of 2,048" in lengths(load, 512)
+    assert MAX_OF_TWICE not in lengths(load, 512)
+    load["systems"][MAX_OF_TWICE] = load["systems"][MAX]
+    assert "for which Orca (Max) reserves, and 0.20 of that of Orca (Max), twice as long. ShareGPT" in lengths(
+        load, 512
+    )
     del load["systems"][MAX]
     assert lengths(load, 512) == ""
 

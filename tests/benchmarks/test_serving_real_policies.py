@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpaged.benchmarks.memory_contiguous import Buddy, ContiguousMemory
+from jpaged.benchmarks.serving_real.experiments import policies_of
 from jpaged.benchmarks.serving_real.host import MARGIN, RANDOM, Sizes, hosted
 from jpaged.benchmarks.serving_real.policies import (
+    MAX_OF_TWICE,
     POLICIES,
     RealPolicy,
     WholePrompts,
@@ -239,5 +243,25 @@ def test_requests_are_served_in_real_time_and_late_ones_are_cut_off(host):
 
 def test_a_policy_that_could_run_nothing_is_refused(host):
     engine = host.llm._engine
-    with pytest.raises(ValueError, match="holds no region of max_model_len=4,096"):
+    with pytest.raises(ValueError, match="holds no region of 4,096, which is 1 times max_model_len=4,096"):
         scheduler_for(POLICIES[MAX], host.llm.config, engine.runner.spec, 4096)
+
+
+def test_twice_as_long_reserves_for_a_request_of_twice_the_longest(host):
+    engine = host.llm._engine
+    longest = engine.max_model_len
+    twice, once = (
+        scheduler_for(POLICIES[name], host.llm.config, engine.runner.spec, longest).memory
+        for name in (MAX_OF_TWICE, MAX)
+    )
+    assert twice.region(10, 4) == 2 * longest == 2 * once.region(10, 4)
+    with pytest.raises(ValueError, match="holds no region of 256, which is 2 times max_model_len=128"):
+        small = replace(engine.runner.spec, layout=part_of(engine.runner.spec.layout, 0.25))
+        scheduler_for(POLICIES[MAX_OF_TWICE], host.llm.config, small, 128)
+
+
+def test_what_no_pool_of_the_size_can_reserve_is_not_compared():
+    sizes = Sizes(pool_tokens=1000, max_model_len=512, max_num_seqs=4, step_tokens=64)
+    assert MAX in policies_of("some model", sizes) and MAX_OF_TWICE not in policies_of("some model", sizes)
+    assert MAX_OF_TWICE in policies_of("some model", replace(sizes, pool_tokens=1024))
+    assert MAX_OF_TWICE not in policies_of(RANDOM, sizes)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jpaged.benchmarks.serving_load import arrival_times
-from jpaged.benchmarks.serving_real.host import RANDOM, Host
+from jpaged.benchmarks.serving_real.host import RANDOM, Host, Sizes
 from jpaged.benchmarks.serving_real.measures import Row, latency, measured
 from jpaged.benchmarks.serving_real.policies import (
+    MAX_OF_TWICE,
     POLICIES,
     UNCACHED,
     RealPolicy,
@@ -26,7 +27,7 @@ from jpaged.benchmarks.serving_sim.policies import FASTER, MAX, ORACLE, PAGED, P
 
 Say = Callable[[str], None]
 
-ONE_KIND = (PAGED, UNCACHED, ORACLE, POW2, MAX, FASTER)
+ONE_KIND = (PAGED, UNCACHED, ORACLE, POW2, MAX, MAX_OF_TWICE, FASTER)
 """Policies of a model whose layers are alike, in which the largest page changes nothing."""
 SEVERAL_KINDS = (PAGED, LARGEST, NAIVE, ORACLE, POW2, MAX)
 """Policies of a model whose layers differ."""
@@ -182,9 +183,10 @@ def mechanisms(bench: Bench, limit: float) -> dict[str, list[Row]]:
     return found
 
 
-def policies_of(model: str) -> tuple[str, ...]:
-    """Return the policies that are compared on a model."""
-    return SEVERAL_KINDS if model == RANDOM else ONE_KIND
+def policies_of(model: str, sizes: Sizes) -> tuple[str, ...]:
+    """Return the policies that are compared on a model, without those whose regions are larger than the pool."""
+    names = SEVERAL_KINDS if model == RANDOM else ONE_KIND
+    return tuple(name for name in names if POLICIES[name].times_longest * sizes.max_model_len <= sizes.pool_tokens)
 
 
 def finite(value: Any) -> Any:

@@ -9,7 +9,7 @@ from jpaged.benchmarks.serving_real import tables
 from jpaged.benchmarks.serving_real.experiments import ALONE, PRESSED
 from jpaged.benchmarks.serving_real.host import RANDOM
 from jpaged.benchmarks.serving_real.peers import CACHE_GIB, SHARE
-from jpaged.benchmarks.serving_real.policies import SMALL_POOL, SMALL_STEPS, UNCACHED
+from jpaged.benchmarks.serving_real.policies import MAX_OF_TWICE, SMALL_POOL, SMALL_STEPS, UNCACHED
 from jpaged.benchmarks.serving_real.verdicts import against_lru, ahead, goals, lengths
 from jpaged.benchmarks.serving_sim.hybrid_policies import LARGEST, NAIVE
 from jpaged.benchmarks.serving_sim.plots import TOP
@@ -63,6 +63,7 @@ POLICIES = {
     "buddy allocator rounds it up to a power of two. No prefix is shared or cached",
     POW2: "the same, with the answer's length rounded up to a power of two first",
     MAX: "the same, for the longest request",
+    MAX_OF_TWICE: "the same, for a longest request twice as long as there are any",
     NAIVE: "like jpaged, but any request may take an empty block of any large page",
     FASTER: "regions of the longest request, and nobody is let in while a batch runs. Answers come token by token "
     "here, where FasterTransformer gives them at the end of the batch",

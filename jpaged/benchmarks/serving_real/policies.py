@@ -32,6 +32,7 @@ class RealPolicy:
         name: what tables call it.
         settings: fields of `EngineConfig` that are others than the engine's own.
         reserves: name of an Orca, whose reservations hold; None = blocks are taken as they are needed.
+        times_longest: what the reservations take for the longest request, as a multiple of what a request may have.
         request_level: whether nobody is let in while a batch of reservations runs.
         naive: whether any request may take an empty block of any large page.
         keeps_all: whether every layer keeps every token, as in pages of one size.
@@ -42,6 +43,7 @@ class RealPolicy:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     reserves: str | None = None
+    times_longest: int = 1
     request_level: bool = False
     naive: bool = False
     keeps_all: bool = False
@@ -51,6 +53,10 @@ class RealPolicy:
 
 RECOMPUTE: dict[str, Any] = {"preemption_mode": "recompute", "swap_space": None}
 UNCACHED = "jpaged, no prefix cache"
+MAX_OF_TWICE = "Orca (Max), twice as long"
+"""Reserves for a longest request twice as long as there are any, beside which requests are as short as ShareGPT's are
+beside OPT's longest in the PagedAttention paper."""
+TWICE = 2
 
 _KNOWN = (
     RealPolicy(PAGED, RECOMPUTE),
@@ -58,6 +64,7 @@ _KNOWN = (
     RealPolicy(LARGEST, RECOMPUTE, keeps_all=True),
     RealPolicy(NAIVE, RECOMPUTE, naive=True),
     *(RealPolicy(name, reserves=name) for name in (ORACLE, POW2, MAX)),
+    RealPolicy(MAX_OF_TWICE, reserves=MAX, times_longest=TWICE),
     RealPolicy(FASTER, reserves=MAX, request_level=True),
 )
 POLICIES = {policy.name: policy for policy in _KNOWN}
@@ -117,21 +124,22 @@ def scheduler_for(policy: RealPolicy, config: SizedConfig, spec: PoolSpec, max_m
     """Return a scheduler over a memory of its own, for an engine of these settings and this pool.
 
     Raises:
-        ValueError: a request of the longest length has no region in the pool; or the pool would be cut otherwise
-            than the engine's programs know it.
+        ValueError: the longest request that is reserved for has no region in the pool; or the pool would be cut
+            otherwise than the engine's programs know it.
     """
     if policy.reserves is not None:
         slots = int(spec.layout.num_pages * spec.layout.page_bytes / token_bytes(spec))
-        if slots < max_model_len:
+        longest = policy.times_longest * max_model_len
+        if slots < longest:
             raise ValueError(
-                f"a pool of {slots:,} tokens holds no region of max_model_len={max_model_len:,}: {policy.name} could "
-                "run nothing"
+                f"a pool of {slots:,} tokens holds no region of {longest:,}, which is {policy.times_longest} times "
+                f"max_model_len={max_model_len:,}: {policy.name} could run nothing"
             )
         kind = RequestLevelScheduler if policy.request_level else ReservingScheduler
         return kind.over(
             spec.layout,
             slots,
-            reservation(policy.reserves, max_model_len),
+            reservation(policy.reserves, longest),
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

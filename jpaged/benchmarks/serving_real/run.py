@@ -82,14 +82,14 @@ def run(
         with hosted(first, ask.sizes) as host:
             bench = Bench(host, texts, ask.timing, say)
             if "load" in left:
-                found.add("load", finite(load(bench, policies_of(first))))
+                found.add("load", finite(load(bench, policies_of(first, ask.sizes))))
             if "mechanisms" in left:
                 loaded = found.parts.get("load")
                 limit = loaded["limit"] if loaded is not None else ask.timing.slower * bench.alone()
                 found.add("mechanisms", finite({"model": host.name, **mechanisms(bench, limit)}))
     if "hybrid" in left and not ask.quick:
         with hosted(RANDOM, ask.sizes) as host:
-            found.add("hybrid", finite(load(Bench(host, texts, ask.timing, say), policies_of(RANDOM))))
+            found.add("hybrid", finite(load(Bench(host, texts, ask.timing, say), policies_of(RANDOM, ask.sizes))))
     if "peers" in left:
         tokens = (CACHE_GIB << 30) // kv_bytes(ask.model)
         sizes = Sizes(tokens, ask.max_model_len, peer_engine.SEQUENCES, peer_engine.STEP_TOKENS)

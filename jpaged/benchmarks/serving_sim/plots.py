@@ -14,6 +14,7 @@ LINES = (
     ("0.55", ":", "D"),
     ("0.7", "-", "x"),
     ("0.5", "--", "v"),
+    ("0.3", ":", "P"),
 )
 """Colour, dashes and mark of each policy, told apart without colours."""
 

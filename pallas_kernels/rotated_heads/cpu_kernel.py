@@ -52,38 +52,35 @@ def _sizes(frame):
     return (*shape, dimension(angles, 1))
 
 
+@njit
+def _place(frame, head, row, rows, width):
+    """Return where a row of a head is put: its queries in the first result, its key and its value in the others."""
+    if row < rows - 2:
+        return row_at(result(frame, 0), head * (rows - 2) + row, width)
+    return row_at(result(frame, row - rows + 3), head, width)
+
+
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _rotate(frame, begin, end):
     joined, (tokens, heads, rows, width, half) = argument(frame, 0), _sizes(frame)
     for token in range(begin * ROWS, min(end * ROWS, tokens)):
         cos, sin = row_at(argument(frame, 1), token, half), row_at(argument(frame, 2), token, half)
         for head in range(token * heads, (token + 1) * heads):
-            for row in range(rows - 2):
-                _turn(
-                    row_at(joined, head * rows + row, width),
-                    cos,
-                    sin,
-                    row_at(result(frame, 0), head * (rows - 2) + row, width),
-                )
-            _turn(row_at(joined, (head + 1) * rows - 2, width), cos, sin, row_at(result(frame, 1), head, width))
-            row_at(result(frame, 2), head, width)[:] = row_at(joined, (head + 1) * rows - 1, width)
+            for row in range(rows - 1):
+                x = row_at(joined, head * rows + row, width)
+                _turn(x, cos, sin, _place(frame, head, row, rows, width))
+            _place(frame, head, rows - 1, rows, width)[:] = row_at(joined, (head + 1) * rows - 1, width)
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _norm_and_rotate(frame, begin, end):
     joined, (tokens, heads, rows, width, half) = argument(frame, 0), _sizes(frame)
-    factors = argument(frame, 3)
     (eps,) = carray(data(argument(frame, 4)), (1,), np.float32)
     for token in range(begin * ROWS, min(end * ROWS, tokens)):
         cos, sin = row_at(argument(frame, 1), token, half), row_at(argument(frame, 2), token, half)
         for head in range(token * heads, (token + 1) * heads):
             for row in range(rows - 1):
                 x = row_at(joined, head * rows + row, width)
-                key = row == rows - 2
-                out = (
-                    row_at(result(frame, 1), head, width)
-                    if key
-                    else row_at(result(frame, 0), head * (rows - 2) + row, width)
-                )
-                _norm_and_turn(x, inverse_size(x, eps), row_at(factors, 1 if key else 0, width), cos, sin, out)
-            row_at(result(frame, 2), head, width)[:] = row_at(joined, (head + 1) * rows - 1, width)
+                factors = row_at(argument(frame, 3), 1 if row == rows - 2 else 0, width)
+                _norm_and_turn(x, inverse_size(x, eps), factors, cos, sin, _place(frame, head, row, rows, width))
+            _place(frame, head, rows - 1, rows, width)[:] = row_at(joined, (head + 1) * rows - 1, width)

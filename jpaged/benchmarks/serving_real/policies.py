@@ -54,8 +54,8 @@ class RealPolicy:
 RECOMPUTE: dict[str, Any] = {"preemption_mode": "recompute", "swap_space": None}
 UNCACHED = "jpaged, no prefix cache"
 MAX_OF_TWICE = "Orca (Max), twice as long"
-"""Reserves for a longest request twice as long as there are any, so that of the two the PagedAttention paper's share of a
-request in the longest lies between (see `verdicts.lengths`)."""
+"""Reserves for a longest request twice as long as there are any: the share of the longest that a request of the
+PagedAttention paper has lies between the shares of both (see `verdicts.lengths`)."""
 TWICE = 2
 
 _KNOWN = (

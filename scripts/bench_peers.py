@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from jpaged.benchmarks.kept_figures import check_place, keep
-from jpaged.benchmarks.peer_settings import peer_variables
+from jpaged.benchmarks.peer_settings import peer_variables, with_descendants
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.config import KV_CACHE_DTYPES
 from jpaged.loading.open_checkpoint import open_model
@@ -97,21 +97,9 @@ class Engine:
 
     def signal(self, number: int) -> None:
         """Send a signal to the engine and to all processes that it started, whatever groups they have made (Linux)."""
-        for process in _with_descendants(self.process.pid):
+        for process in with_descendants(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
-
-
-def _with_descendants(process: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [process]
-    for each in found:
-        found += children.get(each, [])
-    return found
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""Says with which variables of the environment another engine is started, so that it has all that jpaged has."""
+"""Says with which variables another engine is started, so that it has all that jpaged has, and what it has started."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -28,3 +29,16 @@ def peer_variables(name: str, folder: Path) -> dict[str, str]:
     if found := [library for library in preloaded if library]:
         variables["LD_PRELOAD"] = ":".join(found)
     return variables
+
+
+def with_descendants(process: int) -> list[int]:
+    """Return a process and all that it started, whatever groups they have made (Linux; elsewhere itself alone)."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [process]
+    for each in found:
+        found += children.get(each, [])
+    return found

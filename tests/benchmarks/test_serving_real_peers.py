@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -81,6 +83,24 @@ def test_an_engine_that_goes_on_but_says_nothing_more_is_ended(monkeypatch):
     monkeypatch.setattr("jpaged.benchmarks.serving_real.peers.LAST_SECONDS", 0.1)
     with pytest.raises(ValueError, match="the engine ended with status -9"):
         Peer("lingers", [sys.executable, "-c", "import os, time; os.close(1); time.sleep(600)"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are found by /proc")
+def test_what_an_engine_started_ends_with_it(tmp_path):
+    told = tmp_path / "child"
+    code = (
+        "import pathlib, subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); "
+        f"pathlib.Path({str(told)!r}).write_text(str(child.pid)); print('{{}}', flush=True); time.sleep(600)"
+    )
+    peer = Peer("parent", [sys.executable, "-c", code])
+    stat = Path(f"/proc/{told.read_text()}/stat")
+    assert stat.exists()
+    peer.close()
+    deadline = time.monotonic() + 30
+    while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not stat.exists() or ") Z " in stat.read_text()
 
 
 def test_an_engine_that_ends_is_named_with_what_it_said_last(fake):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jpaged.benchmarks.peer_settings import peer_variables
+from jpaged.benchmarks.peer_settings import peer_variables, with_descendants
 from jpaged.benchmarks.serving_answer import Answer
 from jpaged.benchmarks.serving_load import arrival_times
 from jpaged.benchmarks.serving_real.experiments import Bench
@@ -101,8 +102,10 @@ class Peer:
         return answers
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
+        """End the process, and those that it started: vLLM's would go on."""
+        for process in with_descendants(self._process.pid) if self._process.poll() is None else ():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

@@ -43,6 +43,8 @@ engine.ENGINES["fake"] = fake
 engine.main()
 """
 
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are found by /proc")
+
 
 @pytest.fixture
 def fake(tmp_path):
@@ -85,22 +87,45 @@ def test_an_engine_that_goes_on_but_says_nothing_more_is_ended(monkeypatch):
         Peer("lingers", [sys.executable, "-c", "import os, time; os.close(1); time.sleep(600)"])
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are found by /proc")
-def test_what_an_engine_started_ends_with_it(tmp_path):
-    told = tmp_path / "child"
+def starting_another(told, then):
+    """Return a command that starts a process in a session of its own, writes its id to `told` and goes on so."""
     code = (
-        "import pathlib, subprocess, sys, time; "
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); "
-        f"pathlib.Path({str(told)!r}).write_text(str(child.pid)); print('{{}}', flush=True); time.sleep(600)"
+        "import os, pathlib, subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True, "
+        "stdout=subprocess.DEVNULL); "
+        f"pathlib.Path({str(told)!r}).write_text(str(child.pid)); {then}; time.sleep(600)"
     )
-    peer = Peer("parent", [sys.executable, "-c", code])
-    stat = Path(f"/proc/{told.read_text()}/stat")
-    assert stat.exists()
-    peer.close()
+    return [sys.executable, "-c", code]
+
+
+def ends(process):
+    stat = Path(f"/proc/{process}/stat")
     deadline = time.monotonic() + 30
-    while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            if ") Z " in stat.read_text():
+                return True
+        except OSError:
+            return True
         time.sleep(0.01)
-    assert not stat.exists() or ") Z " in stat.read_text()
+    return False
+
+
+@needs_proc
+def test_what_an_engine_started_ends_with_it(tmp_path):
+    peer = Peer("parent", starting_another(tmp_path / "child", "print('{}', flush=True)"))
+    child = (tmp_path / "child").read_text()
+    assert Path(f"/proc/{child}").exists()
+    peer.close()
+    assert ends(child)
+
+
+@needs_proc
+def test_what_an_engine_started_ends_with_one_that_says_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr("jpaged.benchmarks.serving_real.peers.LAST_SECONDS", 0.1)
+    with pytest.raises(ValueError, match="the engine ended with status -9"):
+        Peer("lingers", starting_another(tmp_path / "child", "os.close(1)"))
+    assert ends((tmp_path / "child").read_text())
 
 
 def test_an_engine_that_ends_is_named_with_what_it_said_last(fake):

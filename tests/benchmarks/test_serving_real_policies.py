@@ -265,3 +265,5 @@ def test_what_no_pool_of_the_size_can_reserve_is_not_compared():
     assert MAX in policies_of("some model", sizes) and MAX_OF_TWICE not in policies_of("some model", sizes)
     assert MAX_OF_TWICE in policies_of("some model", replace(sizes, pool_tokens=1024))
     assert MAX_OF_TWICE not in policies_of(RANDOM, sizes)
+    small = replace(sizes, pool_tokens=256)  # for which Orca (Max) is refused by name, and jpaged is compared still
+    assert {PAGED, MAX} <= set(policies_of("some model", small))

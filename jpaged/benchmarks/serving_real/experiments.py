@@ -13,6 +13,7 @@ from jpaged.benchmarks.serving_real.measures import Row, latency, measured
 from jpaged.benchmarks.serving_real.policies import (
     MAX_OF_TWICE,
     POLICIES,
+    TWICE,
     UNCACHED,
     RealPolicy,
     chunking,
@@ -184,9 +185,12 @@ def mechanisms(bench: Bench, limit: float) -> dict[str, list[Row]]:
 
 
 def policies_of(model: str, sizes: Sizes) -> tuple[str, ...]:
-    """Return the policies that are compared on a model, without those whose regions are larger than the pool."""
+    """Return the policies that are compared on a model, without a reservation for more than the longest request where
+    the pool has no room for that. A pool that has none for the longest request itself is refused by `scheduler_for`."""
     names = SEVERAL_KINDS if model == RANDOM else ONE_KIND
-    return tuple(name for name in names if POLICIES[name].times_longest * sizes.max_model_len <= sizes.pool_tokens)
+    if TWICE * sizes.max_model_len <= sizes.pool_tokens:
+        return names
+    return tuple(name for name in names if name != MAX_OF_TWICE)
 
 
 def finite(value: Any) -> Any:

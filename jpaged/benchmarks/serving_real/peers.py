@@ -80,7 +80,7 @@ class Peer:
         try:
             status = self._process.wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:  # its own threads or processes go on
-            self._process.kill()
+            self._kill()
             status = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").splitlines()[-LAST_LINES:]
@@ -103,15 +103,19 @@ class Peer:
 
     def close(self) -> None:
         """End the process, and those that it started: vLLM's would go on."""
-        for process in with_descendants(self._process.pid) if self._process.poll() is None else ():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        self._kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # what was not sent to a process that ended
                     pipe.close()
         self._errors.close()
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            for process in with_descendants(self._process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
 
 
 def commands(environments: Mapping[str, Path], model: Path | None, context: int) -> dict[str, list[str]]:

@@ -1,9 +1,9 @@
 """Implements paged_attention as a Pallas Mosaic TPU kernel: ragged, flash-style, reading the pool in place.
 
-A batch with prompts takes two launches, one for sequences that decode and one for the others (see `tpu_plan`), whose
-results are put together by row. The grid of a launch runs over units (see `tpu_units`) and chunks of KV heads. A unit
-walks its pages in steps of a few hundred keys, the queries of one KV head as rows of matrix products (see
-`tpu_kernel`).
+A batch with prompts takes two launches, one for the prompts and then one for the sequences that decode (see
+`tpu_plan`), which writes its rows into the result of the first. The grid of a launch runs over units (see `tpu_units`)
+and chunks of KV heads. A unit walks its pages in steps of a few hundred keys, the queries of one KV head as rows of
+matrix products (see `tpu_kernel`).
 """
 
 from __future__ import annotations
@@ -107,12 +107,15 @@ def paged_attention(
     )
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     width = slice(start_of_v, start_of_v + (value_dim or head_dim))
-    decoded = _launch(call, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")[..., width]
+    decode = functools.partial(_launch, call, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")
     if plan.prompts is None or plan.of_prompt is None or plan.of_decode is None:
-        return decoded
-    read = _launch(call, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")[..., width]
-    of_prompt, of_decode = plan.of_prompt[:, None, None, None], plan.of_decode[:, None, None, None]
-    return jnp.where(of_decode, decoded, jnp.where(of_prompt, read, 0))
+        return decode()[..., width]
+    read = _launch(call, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")
+    read = jnp.where(plan.of_prompt[:, None, None, None], read, 0)
+    if copies_of(view.dtype) == 1:
+        return decode(read)[..., width]
+    # What a launch writes is two halves of a row here, which only together are the row.
+    return jnp.where(plan.of_decode[:, None, None, None], decode(), read)[..., width]
 
 
 class _Call(NamedTuple):
@@ -143,8 +146,10 @@ def _launch(
     tile: Tile,
     last_keys: Int[Array, "chunks 1 lanes"] | None,
     name: str,
+    into: Float[Array, "tokens kv_heads q_per_kv value_lanes"] | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_lanes"]:
-    """Attend from the units of one work list; the other rows of the result may be anything."""
+    """Attend from the units of one work list; the other rows of the result are those of `into`, whose memory it takes
+    where it can, or may be anything."""
     view, plan = call.view, call.plan
     tokens, kv_heads, group, lanes = q.shape
     units, (_, _, tiles, block_rows, _) = work.shape[1], view.shape
@@ -181,6 +186,9 @@ def _launch(
         block = (tile.chunks, *last_keys.shape[1:])
         in_specs.append(pl.BlockSpec(block, lambda h, u, *more: (tile_of_unit(h, u, *more)[0], 0, 0)))
         inputs.append(last_keys)
+    if into is not None:
+        in_specs.append(pl.BlockSpec((tile.chunks, heads, rows, value_lanes), tile_of_unit))
+        inputs.append(into)
     prefetched = [call.layer, work, *([plan.tables] if whole_tables else [])]
     scratch = [
         pltpu.VMEM((depth, step_pages, heads, tiles, block_rows, LANES), view.dtype),
@@ -196,7 +204,8 @@ def _launch(
         scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]
     ring_bytes = depth * step_pages * block_rows * row_bytes
     state_bytes = 4 * tile.chunks * heads * rows * (2 * LANES + value_lanes)
-    moved_bytes = 2 * q.dtype.itemsize * tile.chunks * heads * rows * (lanes + value_lanes)  # double buffers
+    moved_lanes = lanes + (1 if into is None else 2) * value_lanes
+    moved_bytes = 2 * q.dtype.itemsize * tile.chunks * heads * rows * moved_lanes  # double buffers
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
@@ -204,6 +213,7 @@ def _launch(
             span_pages=span_pages,
             has_sinks=call.sinks is not None,
             has_last_keys=last_keys is not None,
+            has_into=into is not None,
             zero_dead_units=zero_dead_units,
             **call.options,
         ),
@@ -223,6 +233,7 @@ def _launch(
             disable_bounds_checks=True,
             vmem_limit_bytes=ring_bytes + state_bytes + moved_bytes + SPARE_VMEM,
         ),
+        input_output_aliases={} if into is None else {len(prefetched) + len(inputs) - 1: 0},
         interpret=call.interpret,
         name=name,
     )(*prefetched, *inputs)

@@ -46,6 +46,7 @@ def attend_to_unit(
     layers: int,
     has_sinks: bool,
     has_last_keys: bool,
+    has_into: bool,
     zero_dead_units: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
@@ -53,15 +54,17 @@ def attend_to_unit(
     `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_tables`); in VMEM the
     queries of the unit's tile [chunks, heads, rows, lanes] with row = group member * chunk + place; in HBM the view; in
     VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may
-    be another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,
-    penalty [1, step keys], and the windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a
-    chunk. `span_pages`: pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and
-    layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live
-    have rows of `out`.
+    be another than its own, the tile of another launch's result whose memory out takes if it takes one's, and out
+    [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`, penalty [1, step keys], and the
+    windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a chunk. `span_pages`: pages whose
+    keys are multiplied at once. `layers`: those of the view, whose rows are blocks and layers together. `has_sinks`,
+    `has_last_keys`, `has_into`: whether there are these. `zero_dead_units`: units that are not live have rows of `out`.
     """
     layer, work, tables, q, view, *more = refs
-    sinks, last_keys = more[:has_sinks], more[has_sinks : has_sinks + has_last_keys]
-    out, buffers, top, total, acc, penalty, cursor, sems, *windows = more[has_sinks + has_last_keys :]
+    sinks, more = more[:has_sinks], more[has_sinks:]
+    last_keys, more = more[:has_last_keys], more[has_last_keys:]
+    into, more = more[:has_into], more[has_into:]
+    out, buffers, top, total, acc, penalty, cursor, sems, *windows = more
     units = Units.of(work)
     chunks, heads, rows, _ = q.shape
     decodes = chunk * chunks == 1
@@ -236,6 +239,12 @@ def attend_to_unit(
             ring.release()
 
         each_chunk(write)
+
+    if into:  # a tile is written back even where no unit is live
+
+        @pl.when((unit == 0) & (units.num_units[0] == 0))
+        def _():
+            out[...] = into[0][...]
 
     if zero_dead_units:
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, HeadLayout, LayerRef, WeightSource, head_layout
 from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes
+from pallas_kernels.stacked_row import StackedRow
 
 from . import weights as convert
 from .heads_norm import HeadsNorm
@@ -170,14 +171,14 @@ class Attention(nnx.Module):
         self, fused: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables
     ) -> tuple[Array, Array, Array]:
         """Return the queries, keys and values as `rotated_heads` does, normed if this layer's are."""
-        scales: list[Array] = []
+        scales: list[Array | StackedRow] = []
         eps = offset = 0.0
         if self.norms_together:
             assert isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm)
             eps, offset = self.q_norm.eps, self.q_norm.offset
             scales = [norm.scale[...] for norm in (self.q_norm, self.k_norm) if norm.scale is not None]
 
-        def turn(joined: Array, cos: Array, sin: Array, *scales: Array) -> tuple[Array, Array, Array]:
+        def turn(joined: Array, cos: Array, sin: Array, *scales: Array | StackedRow) -> tuple[Array, Array, Array]:
             assert self.rotates_by is not None
             norms = HeadNorms(scales[0], scales[1], eps, offset) if scales else None
             return rotated_heads(joined, cos, sin, norms, impl=self.rotates_by)

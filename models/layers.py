@@ -18,10 +18,11 @@ from jaxtyping import Array, Float
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
 from pallas_kernels.row_ops import add_rms_norm, gated, rms_norm
+from pallas_kernels.stacked_row import StackedRow
 
 from . import weights as convert
 from .linear import Linear, LiveRows
-from .parameters import constant_param
+from .parameters import LayerVector, constant_param
 from .shards import each_shard
 from .stack import Sum
 
@@ -50,7 +51,7 @@ class RMSNorm(nnx.Module):
     """
 
     def __init__(self, size: int, eps: float, build: BuildContext, *, offset: float = 0.0, affine: bool = True):
-        self.scale = constant_param(build, (size,), 1.0 - offset) if affine else None
+        self.scale = LayerVector(jnp.full(size, 1.0 - offset, build.dtype)) if affine else None
         self.eps = eps
         self.offset = offset
         self.impl = build.product_impl
@@ -70,7 +71,7 @@ class RMSNorm(nnx.Module):
         return add(x.hidden, x.rest, self._scale)
 
     @property
-    def _scale(self) -> Float[Array, " size"] | None:
+    def _scale(self) -> Float[Array, " size"] | StackedRow | None:
         return None if self.scale is None else self.scale[...]
 
     def weights(self, path: tuple[str, ...], name: str, layer: int | None = None) -> Iterator[WeightSource]:

@@ -26,6 +26,10 @@ def random_param(build: BuildContext, shape: tuple[int, ...]) -> nnx.Param:
     return nnx.Param(drawn * jnp.asarray(INIT_STDDEV, build.dtype))
 
 
+class LayerVector(nnx.Param):
+    """A vector that stands as a `StackedRow` in a loop over stacked layers, where kernels read those."""
+
+
 def constant_param(build: BuildContext, shape: tuple[int, ...], value: float = 0.0) -> nnx.Param:
     """Return a parameter whose entries all are `value`: a bias, or a norm's scale."""
     return nnx.Param(jnp.full(shape, value, build.dtype))

@@ -20,9 +20,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
+from pallas_kernels.stacked_row import StackedRow
 
 from .bank import choose
 from .linear import LiveRows
+from .parameters import LayerVector
 from .rope import RotaryTables
 
 
@@ -177,6 +179,7 @@ class LayerStack(nnx.Module):
         self.depth = len(self.kinds)
         self.stacked = build.stacked
         self.unrolled = build.unrolled
+        self.reads_rows = build.product_impl in ("tpu", "tpu_interpret")
         self.plan = segments(self.kinds) if build.stacked else (Segment(0, len(kinds), 1),)
 
         def made(kind: LayerKind, repeats: int) -> nnx.Module:
@@ -242,13 +245,16 @@ class LayerStack(nnx.Module):
 
             (last, cache), _ = jax.lax.scan(banked, (carried(hidden), cache), numbers)
             return _total(last), cache
-        graph, params = nnx.split(layers)
+        kept = LayerVector if self.reads_rows else nnx.Nothing()
+        graph, *(vectors, params) = nnx.split(layers, kept, ...)
+        vectors = jax.tree.map(lambda vector: vector[:, None], vectors)
 
         # A number that is carried costs a scalar's addition; one that is scanned over costs a slice, as much as any
         # operation on a TPU.
         def body(carry, params):
             hidden, cache, number = carry
-            hidden, cache = repeat(nnx.merge(graph, params), hidden, cache, number)
+            rows = jax.tree.map(lambda stack: StackedRow(stack, number), vectors)
+            hidden, cache = repeat(nnx.merge(graph, rows, params), hidden, cache, number)
             return (hidden, cache, number + 1), None
 
         def body_of_some(carry, number):

@@ -63,9 +63,10 @@ def _row_kernel(name: str, op: Operation, body: list[str]) -> int:
     kernel = name.split(".")[0]
     if op.opcode != "custom-call" or kernel not in ROW_KERNELS:
         return 0
-    given = next(line for line in body if re.match(rf"%{re.escape(op.operands[0])} = ", line))
-    shape = re.search(r"\[([\d,]+)\]", given)
-    assert shape is not None, given
+    given = (line for name in op.operands for line in body if re.match(rf"%{re.escape(name)} = ", line))
+    rows = next(line for line in given if not re.match(r"%\S+ = s32", line))  # numbers of layers come before
+    shape = re.search(r"\[([\d,]+)\]", rows)
+    assert shape is not None, rows
     return LAUNCH + ROW_KERNELS[kernel] * math.prod(map(int, shape[1].split(","))) // (16 * 128)
 
 

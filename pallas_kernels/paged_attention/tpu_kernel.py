@@ -240,10 +240,10 @@ def attend_to_unit(
 
         each_chunk(write)
 
-    if into:  # a tile is written back even where no unit is live
+    if into:
 
         @pl.when((unit == 0) & (units.num_units[0] == 0))
-        def _():
+        def _keep():  # the tile is written back although no unit has written to it
             out[...] = into[0][...]
 
     if zero_dead_units:

@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.rotated_heads.norms import HeadNorms
+from pallas_kernels.stacked_row import stacked
 
 LANES = 128
 SUBLANES = 8
@@ -52,39 +53,47 @@ def rotated_heads(
         raise ValueError(f"heads of {joined.shape} with {cos.shape[1]} pairs each are no whole registers that turn")
     tokens, kv_heads, rows, width = joined.shape
     tile = next(n for n in range(min(tokens, TILE), 0, -SUBLANES) if tokens % n == 0)
-    table = pl.BlockSpec((tile, width // 2), lambda i, h: (i, 0))
+    table = pl.BlockSpec((tile, width // 2), lambda i, h, *_: (i, 0))
     operands = [joined.reshape(tokens, -1), cos, sin]
-    specs = [pl.BlockSpec((tile, rows * width), lambda i, h: (i, h)), table, table]
-    if norms is not None:
-        operands.append(norms.factors)
-        specs.append(pl.BlockSpec((2, width), lambda i, h: (0, 0)))
+    specs = [pl.BlockSpec((tile, rows * width), lambda i, h, *_: (i, h)), table, table]
+    numbers = []
+    for at, scale in enumerate([] if norms is None else [norms.q, norms.k]):
+        row = stacked(scale)
+        numbers.append(row.number[None])
+        operands.append(row.stack)
+        specs.append(pl.BlockSpec((None, 1, width), lambda i, h, *numbers, at=at: (numbers[at][0], 0, 0)))
     q, kv = pl.pallas_call(
-        functools.partial(_kernel, rows=rows, eps=None if norms is None else norms.eps),
+        functools.partial(_kernel, rows=rows, **({} if norms is None else {"eps": norms.eps, "offset": norms.offset})),
         out_shape=(
             jax.ShapeDtypeStruct((tokens, kv_heads, rows - 2, width), joined.dtype),
             jax.ShapeDtypeStruct((kv_heads, 2, tokens, width), joined.dtype),
         ),
-        grid=(tokens // tile, kv_heads),
-        in_specs=specs,
-        out_specs=(
-            pl.BlockSpec((tile, None, rows - 2, width), lambda i, h: (i, h, 0, 0)),
-            pl.BlockSpec((None, 2, tile, width), lambda i, h: (h, 0, i, 0)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(numbers),
+            grid=(tokens // tile, kv_heads),
+            in_specs=specs,
+            out_specs=(
+                pl.BlockSpec((tile, None, rows - 2, width), lambda i, h, *_: (i, h, 0, 0)),
+                pl.BlockSpec((None, 2, tile, width), lambda i, h, *_: (h, 0, i, 0)),
+            ),
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
         name="rotated_heads" if norms is None else "normed_rotated_heads",
-    )(*operands)
+    )(*numbers, *operands)
     kv = jnp.moveaxis(kv, 2, 0)
     return q, kv[:, :, 0], kv[:, :, 1]
 
 
-def _kernel(joined, cos, sin, *others, rows: int, eps: float | None):
-    """Turn a KV head of a tile of tokens; all references are VMEM.
+def _kernel(*refs, rows: int, eps: float | None = None, offset: float = 0.0):
+    """Turn a KV head of a tile of tokens; all references but the norms' layer numbers are VMEM.
 
-    joined [tile, rows * width]; cos, sin [tile, width / 2]; factors of the norms [2, width], unless `eps` is None;
-    q [tile, rows - 2, width]; kv [2, tile, width].
+    The numbers of the norms' layers [1], in SMEM; joined [tile, rows * width]; cos, sin [tile, width / 2]; scales of
+    the norms of queries and keys [1, width]; q [tile, rows - 2, width]; kv [2, tile, width]. Without `eps` there are
+    no numbers and no scales.
     """
-    *factors, q, kv = others
+    joined, cos, sin, *scales, q, kv = refs if eps is None else refs[2:]
+    factors = [scale[...].astype(jnp.float32) + offset for scale in scales]
     width = q.shape[-1]
     both = jnp.concatenate([cos[...], cos[...]], axis=-1)
     signed = jnp.concatenate([-sin[...], sin[...]], axis=-1)
@@ -96,7 +105,7 @@ def _kernel(joined, cos, sin, *others, rows: int, eps: float | None):
         x = row(number).astype(jnp.float32)
         if eps is not None:
             root = lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) * (1 / width) + eps)
-            x = (x * root * factors[0][pl.ds(number // (rows - 2), 1)]).astype(q.dtype).astype(jnp.float32)
+            x = (x * root * factors[number // (rows - 2)]).astype(q.dtype).astype(jnp.float32)
         return x * both + pltpu.roll(x, width // 2, 1) * signed
 
     q[...] = jnp.stack([turned(number) for number in range(rows - 2)], axis=1).astype(q.dtype)

@@ -13,13 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.platform import Impl
 from pallas_kernels.row_ops import cpu, tpu
+from pallas_kernels.stacked_row import StackedRow, vector_of
 
 __all__ = ["add_rms_norm", "gated", "largest", "rms_norm"]
 
 
 def rms_norm(
     x: Float[Array, "*batch size"],
-    scale: Float[Array, " size"] | None,
+    scale: Float[Array, " size"] | StackedRow | None,
     eps: float,
     *,
     offset: float = 0.0,
@@ -33,18 +34,18 @@ def rms_norm(
             others are XLA's.
     """
     if impl == "cpu" and scale is not None and cpu.takes(x):
-        return cpu.rms_norm(x, scale, eps, offset)
+        return cpu.rms_norm(x, vector_of(scale), eps, offset)
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     if scale is not None:
-        wide = wide * (offset + scale.astype(jnp.float32))
+        wide = wide * (offset + vector_of(scale).astype(jnp.float32))
     return wide.astype(x.dtype)
 
 
 def add_rms_norm(
     x: Float[Array, "*batch size"],
     more: Float[Array, "*batch size"],
-    scale: Float[Array, " size"] | None,
+    scale: Float[Array, " size"] | StackedRow | None,
     eps: float,
     *,
     offset: float = 0.0,
@@ -59,7 +60,7 @@ def add_rms_norm(
     if impl in ("tpu", "tpu_interpret") and scale is not None and tpu.takes(x, more):
         return tpu.add_rms_norm(x, more, scale, eps, offset, interpret=impl == "tpu_interpret")
     if impl == "cpu" and scale is not None and cpu.takes(x) and cpu.takes(more):
-        return cpu.add_rms_norm(x, more, scale, eps, offset)
+        return cpu.add_rms_norm(x, more, vector_of(scale), eps, offset)
     total = x + more
     return total, rms_norm(total, scale, eps, offset=offset)
 

@@ -17,6 +17,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
+from pallas_kernels.stacked_row import StackedRow, stacked
+
 LANES = 128
 SUBLANES = 8
 SLAB = 16
@@ -43,7 +45,7 @@ def takes(x: jax.Array, more: jax.Array) -> bool:
 def add_rms_norm(
     x: Float[Array, "rows size"],
     more: Float[Array, "rows size"],
-    scale: Float[Array, " size"],
+    scale: Float[Array, " size"] | StackedRow,
     eps: float,
     offset: float,
     *,
@@ -60,30 +62,37 @@ def add_rms_norm(
     slab = math.gcd(rows, SLAB)
     most = TILE_BYTES // (size * x.dtype.itemsize)
     tile = next(n for n in range(max(most // slab, 1) * slab, 0, -slab) if rows % n == 0)
-    block = pl.BlockSpec((tile, size), lambda i: (i, 0))
+    block = pl.BlockSpec((tile, size), lambda i, _: (i, 0))
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    row = stacked(scale)
     total, normed = pl.pallas_call(
         functools.partial(_kernel, slab=slab, eps=eps, offset=offset),
         out_shape=(like, like),
-        grid=(rows // tile,),
-        in_specs=[block, block, pl.BlockSpec((1, size), lambda i: (0, 0))],
-        out_specs=(block, block),
-        input_output_aliases={0: 0},
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(rows // tile,),
+            in_specs=[block, block, pl.BlockSpec((None, 1, size), lambda i, number: (number[0], 0, 0))],
+            out_specs=(block, block),
+        ),
+        input_output_aliases={1: 0},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
         interpret=interpret,
         name="add_rms_norm",
-    )(x, more, scale[None])
+    )(row.number[None], x, more, row.stack)
     return total, normed
 
 
-def _kernel(x, more, scale, total, normed, *, slab: int, eps: float, offset: float):
-    """Add and norm a tile's rows, `slab` at a time; references are VMEM [tile, size], and `scale` is [1, size]."""
+def _kernel(number, x, more, scale, total, normed, *, slab: int, eps: float, offset: float):
+    """Add and norm a tile's rows, `slab` at a time.
+
+    References are VMEM [tile, size]; but `scale` is [1, size], and `number`, which chose it, SMEM [1].
+    """
     rows, size = x.shape
     columns = [pl.ds(start, LANES) for start in range(0, size, LANES)]
 
     @pl.loop(0, rows // slab)
-    def _(number):
-        here = pl.ds(pl.multiple_of(number * slab, slab), slab)
+    def _(turn):
+        here = pl.ds(pl.multiple_of(turn * slab, slab), slab)
         squares = jnp.zeros((slab, LANES), jnp.float32)
         for column in columns:
             added = x[here, column].astype(jnp.float32) + more[here, column].astype(jnp.float32)

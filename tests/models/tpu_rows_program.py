@@ -63,8 +63,8 @@ def compared(name: str, config: PretrainedConfig) -> dict:
 
 
 def varied(leaf: jax.Array) -> jax.Array:
-    """Scales of norms begin as ones, which says little of where they are taken."""
-    return leaf * (1 + 0.3 * jnp.cos(jnp.arange(leaf.shape[-1])))
+    """Scales of norms begin as ones, which says little of where they are taken, and of which layer."""
+    return leaf * (1 + 0.3 * jnp.cos(jnp.arange(leaf.size))).reshape(leaf.shape)
 
 
 if __name__ == "__main__":

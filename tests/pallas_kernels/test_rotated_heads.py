@@ -12,6 +12,7 @@ from tpu_interpreter import run_recording_races
 from jpaged_models.rope import rotate
 from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes, tpu
 from pallas_kernels.row_ops import rms_norm
+from pallas_kernels.stacked_row import StackedRow
 
 
 def inputs(tokens=3, kv_heads=2, group=4, head_dim=16, half=8, dtype="float32"):
@@ -96,6 +97,16 @@ def test_a_tpu_turns_queries_and_keys_and_leaves_values(tokens, kv_heads, group,
     given += (norms_of(head_dim, 1.0),) if normed else ()
     assert takes(dtype, "tpu_interpret", shape=given[0].shape, half=head_dim // 2)
     assert_rotated(jax.jit(lambda: rotated_heads(*given, impl="tpu_interpret"))(), given)
+
+
+@pytest.mark.parametrize("impl", ["tpu_interpret", "reference", "cpu"])
+def test_scales_of_heads_are_read_from_the_stack_of_all_layers(impl):
+    given, norms = inputs(16, 2, 3, 128, 64, "float32"), norms_of(128, 1.0)
+    layers = jnp.stack([-norms.q, norms.k, norms.q])[:, None]
+    turn = jax.jit(lambda q, k: rotated_heads(*given, norms._replace(q=q, k=k), impl=impl))
+    of_stack = turn(StackedRow(layers, jnp.int32(2)), StackedRow(layers, jnp.int32(1)))
+    for ours, theirs in zip(of_stack, turn(norms.q, norms.k), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_tpu_turns_tiles_of_tokens_without_a_race():

@@ -9,6 +9,7 @@ import pytest
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.row_ops import add_rms_norm, tpu
+from pallas_kernels.stacked_row import StackedRow
 
 EPS = 1e-5
 
@@ -41,6 +42,17 @@ def test_a_rows_bits_depend_on_no_other_row():
         np.testing.assert_array_equal(np.asarray(all_rows, np.float32)[48:], np.asarray(some, np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_scale_is_read_from_the_stack_of_all_layers(dtype):
+    x, more, _ = operands(64, 256, dtype)
+    scales = jnp.stack([operands(8, 256, dtype, seed)[2] for seed in range(5)])
+    add = jax.jit(partial(add_rms_norm, eps=EPS, impl="tpu_interpret"))
+    for layer in (0, 3, 4):
+        of_stack = add(x, more, StackedRow(scales[:, None], jnp.int32(layer)))
+        for got, want in zip(of_stack, add(x, more, scales[layer]), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_tiles_of_rows_are_added_and_normed_without_a_race():
     given = operands(288, 4096, "bfloat16")
     got, races = run_recording_races(lambda *a, interpret: tpu.add_rms_norm(*a, EPS, 0.0, interpret=interpret), *given)
@@ -52,10 +64,12 @@ def test_tiles_of_rows_are_added_and_normed_without_a_race():
 @pytest.mark.parametrize(("rows", "size", "dtype"), [(9, 128, "float32"), (8, 96, "float32"), (8, 128, "float16")])
 def test_what_fills_no_registers_is_left_to_xla(rows, size, dtype):
     x, more, scale = operands(rows, size, dtype)
+    row = StackedRow(jnp.stack([scale[None], -scale[None]]), jnp.int32(0))
     assert not tpu.takes(x, more)
-    for ours, xlas in zip(
-        add_rms_norm(x, more, scale, EPS, impl="tpu_interpret"), add_rms_norm(x, more, scale, EPS), strict=True
-    ):
-        np.testing.assert_array_equal(ours, xlas)
+    for of_stack in (scale, row):
+        for ours, xlas in zip(
+            add_rms_norm(x, more, of_stack, EPS, impl="tpu_interpret"), add_rms_norm(x, more, scale, EPS), strict=True
+        ):
+            np.testing.assert_array_equal(ours, xlas)
     with pytest.raises(ValueError, match=rf"rows of \({rows}, {size}\) {dtype}"):
         tpu.add_rms_norm(x, more, scale, EPS, 0.0)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
@@ -23,8 +24,9 @@ from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_codes import in_halves, of_halves
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
-from pallas_kernels.paged_attention.tpu_plan import ONE_ROW, Plan, Tile, copies_of, make_plan
+from pallas_kernels.paged_attention.tpu_plan import Plan, copies_of, make_plan
 from pallas_kernels.paged_attention.tpu_ring import CURSOR
+from pallas_kernels.paged_attention.tpu_rows import BLOCK_ROWS, ONE_ROW, Tile, in_chunks, in_rows
 from pallas_kernels.paged_attention.tpu_softmax import LOG2E, MASKED
 from pallas_kernels.paged_attention.tpu_tables import deepest_ring, windows_for
 from pallas_kernels.paged_attention.tpu_tuning import MIB, Tuning
@@ -108,14 +110,15 @@ def paged_attention(
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     width = slice(start_of_v, start_of_v + (value_dim or head_dim))
     decode = functools.partial(_launch, call, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")
-    if plan.prompts is None or plan.of_prompt is None or plan.of_decode is None:
+    if plan.prompts is None:
         return decode()[..., width]
     read = _launch(call, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")
-    read = jnp.where(plan.of_prompt[:, None, None, None], read, 0)
-    if copies_of(view.dtype) == 1:
-        return decode(read)[..., width]
-    # What a launch writes is two halves of a row here, which only together are the row.
-    return jnp.where(plan.of_decode[:, None, None, None], decode(), read)[..., width]
+    if plan.side_by_side:
+        out = decode(read)[:tokens]
+        return out.reshape(*queries.shape[:3], -1)[..., width]
+    assert plan.of_prompt is not None and plan.of_decode is not None
+    of_prompt, of_decode = plan.of_prompt[:, None, None, None], plan.of_decode[:, None, None, None]
+    return jnp.where(of_decode, decode(), jnp.where(of_prompt, read, 0))[..., width]
 
 
 class _Call(NamedTuple):
@@ -146,10 +149,15 @@ def _launch(
     tile: Tile,
     last_keys: Int[Array, "chunks 1 lanes"] | None,
     name: str,
-    into: Float[Array, "tokens kv_heads q_per_kv value_lanes"] | None = None,
-) -> Float[Array, "tokens kv_heads q_per_kv value_lanes"]:
-    """Attend from the units of one work list; the other rows of the result are those of `into`, whose memory it takes
-    where it can, or may be anything."""
+    into: Float[Array, "tile_rows columns"] | None = None,
+) -> Array:
+    """Attend from the units of one work list.
+
+    Returns:
+        [tokens, kv_heads, q_per_kv, value_lanes], whose other rows may be anything; where the plan is `side_by_side`
+        [rows of whole tiles, kv_heads * q_per_kv * value_lanes], whose other rows are those of `into`, and its memory
+        where that is not read again, or zeros.
+    """
     view, plan = call.view, call.plan
     tokens, kv_heads, group, lanes = q.shape
     units, (_, _, tiles, block_rows, _) = work.shape[1], view.shape
@@ -163,13 +171,19 @@ def _launch(
     value_lanes = len(call.held.values) * LANES
     zero_dead_units = plan.prompts is None
 
-    queries = _in_chunks(q, tile)
+    queries = in_chunks(q, tile)
     queries = in_halves(queries) if copies == 2 else queries
 
     def tile_of_unit(h, u, _, work, *__):
         # Units past the last live one name its tile again, which moves no memory.
         listed = Units.of(work)
         return listed.tile[jnp.minimum(u, jnp.maximum(listed.num_units[0] - 1, 0))], h, 0, 0
+
+    def block_of_unit(h, u, _, work, *__):
+        listed = Units.of(work)
+        if into is None:  # units past the last live one name the tiles in which there is none
+            return listed.tile[u], h
+        return lax.div(tile_of_unit(h, u, _, work)[0], BLOCK_ROWS), h
 
     def own_row(h, u, *_):  # the rows of units that are not live become zero
         return u, h, 0, 0
@@ -183,11 +197,20 @@ def _launch(
         in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
         inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
     if last_keys is not None:
-        block = (tile.chunks, *last_keys.shape[1:])
-        in_specs.append(pl.BlockSpec(block, lambda h, u, *more: (tile_of_unit(h, u, *more)[0], 0, 0)))
+        seen = (tile.chunks, *last_keys.shape[1:])
+        in_specs.append(pl.BlockSpec(seen, lambda h, u, *more: (tile_of_unit(h, u, *more)[0], 0, 0)))
         inputs.append(last_keys)
+    if plan.side_by_side:
+        columns, tile_rows = group * value_lanes, plan.tile.tokens
+        out_shape: tuple[int, ...] = (-(-tokens // tile_rows) * tile_rows, kv_heads * columns)
+        block: tuple[int, ...] = (tile_rows if into is None else BLOCK_ROWS, heads * columns)
+        out_spec = pl.BlockSpec(block, block_of_unit)
+    else:
+        out_shape = (*queries.shape[:3], value_lanes)
+        block = (tile.chunks, heads, rows, value_lanes)
+        out_spec = pl.BlockSpec(block, own_row if zero_dead_units else tile_of_unit)
     if into is not None:
-        in_specs.append(pl.BlockSpec((tile.chunks, heads, rows, value_lanes), tile_of_unit))
+        in_specs.append(out_spec)
         inputs.append(into)
     prefetched = [call.layer, work, *([plan.tables] if whole_tables else [])]
     scratch = [
@@ -204,8 +227,8 @@ def _launch(
         scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]
     ring_bytes = depth * step_pages * block_rows * row_bytes
     state_bytes = 4 * tile.chunks * heads * rows * (2 * LANES + value_lanes)
-    moved_lanes = lanes + (1 if into is None else 2) * value_lanes
-    moved_bytes = 2 * q.dtype.itemsize * tile.chunks * heads * rows * moved_lanes  # double buffers
+    moved = tile.chunks * heads * rows * lanes + math.prod(block) * (1 if into is None else 2)
+    moved_bytes = 2 * q.dtype.itemsize * moved  # double buffers
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
@@ -213,18 +236,16 @@ def _launch(
             span_pages=span_pages,
             has_sinks=call.sinks is not None,
             has_last_keys=last_keys is not None,
-            has_into=into is not None,
+            side_by_side=plan.side_by_side,
             zero_dead_units=zero_dead_units,
             **call.options,
         ),
-        out_shape=jax.ShapeDtypeStruct((*queries.shape[:3], value_lanes), q.dtype),
+        out_shape=jax.ShapeDtypeStruct(out_shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
             grid=(kv_heads // heads, units),
             in_specs=in_specs,
-            out_specs=pl.BlockSpec(
-                (tile.chunks, heads, rows, value_lanes), own_row if zero_dead_units else tile_of_unit
-            ),
+            out_specs=out_spec,
             scratch_shapes=scratch,
         ),
         # Every id is checked before the launch; the compiler's own checks would double the cost of a DMA's start.
@@ -237,29 +258,10 @@ def _launch(
         interpret=call.interpret,
         name=name,
     )(*prefetched, *inputs)
-    out = of_halves(out) if copies == 2 else out
-    return _in_rows(out, tile, group)[:tokens]
-
-
-def _in_chunks(
-    q: Float[Array, "tokens kv_heads q_per_kv lanes"], tile: Tile
-) -> Float[Array, "chunks kv_heads rows lanes"]:
-    """Return the queries of whole tiles, chunk by chunk, row = group member * chunk + place."""
-    tokens, kv_heads, group, lanes = q.shape
-    if tile == ONE_ROW:
-        return q
-    q = jnp.pad(q, ((0, -tokens % tile.tokens), (0, 0), (0, 0), (0, 0)))
-    q = q.reshape(-1, tile.chunk, kv_heads, group, lanes).transpose(0, 2, 3, 1, 4)
-    return q.reshape(-1, kv_heads, group * tile.chunk, lanes)
-
-
-def _in_rows(out: Float[Array, "chunks kv_heads rows lanes"], tile: Tile, group: int) -> Array:
-    """Undo `_in_chunks`: [rows of whole tiles, kv_heads, q_per_kv, lanes]."""
-    if tile == ONE_ROW:
+    if plan.side_by_side:
         return out
-    _, kv_heads, _, lanes = out.shape
-    out = out.reshape(-1, kv_heads, group, tile.chunk, lanes).transpose(0, 3, 1, 2, 4)
-    return out.reshape(-1, kv_heads, group, lanes)
+    out = of_halves(out) if copies == 2 else out
+    return in_rows(out, tile, group)[:tokens]
 
 
 def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -> tuple[int, int]:

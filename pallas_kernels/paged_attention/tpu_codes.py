@@ -96,7 +96,7 @@ def of_halves(out: Float[Array, "*batch 2*rows lanes"]) -> Float[Array, "*batch 
 
 
 def _first_half(rows: Float[Array, "*batch rows lanes"]) -> Array:
-    return jnp.arange(rows.shape[-1]) % LANES < LANES // 2
+    return lax.broadcasted_iota(jnp.int32, (1, rows.shape[-1]), 1) % LANES < LANES // 2
 
 
 def of_row(scales: tuple[Any, Any], rows: int) -> Float[Array, "heads rows keys"]:

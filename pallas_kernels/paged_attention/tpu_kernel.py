@@ -21,11 +21,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.kv_codes import tokens_of
+from pallas_kernels.kv_codes import has_scales, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_codes import load_tile
+from pallas_kernels.paged_attention.tpu_codes import load_tile, of_halves
 from pallas_kernels.paged_attention.tpu_ring import Ring
+from pallas_kernels.paged_attention.tpu_rows import BLOCK_ROWS, write_side_by_side
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax
 from pallas_kernels.paged_attention.tpu_tables import TableWindows, WholeTables
 from pallas_kernels.paged_attention.tpu_units import Units
@@ -46,7 +47,7 @@ def attend_to_unit(
     layers: int,
     has_sinks: bool,
     has_last_keys: bool,
-    has_into: bool,
+    side_by_side: bool,
     zero_dead_units: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
@@ -54,20 +55,21 @@ def attend_to_unit(
     `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_tables`); in VMEM the
     queries of the unit's tile [chunks, heads, rows, lanes] with row = group member * chunk + place; in HBM the view; in
     VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may
-    be another than its own, the tile of another launch's result whose memory out takes if it takes one's, and out
-    [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`, penalty [1, step keys], and the
-    windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a chunk. `span_pages`: pages whose
-    keys are multiplied at once. `layers`: those of the view, whose rows are blocks and layers together. `has_sinks`,
-    `has_last_keys`, `has_into`: whether there are these. `zero_dead_units`: units that are not live have rows of `out`.
+    be another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,
+    penalty [1, step keys], and the windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a
+    chunk. `span_pages`: pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and
+    layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live
+    have rows of `out`. `side_by_side`: out is [rows of the batch, heads * group * value lanes], and begins with zeros,
+    or, where units are of one row, with the block of the prompts' result that is given before it.
     """
     layer, work, tables, q, view, *more = refs
-    sinks, more = more[:has_sinks], more[has_sinks:]
-    last_keys, more = more[:has_last_keys], more[has_last_keys:]
-    into, more = more[:has_into], more[has_into:]
-    out, buffers, top, total, acc, penalty, cursor, sems, *windows = more
-    units = Units.of(work)
     chunks, heads, rows, _ = q.shape
     decodes = chunk * chunks == 1
+    sinks, more = more[:has_sinks], more[has_sinks:]
+    last_keys, more = more[:has_last_keys], more[has_last_keys:]
+    into, more = more[: side_by_side and decodes], more[side_by_side and decodes :]
+    out, buffers, top, total, acc, penalty, cursor, sems, *windows = more
+    units = Units.of(work)
     step_pages = buffers.shape[1]
     block_size = tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
@@ -217,10 +219,28 @@ def attend_to_unit(
     def write(c):
         """Write the rows of a chunk that are the unit's own."""
         result = softmax(c).result()
+        if side_by_side:
+            place = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS if decodes else chunk, 1), 0)
+            first, stop = units.first[unit] - c * chunk, units.stop[unit] - c * chunk
+            own = place == lax.rem(units.tile[unit], BLOCK_ROWS) if decodes else (place >= first) & (place < stop)
+            start = 0 if decodes else pl.multiple_of(c * chunk, chunk)
+            result = of_halves(result) if has_scales(buffers.dtype) else result
+            write_side_by_side(out, pl.ds(start, len(place)), result, own, chunk)
+            return
         if not decodes:
             mine = (places(c) >= units.first[unit]) & (places(c) < units.stop[unit])
             result = jnp.where(mine, result, out[c].astype(jnp.float32))
         out[c] = result.astype(out.dtype)
+
+    if side_by_side:
+        of_block = BLOCK_ROWS if decodes else 1
+        block, before = (lax.div(units.tile[at], of_block) for at in (unit, jnp.maximum(unit - 1, 0)))
+        # Of units of one row those behind the live ones stay where the last of these is.
+        begins = (block != before) & (unit < units.num_units[0]) if decodes else block != before
+
+        @pl.when((unit == 0) | begins)
+        def _begin():
+            out[...] = into[0][...] if into else jnp.zeros_like(out)
 
     @pl.when(unit == 0)
     def _prime():
@@ -239,12 +259,6 @@ def attend_to_unit(
             ring.release()
 
         each_chunk(write)
-
-    if into:
-
-        @pl.when((unit == 0) & (units.num_units[0] == 0))
-        def _keep():  # the tile is written back although no unit has written to it
-            out[...] = into[0][...]
 
     if zero_dead_units:
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,29 +21,10 @@ from jaxtyping import Array, Bool, Int
 from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.tpu_rows import ONE_ROW, Tile
 from pallas_kernels.paged_attention.tpu_tables import deepest_ring, fit_whole, table_width
 from pallas_kernels.paged_attention.tpu_tuning import Tuning, current_device_kind, tuning_of
-from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units
-
-
-class Tile(NamedTuple):
-    """Says how a launch cuts the rows of a batch; both are powers of two.
-
-    Attributes:
-        chunk: rows whose queries are multiplied at once, so that a row's place in it is its low bits.
-        chunks: chunks of a tile, which share what is read of KV.
-    """
-
-    chunk: int
-    chunks: int
-
-    @property
-    def tokens(self) -> int:
-        """Return the rows of the batch in a tile."""
-        return self.chunk * self.chunks
-
-
-ONE_ROW = Tile(1, 1)
+from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units, visit_all_tiles
 
 
 @partial(
@@ -60,7 +41,8 @@ class Plan:
             All entries in a row, or a table for each sequence where they do not fit in scalar memory together.
         decodes: the units of sequences of one query, see `tpu_units.Units`.
         prompts: those of the others; None where no sequence has more than one.
-        of_decode, of_prompt: whether a row of the batch is of such a sequence; None where all rows may be decodes.
+        of_decode, of_prompt: whether a row of the batch is of such a sequence; None where all rows may be decodes, or
+            `side_by_side`.
         last_keys: last key that each row of the chunks of `prompts` sees, in lane ``place``; None = its own.
         tile: how `prompts` cuts the batch's rows.
         tuning: the sizes of the launches.
@@ -74,6 +56,11 @@ class Plan:
     last_keys: Int[Array, "chunks 1 lanes"] | None
     tile: Tile
     tuning: Tuning
+
+    @property
+    def side_by_side(self) -> bool:
+        """Tell whether the launches write a token's heads side by side, see `tpu_rows`."""
+        return self.prompts is not None and self.tile.fills_registers
 
 
 def make_plan(
@@ -137,6 +124,9 @@ def make_plan(
         last = jnp.pad(last, ((0, 0), (0, 0), (0, -tile.chunk % LANES)))
     units = max_units(tokens, seqs, tile.tokens)
     prompts = cut(lengths > 1, tile=tile.tokens, tiles=tiles, units=units, last_keys=behind)
+    if tile.fills_registers:  # what no prompt has of the result becomes zero in the tiles that are visited
+        prompts = visit_all_tiles(prompts, tiles)
+        return Plan(tables, decodes, prompts, None, None, last, tile, tuning)
     row = jnp.arange(tokens)
     seq = jnp.minimum(jnp.sum(row[:, None] >= query_starts[1:], axis=1), seqs - 1)
     live, decodes_here = row < query_starts[-1], lengths[seq] == 1

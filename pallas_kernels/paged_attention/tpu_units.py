@@ -132,6 +132,20 @@ def cut_into_units(
     return jnp.stack([field.astype(jnp.int32) for field in fields])
 
 
+def visit_all_tiles(work: Int[Array, "fields units"], tiles: int) -> Int[Array, "fields units"]:
+    """Return the list with the tiles that no live unit is in as those of the units behind the live ones, of which
+    there are enough: tiles and sequences less one are in it. What is left names the tile before once more."""
+    units = Units(*work)
+    unit, number = jnp.arange(work.shape[1], dtype=jnp.int32), units.num_units[0]
+    tile = jnp.arange(tiles, dtype=jnp.int32)
+    visited = jnp.any((units.tile == tile[:, None]) & (unit < number), axis=1)
+    others = jnp.sort(jnp.where(visited, tiles, tile))
+    behind = jnp.clip(unit - number, 0, jnp.maximum(jnp.sum(~visited) - 1, 0))
+    last = units.tile[jnp.maximum(number - 1, 0)]
+    behind = jnp.where(jnp.all(visited), last, others[behind])
+    return jnp.stack(units._replace(tile=jnp.where(unit < number, units.tile, behind)))
+
+
 def check_tables(
     block_tables: Int[Array, "seqs pages"],
     query_starts: Int[Array, " seqs+1"],

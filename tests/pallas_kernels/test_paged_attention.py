@@ -42,8 +42,9 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def small_tuning(monkeypatch):
-    """Steps of 128 keys, tiles of 32 query rows in products of 16: short contexts and prompts take several."""
-    tune(monkeypatch, step_keys=128, product_rows=16, tile_rows=32)
+    """Steps of 128 keys, tiles of 64 query rows: short contexts and prompts take several. A chunk of 16 rows of the
+    batch or more fills registers, so its results lie side by side."""
+    tune(monkeypatch, step_keys=128, product_rows=64, tile_rows=64)
 
 
 def tune(monkeypatch, **sizes):
@@ -51,7 +52,7 @@ def tune(monkeypatch, **sizes):
 
 
 @cache
-def compiled(impl, case):
+def compiled(impl, case, tuning="chunks that fill registers"):
     return jax.jit(partial(paged_attention, impl=impl, **case.options))
 
 
@@ -80,11 +81,21 @@ def lengths(case):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("impl", ["reference", *IMPLS])
 def test_agrees_with_dense_attention(impl, case):
+    agrees_with_dense_attention(case, compiled(impl, case))
+
+
+@pytest.mark.parametrize("name", ["llama heads", "int8, soft cap and sinks, odd group", "padded packed rows, bfloat16"])
+def test_chunks_of_less_than_whole_registers_agree_with_dense_attention(monkeypatch, name):
+    tune(monkeypatch, step_keys=128, product_rows=16, tile_rows=32)
+    agrees_with_dense_attention(CASES[name], compiled("tpu_interpret", CASES[name], "chunks of few rows"))
+
+
+def agrees_with_dense_attention(case, attend):
     @settings(max_examples=12, deadline=None)
     @given(lens=lengths(case), seed=st.integers(0, 1000))
     def check(lens, seed):
         batch = make_batch(case, *lens, seed=seed)
-        got = compiled(impl, case)(*batch.arrays)
+        got = attend(*batch.arrays)
         assert got.dtype == batch.q.dtype
         assert_close(got, dense_attention(case, batch), case.dtype)
 
@@ -158,6 +169,27 @@ def test_prompts_that_share_tiles_with_decodes_are_attended_to_whatever_the_tile
     got = jax.jit(partial(paged_attention, impl="tpu_interpret", **case.options))(*batch.arrays)
     assert_close(got, dense_attention(case, batch), case.dtype)
     assert not np.asarray(got)[51:].any()
+
+
+LENGTHS = {
+    "prompts and decodes": [1, 20, 1, 33, 1],
+    "prompts alone": [40, 17],
+    "decodes alone": [1] * 21,
+    "nothing": [0, 0],
+    "a tile between prompts that has none": [2] + [1] * 40 + [9],
+}
+
+
+@pytest.mark.parametrize("codes", [None, "int8"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_rows_of_tiles_without_a_prompt_are_those_of_decodes_or_zero(lengths, codes):
+    """Tiles of 16 rows; codes have two rows a query."""
+    case = Case(q_per_kv=2 if codes else 3, tokens=107, seqs=len(lengths), block_size=32, pages=4, codes=codes)
+    batch = make_batch(case, lengths, [37 * n % 50 for n in range(len(lengths))])
+    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    assert not races
+    assert_close(got, dense_attention(case, batch), case.dtype)
+    assert not np.asarray(got, np.float32)[sum(lengths) :].any()
 
 
 @pytest.mark.parametrize("name", ["llama heads", "decode only", "window shorter than a block, odd group"])

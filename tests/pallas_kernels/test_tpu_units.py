@@ -10,7 +10,7 @@ from pallas_kernels.paged_attention import Tuning
 from pallas_kernels.paged_attention.reach import Reach
 from pallas_kernels.paged_attention.tpu_plan import tile_of_batch
 from pallas_kernels.paged_attention.tpu_tuning import tuning_of
-from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_units
+from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_units, visit_all_tiles
 
 BLOCK, PAGES = 16, 8
 
@@ -54,6 +54,36 @@ def test_units_hold_each_query_of_a_prompt_once_and_are_never_too_many(lengths, 
         assert units.key_stop[u] == positions[-1] + 1
     want = [row for s, n in enumerate(lengths) if n > 1 for row in range(starts[s], starts[s + 1])]
     assert found == want
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    spare=st.integers(0, 40),
+    tile=st.sampled_from([16, 32]),
+)
+def test_each_tile_is_visited_once_whether_or_not_a_prompt_lies_in_it(lengths, spare, tile):
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    tokens = max(tile, int(starts[-1]) + spare)
+    tiles = -(-tokens // tile)
+    work = cut_into_units(
+        jnp.asarray(starts),
+        jnp.asarray(lengths, jnp.int32),
+        jnp.zeros(len(lengths), jnp.int32),
+        jnp.asarray(lengths) > 1,
+        tile=tile,
+        tiles=tiles,
+        units=max_units(tokens, len(lengths), tile),
+        reach=Reach(),
+        pages=PAGES,
+        block_size=BLOCK,
+        whole_tables=True,
+    )
+    visited = visit_all_tiles(work, tiles)
+    of_tile, number = np.asarray(Units(*visited).tile), int(visited[0, 0])
+    runs = of_tile[np.concatenate([[True], np.diff(of_tile) != 0])]
+    assert sorted(runs) == list(range(tiles))
+    np.testing.assert_array_equal(visited[:, :number], work[:, :number])
 
 
 @settings(deadline=None)

@@ -264,7 +264,7 @@ class LayerStack(nnx.Module):
         if segment.repeats < held:  # scanning over a part of the stacks would copy it
             (last, cache, _), _ = jax.lax.scan(body_of_some, carry, numbers)
         else:
-            (last, cache, _), _ = jax.lax.scan(body, carry, params)
+            (last, cache, _), _ = jax.lax.scan(body, carry, params, length=segment.repeats)
         return _total(last), cache
 
     def cut(self, depth: int) -> None:

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpaged.model_api import BuildContext, LayerRef, WeightSource
+from jpaged_models.parameters import LayerVector
 from jpaged_models.stack import LayerKind, LayerStack, segments
+from pallas_kernels.stacked_row import StackedRow, vector_of
 
 PATTERNS = ["L", "LLLL", "LG", "LGLGL", "LLLLLG" * 3 + "LL", "DMMMM", "GGGLLL", "L-L-L-", "-LLG-LLG"]
 
@@ -44,12 +46,12 @@ class Toy(nnx.Module):
     """Marks its cache row with what came in; every layer's weight differs."""
 
     def __init__(self, rngs: nnx.Rngs):
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (3,)))
+        self.weight = LayerVector(jax.random.normal(rngs.params(), (3,)))
 
     def __call__(self, hidden, shared, cache, ref: LayerRef | None, attend):
         if ref is not None:
             cache = attend(cache, ref, hidden)
-        return jnp.tanh(hidden * self.weight[...] + shared.value), cache
+        return jnp.tanh(hidden * vector_of(self.weight[...]) + shared.value), cache
 
 
 def make(kind, build):
@@ -74,10 +76,12 @@ def run_toy(stack, pattern):
     return step(params, jnp.ones(3), cache)
 
 
+@pytest.mark.parametrize("impl", ["xla", "tpu_interpret"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_scanned_layers_use_the_same_cache_rows_as_unrolled_ones(pattern):
+def test_scanned_layers_use_the_same_cache_rows_as_unrolled_ones(pattern, impl):
+    """On a TPU they are given rows of the stacks of their vectors."""
     unrolled = LayerStack(kinds_of(pattern), make, context(0))
-    scanned = LayerStack(kinds_of(pattern), make, context(1, stacked=True))
+    scanned = LayerStack(kinds_of(pattern), make, context(1, stacked=True, product_impl=impl))
     target = {key: np.array(var[...]) for key, var in nnx.to_flat_state(nnx.state(scanned))}
     source = dict(nnx.to_flat_state(nnx.state(unrolled)))
     for number in range(len(pattern)):
@@ -154,7 +158,27 @@ def test_a_scan_updates_its_cache_in_place():
     assert memory.temp_size_in_bytes < 8 * 4096 * 3 * 4 / 20
 
 
-@pytest.mark.parametrize("mode", [{}, {"unrolled": True}, {"stacked": True}], ids=str)
+def test_a_tpus_layers_are_given_the_stack_of_a_vector_and_others_the_vector():
+    given = []
+
+    class Noting(Toy):
+        def __call__(self, hidden, *others):
+            given.append(self.weight[...])
+            return super().__call__(hidden, *others)
+
+    for impl in ("tpu", "xla"):
+        options = {"stacked": True, "product_impl": impl}
+        stack = LayerStack(kinds_of("LLL"), lambda kind, build: Noting(build.rngs), context(**options))
+        run_toy(stack, "LLL")
+    on_tpu, elsewhere = given[0], given[-1]
+    assert isinstance(on_tpu, StackedRow) and on_tpu.stack.shape == (3, 1, 3)
+    assert elsewhere.shape == (3,)
+
+
+CUT_MODES = [{}, {"unrolled": True}, {"stacked": True}, {"stacked": True, "product_impl": "tpu_interpret"}]
+
+
+@pytest.mark.parametrize("mode", CUT_MODES, ids=str)
 @pytest.mark.parametrize(("pattern", "depth"), [("LLLLL", 3), ("LGLGLG", 4), ("DMMMM", 2)])
 def test_a_cut_stack_calls_its_first_layers_only(pattern, depth, mode):
     """The cache holds what came into each layer: beyond the cut it stays zero."""

@@ -1,6 +1,7 @@
 """Runs the shell commands of Markdown pages as a reader would type them, with the `jpaged` beside this Python.
 
     python scripts/docs_shell.py README.md docs/serving.md
+    python scripts/docs_shell.py docs/getting_started.md --models FOLDER    # of scripts/docs_stand_ins.py
 
 Commands of a block run in order, in a folder of their own. `jpaged serve` runs beside the
 commands that follow it, on a free port, until its block ends. A line that is not run for a reason of its kind is in
@@ -11,8 +12,10 @@ should not show stands in ``<!-- before: ... -->``. ``tests/docs/test_docs_shell
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -136,8 +139,18 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--models", type=Path, help="folder whose content each page finds in its own")
+    options = parser.parse_args(arguments)
+    for page in options.pages:
         with tempfile.TemporaryDirectory() as own:
-            for each in shell_blocks(Path(name).read_text()):
-                print(run_block(each, Path(own), Path(sys.executable).parent), flush=True)
+            if options.models is not None:
+                shutil.copytree(options.models, own, dirs_exist_ok=True)
+            for block in shell_blocks(page.read_text()):
+                print(run_block(block, Path(own), Path(sys.executable).parent), flush=True)
+
+
+if __name__ == "__main__":
+    main()

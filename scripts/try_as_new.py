@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
                 shutil.copytree(models, elsewhere)
                 well.append(tried(page.name, [python, ROOT / "scripts" / "docs_run.py", page], elsewhere, **new))
                 if any(map(docs_shell.run_lines, docs_markdown.shell_blocks(page.read_text()))):
-                    shell = [python, ROOT / "scripts" / "docs_shell.py", page]
+                    shell = [python, ROOT / "scripts" / "docs_shell.py", page, "--models", models]
                     well.append(tried(f"{page.name}, shell", shell, elsewhere, **new))
         if books:
             python = environment(folder / "notebooks", "ipykernel", "nbclient", "nbformat")

@@ -49,15 +49,21 @@ def test_a_page_that_fails_is_told_and_the_others_are_tried(scripts, tmp_path, m
         script.main([wheel, "--only", "nonesuch"])
 
 
-def test_the_shell_commands_of_a_page_are_tried_too(scripts, tmp_path, monkeypatch, capsys):
+def test_the_shell_commands_of_a_page_are_tried_too_beside_the_models_it_names(scripts, tmp_path, monkeypatch, capsys):
     script, _ = scripts
     (tmp_path / "page.md").write_text("# Page\n\n    pip install nothing\n    test -d .venv && nonesuch\n")
-    monkeypatch.setattr(script, "guides", lambda: [tmp_path / "page.md"])
+    (tmp_path / "model.md").write_text("# Model\n\n    test -f org/model/config.json\n")
+
+    def make_stand_ins(python, folder, variables):
+        (folder / "org" / "model").mkdir(parents=True)
+        (folder / "org" / "model" / "config.json").write_text("{}")
+
+    monkeypatch.setattr(script, "guides", lambda: [tmp_path / "page.md", tmp_path / "model.md"])
     monkeypatch.setattr(script, "environment", lambda folder, *packages: Path(sys.executable))
-    monkeypatch.setattr(script, "make_stand_ins", lambda python, folder, variables: folder.mkdir())
-    assert script.main([str(tmp_path / "jpaged-0-py3-none-any.whl"), "--only", "page"]) == 1
+    monkeypatch.setattr(script, "make_stand_ins", make_stand_ins)
+    assert script.main([str(tmp_path / "jpaged-0-py3-none-any.whl"), "--only", "page", "model"]) == 1
     told = capsys.readouterr()
-    assert [line.split()[0] for line in told.out.splitlines()] == ["ok", "FAILED"]
+    assert [line.split()[0] for line in told.out.splitlines()] == ["ok", "FAILED", "ok", "ok"]
     assert "nonesuch: command not found" in told.err
 
 

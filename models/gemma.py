@@ -23,11 +23,13 @@ from .groups import kinds_from_types, layer_groups, type_of_group
 from .layers import GatedMLP, RMSNorm, check_activation
 from .linear import LiveRows
 from .rope import rotary_from_config
-from .stack import LayerKind, Shared
+from .stack import LayerKind, Shared, Sum
 
 
 class GemmaLayer(nnx.Module):
     """``x += norm(attention(norm(x))); x += norm(mlp(norm(x)))``."""
+
+    takes_sum = True
 
     def __init__(self, config: Any, heads: Heads, build: BuildContext):
         norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, build, offset=1.0)
@@ -55,11 +57,12 @@ class GemmaLayer(nnx.Module):
         self.post_mlp_norm = norm()
 
     def __call__(
-        self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
-        mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
-        hidden = hidden + self.post_attention_norm(mixed)
-        return hidden + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(hidden), shared.live_rows)), cache
+        self, hidden: Sum | Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
+    ) -> tuple[Sum, Any]:
+        hidden, normed = self.input_norm.of_sum(hidden)
+        mixed, cache = self.attention(normed, shared, cache, ref, attend)
+        hidden, normed = self.pre_mlp_norm.of_sum(Sum(hidden, self.post_attention_norm.of_whole(mixed)))
+        return Sum(hidden, self.post_mlp_norm.of_whole(self.mlp(normed, shared.live_rows))), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

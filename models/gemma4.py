@@ -37,7 +37,7 @@ from .linear import Embedding, Linear, LiveRows
 from .mixture import ExpertLayout
 from .parameters import constant_param
 from .rope import rotary_from_config
-from .stack import LayerKind, Shared
+from .stack import LayerKind, Shared, Sum
 
 _NORMS = {
     "input_norm": "input_layernorm",
@@ -108,8 +108,8 @@ class Gemma4Layer(nnx.Module):
         self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
-        hidden = hidden + self.post_attention_norm(mixed)
-        out = self.mlp(self.pre_mlp_norm(hidden), shared.live_rows)
+        hidden, normed = self.pre_mlp_norm.of_sum(Sum(hidden, self.post_attention_norm.of_whole(mixed)))
+        out = self.mlp(normed, shared.live_rows)
         if self.experts is not None:
             out = self.experts(out, hidden, shared.live_rows)
         hidden = hidden + self.post_mlp_norm(out)

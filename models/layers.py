@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,13 @@ class RMSNorm(nnx.Module):
         self.impl = build.product_impl
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
-        return rms_norm(x, self._scale, self.eps, offset=self.offset, impl=self.impl)
+        impl = "xla" if self._launches else self.impl
+        return rms_norm(x, self._scale, self.eps, offset=self.offset, impl=impl)
+
+    def of_whole(self, x: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
+        """Return the norm of rows that every tensor shard has all of, as all have of a layer's hidden states."""
+        norm: Callable[..., Array] = partial(rms_norm, eps=self.eps, offset=self.offset, impl=self.impl)
+        return self._on_each_shard(norm)(x, self._scale)
 
     def of_sum(self, x: Sum | Float[Array, "*batch size"]) -> tuple[Float[Array, "*batch size"], ...]:
         """Return the sum, added up, and its norm; where nothing is to be added, `x` and its norm."""
@@ -66,9 +73,16 @@ class RMSNorm(nnx.Module):
         add: Callable[..., tuple[Array, Array]] = partial(
             add_rms_norm, eps=self.eps, offset=self.offset, impl=self.impl
         )
-        if self.impl in ("tpu", "tpu_interpret"):  # XLA cannot split a launch, so each shard makes it for all rows
-            add = each_shard(add, P(), P())
-        return add(x.hidden, x.rest, self._scale)
+        return self._on_each_shard(add)(x.hidden, x.rest, self._scale)
+
+    @property
+    def _launches(self) -> bool:
+        """Tell whether a kernel is launched, which XLA cannot split for shards."""
+        return self.impl in ("tpu", "tpu_interpret")
+
+    def _on_each_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` for all rows, called by each shard where it launches a kernel."""
+        return each_shard(function, P(), P()) if self._launches else function
 
     @property
     def _scale(self) -> Float[Array, " size"] | StackedRow | None:

@@ -45,8 +45,8 @@ class Olmo3Layer(nnx.Module):
         self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         mixed, cache = self.attention(hidden, shared, cache, ref, attend)
-        hidden = hidden + self.post_attention_norm(mixed)
-        return hidden + self.post_mlp_norm(self.mlp(hidden, shared.live_rows)), cache
+        hidden = hidden + self.post_attention_norm.of_whole(mixed)
+        return hidden + self.post_mlp_norm.of_whole(self.mlp(hidden, shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

@@ -69,6 +69,12 @@ def call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], An
     from pallas_kernels.rotated_heads import tpu as heads
     from pallas_kernels.row_ops import tpu as norm
 
+    if kernel == "rms_norm":
+        return (
+            lambda x, scale: norm.rms_norm(x, scale, 1e-5, 0.0),
+            [((rows, SIZE), jnp.bfloat16), ((SIZE,), jnp.bfloat16)],
+            norm.SLAB,
+        )
     if kernel == "add_rms_norm":
         shapes = [((rows, SIZE), jnp.bfloat16), ((rows, SIZE), jnp.bfloat16), ((SIZE,), jnp.bfloat16)]
         return lambda x, more, scale: norm.add_rms_norm(x, more, scale, 1e-5, 0.0), shapes, norm.SLAB

@@ -1,8 +1,8 @@
 """Computes what stands between products, row by row: norms, sums before them, gates, maxima of logits.
 
 XLA fuses these into few operations on accelerators. On a CPU it makes several passes, mostly on one core, with a
-slow exponential; `cpu` makes one pass of each on all cores. `tpu` makes one launch of an addition and its norm, where
-XLA makes three operations. Rows do not meet.
+slow exponential; `cpu` makes one pass of each on all cores. `tpu` makes one launch of a norm and the addition before
+it, where XLA makes three operations. Rows do not meet.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ def rms_norm(
 
     Args:
         scale: None = 1, without `offset`.
-        impl: ``cpu`` needs Numba and an unsharded operand, and leaves what is not float32, or has no scale, to XLA. All
-            others are XLA's.
+        impl: ``cpu`` needs Numba and an unsharded operand, and leaves what is not float32, or has no scale, to XLA.
+            ``tpu`` needs an unsharded operand, and leaves what `tpu.takes` does not name, or has no scale, to XLA.
     """
+    if impl in ("tpu", "tpu_interpret") and scale is not None and tpu.takes(x):
+        return tpu.rms_norm(x, scale, eps, offset, interpret=impl == "tpu_interpret")
     if impl == "cpu" and scale is not None and cpu.takes(x):
         return cpu.rms_norm(x, vector_of(scale), eps, offset)
     wide = x.astype(jnp.float32)

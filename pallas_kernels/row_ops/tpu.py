@@ -1,8 +1,8 @@
-"""Implements row_ops as a Pallas Mosaic TPU kernel: an addition and its norm in one launch, over rows that lie in VMEM.
+"""Implements row_ops as a Pallas Mosaic TPU kernel: a norm, or an addition and its norm, in one launch.
 
 XLA makes three operations of them (the sum with the total of its squares, the roots, and bringing the norm's weights
-beside the next product), each of which costs a TPU about 1,800 cycles beside its work. Here 16 rows at a time are
-added, squared, summed and scaled.
+beside the next product), each of which costs a TPU about 1,800 cycles beside its work. Here 16 rows at a time, which
+lie in VMEM, are added, squared, summed and scaled.
 """
 
 from __future__ import annotations
@@ -29,17 +29,36 @@ MAX_SIZE = 16384
 """Numbers of a row, so that a tile has a slab of float32."""
 
 
-def takes(x: jax.Array, more: jax.Array) -> bool:
+def takes(x: jax.Array, more: jax.Array | None = None) -> bool:
     """Tell whether rows are computed here: whole registers of them, in a dtype that a TPU loads."""
     rows, size = x.shape if x.ndim == 2 else (0, 0)
     return (
-        x.dtype == more.dtype
+        (more is None or x.dtype == more.dtype)
         and x.dtype in (jnp.bfloat16, jnp.float32)
         and rows > 0
         and rows % SUBLANES == 0
         and size % LANES == 0
         and size <= MAX_SIZE
     )
+
+
+def rms_norm(
+    x: Float[Array, "rows size"],
+    scale: Float[Array, " size"] | StackedRow,
+    eps: float,
+    offset: float,
+    *,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Float[Array, "rows size"]:
+    """See `pallas_kernels.row_ops.rms_norm`.
+
+    Raises:
+        ValueError: rows are not what `takes` says.
+    """
+    if not takes(x):
+        raise ValueError(f"rows of {x.shape} {x.dtype} are no whole registers")
+    (normed,) = _call("rms_norm", (x,), scale, eps, offset, interpret)
+    return normed
 
 
 def add_rms_norm(
@@ -58,35 +77,49 @@ def add_rms_norm(
     """
     if not takes(x, more):
         raise ValueError(f"rows of {x.shape} {x.dtype} and {more.dtype} are no whole registers of one dtype")
-    rows, size = x.shape
-    slab = math.gcd(rows, SLAB)
-    most = TILE_BYTES // (size * x.dtype.itemsize)
-    tile = next(n for n in range(max(most // slab, 1) * slab, 0, -slab) if rows % n == 0)
-    block = pl.BlockSpec((tile, size), lambda i, _: (i, 0))
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    row = stacked(scale)
-    total, normed = pl.pallas_call(
-        functools.partial(_kernel, slab=slab, eps=eps, offset=offset),
-        out_shape=(like, like),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
-            grid=(rows // tile,),
-            in_specs=[block, block, pl.BlockSpec((None, 1, size), lambda i, number: (number[0], 0, 0))],
-            out_specs=(block, block),
-        ),
-        input_output_aliases={1: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
-        interpret=interpret,
-        name="add_rms_norm",
-    )(row.number[None], x, more, row.stack)
+    total, normed = _call("add_rms_norm", (x, more), scale, eps, offset, interpret)
     return total, normed
 
 
-def _kernel(number, x, more, scale, total, normed, *, slab: int, eps: float, offset: float):
-    """Add and norm a tile's rows, `slab` at a time.
+def _call(
+    name: str,
+    given: tuple[Float[Array, "rows size"], ...],
+    scale: Float[Array, " size"] | StackedRow,
+    eps: float,
+    offset: float,
+    interpret: bool | pltpu.InterpretParams,
+) -> tuple[Float[Array, "rows size"], ...]:
+    """Return the norm of rows, or the sum of two arrays of rows, in the first one's memory, and its norm."""
+    rows, size = given[0].shape
+    slab = math.gcd(rows, SLAB)
+    most = TILE_BYTES // (size * given[0].dtype.itemsize)
+    tile = next(n for n in range(max(most // slab, 1) * slab, 0, -slab) if rows % n == 0)
+    blocks = [pl.BlockSpec((tile, size), lambda i, _: (i, 0))] * len(given)
+    row = stacked(scale)
+    return pl.pallas_call(
+        functools.partial(_kernel, slab=slab, eps=eps, offset=offset, adds=len(given) == 2),
+        out_shape=(jax.ShapeDtypeStruct((rows, size), given[0].dtype),) * len(given),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(rows // tile,),
+            in_specs=[*blocks, pl.BlockSpec((None, 1, size), lambda i, number: (number[0], 0, 0))],
+            out_specs=tuple(blocks),
+        ),
+        input_output_aliases={1: 0} if len(given) == 2 else {},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+        name=name,
+    )(row.number[None], *given, row.stack)
 
-    References are VMEM [tile, size]; but `scale` is [1, size], and `number`, which chose it, SMEM [1].
+
+def _kernel(number, *refs, slab: int, eps: float, offset: float, adds: bool):
+    """Norm a tile's rows, `slab` at a time, or two tiles' sum.
+
+    `number`, which chose the scale, is in SMEM [1]; `refs` in VMEM: x [tile, size], with `adds` what is added to it,
+    scale [1, size], with `adds` the sum, and the norm.
     """
+    x, *more, scale = refs[: 3 if adds else 2]
+    normed, total = refs[-1], refs[-2] if adds else x
     rows, size = x.shape
     columns = [pl.ds(start, LANES) for start in range(0, size, LANES)]
 
@@ -95,8 +128,9 @@ def _kernel(number, x, more, scale, total, normed, *, slab: int, eps: float, off
         here = pl.ds(pl.multiple_of(turn * slab, slab), slab)
         squares = jnp.zeros((slab, LANES), jnp.float32)
         for column in columns:
-            added = x[here, column].astype(jnp.float32) + more[here, column].astype(jnp.float32)
-            total[here, column] = added.astype(total.dtype)
+            if adds:
+                added = x[here, column].astype(jnp.float32) + more[0][here, column].astype(jnp.float32)
+                total[here, column] = added.astype(total.dtype)
             squares += jnp.square(total[here, column].astype(jnp.float32))
         mean = jnp.sum(squares, axis=-1, keepdims=True) * (1 / size)
         root = jnp.broadcast_to(lax.rsqrt(mean + eps), (slab, LANES))

@@ -1,5 +1,6 @@
 """Run on a process of some devices: prints as JSON how far a model with a TPU's kernels of rows, which Pallas
-interprets, is from one without, and which of them it calls; for a Llama, and for a Qwen3, whose heads are normed."""
+interprets, is from one without, and which of them it calls; for a Llama, for a Qwen3, whose heads are normed, and for a
+Gemma 3, which has norms behind its blocks too."""
 
 import json
 import re
@@ -11,7 +12,7 @@ from dense_model import dense_attend, empty_cache, family
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext
 
@@ -28,7 +29,8 @@ SIZES = {
 
 
 def main() -> dict:
-    return {"llama": compared("llama", LlamaConfig(**SIZES)), "qwen3": compared("qwen3", Qwen3Config(**SIZES))}
+    configs = {"llama": LlamaConfig, "qwen3": Qwen3Config, "gemma3_text": Gemma3TextConfig}
+    return {name: compared(name, config(**SIZES)) for name, config in configs.items()}
 
 
 def compared(name: str, config: PretrainedConfig) -> dict:
@@ -56,7 +58,7 @@ def compared(name: str, config: PretrainedConfig) -> dict:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             outputs[impl] = np.asarray(jax.jit(forward)(params, tokens))
             called = re.findall(
-                r"name=(add_rms_norm|normed_rotated_heads|rotated_heads)\b",
+                r"name=(add_rms_norm|rms_norm|normed_rotated_heads|rotated_heads)\b",
                 str(jax.make_jaxpr(forward)(params, tokens)),
             )
     return {"kernels": called, "error": float(np.abs(outputs["xla"] - outputs["tpu_interpret"]).max())}

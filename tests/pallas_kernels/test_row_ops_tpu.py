@@ -1,4 +1,4 @@
-"""A TPU's launch of an addition and its norm, run by Pallas' interpreter, against what XLA makes of them."""
+"""A TPU's launches of a norm, and of an addition and its norm, run by Pallas' interpreter, against XLA's."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.row_ops import add_rms_norm, tpu
+from pallas_kernels.row_ops import add_rms_norm, rms_norm, tpu
 from pallas_kernels.stacked_row import StackedRow
 
 EPS = 1e-5
@@ -47,10 +47,22 @@ def test_a_scale_is_read_from_the_stack_of_all_layers(dtype):
     x, more, _ = operands(64, 256, dtype)
     scales = jnp.stack([operands(8, 256, dtype, seed)[2] for seed in range(5)])
     add = jax.jit(partial(add_rms_norm, eps=EPS, impl="tpu_interpret"))
+    norm = jax.jit(partial(rms_norm, eps=EPS, impl="tpu_interpret"))
     for layer in (0, 3, 4):
-        of_stack = add(x, more, StackedRow(scales[:, None], jnp.int32(layer)))
-        for got, want in zip(of_stack, add(x, more, scales[layer]), strict=True):
+        row = StackedRow(scales[:, None], jnp.int32(layer))
+        for got, want in zip(add(x, more, row), add(x, more, scales[layer]), strict=True):
             np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(norm(x, row), norm(x, scales[layer]))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "size"), [(8, 128), (24, 256), (144, 4096)])
+def test_a_norm_alone_is_that_of_a_sum_with_nothing(rows, size, dtype, offset):
+    x, _, scale = operands(rows, size, dtype)
+    got = jax.jit(partial(rms_norm, eps=EPS, offset=offset, impl="tpu_interpret"))(x, scale)
+    _, want = add_rms_norm(x, jnp.zeros_like(x), scale, EPS, offset=offset, impl="tpu_interpret")
+    np.testing.assert_array_equal(got, want)
 
 
 def test_tiles_of_rows_are_added_and_normed_without_a_race():
@@ -71,5 +83,9 @@ def test_what_fills_no_registers_is_left_to_xla(rows, size, dtype):
             add_rms_norm(x, more, of_stack, EPS, impl="tpu_interpret"), add_rms_norm(x, more, scale, EPS), strict=True
         ):
             np.testing.assert_array_equal(ours, xlas)
-    with pytest.raises(ValueError, match=rf"rows of \({rows}, {size}\) {dtype}"):
-        tpu.add_rms_norm(x, more, scale, EPS, 0.0)
+        np.testing.assert_array_equal(
+            rms_norm(x, of_stack, EPS, impl="tpu_interpret"), rms_norm(x, scale, EPS, impl="xla")
+        )
+    for launch in (partial(tpu.add_rms_norm, x, more), partial(tpu.rms_norm, x)):
+        with pytest.raises(ValueError, match=rf"rows of \({rows}, {size}\) {dtype}"):
+            launch(scale, EPS, 0.0)

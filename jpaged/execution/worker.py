@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import jax
@@ -17,21 +16,23 @@ from jaxtyping import Bool, Int, UInt8
 from jpaged.execution.adapter_matrices import AdapterMatrices
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.buckets import Bucket
-from jpaged.execution.caches.pool import PoolSpec, make_pool, make_zero_pages
+from jpaged.execution.caches.pool import PoolSpec, make_zero_pages
 from jpaged.execution.compilations import Compilations
 from jpaged.execution.deterministic import launches
 from jpaged.execution.device_calls import DEVICE_CALLS, blame_nobody, device_call, tell_nobody
 from jpaged.execution.disk import BlockThread, DiskBlocks
 from jpaged.execution.drafts import DraftProgram
+from jpaged.execution.held_pool import HeldPool
+from jpaged.execution.hidden_states import HiddenStates
 from jpaged.execution.host_store import HostStore
-from jpaged.execution.mesh import is_local, platform, replicate
+from jpaged.execution.mesh import platform, replicate
 from jpaged.execution.model_programs import ModelPrograms
 from jpaged.execution.paired_models import PairedModels
 from jpaged.execution.pool_blocks import PoolBlocks
 from jpaged.execution.program import Program
 from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
-from jpaged.execution.sampling.logit_edits import LogitEdits
+from jpaged.execution.sampling.placed_masks import PlacedMasks
 from jpaged.execution.sampling.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -101,32 +102,25 @@ class Worker:
         self.adapters = AdapterMatrices(spec, mesh, *told, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)
         self._max_num_seqs = max_num_seqs
-        self._open_masks: dict[int, jax.Array] = {}
+        self._masks = PlacedMasks(mesh)
         self._begin()
 
     def _begin(self) -> None:
         """Make the state that the device calls go on from."""
-        # A CPU takes a second to map a gigabyte of pool, and warming up does not need it.
-        thread = ThreadPoolExecutor(1)
-        self._pool_made = thread.submit(make_pool, self.spec, self.mesh)
-        thread.shutdown(wait=not is_local(self.mesh))
-        self._pool: jax.Array | None = None
+        self._pool = HeldPool(self.spec, self.mesh)
         self._sampled: jax.Array | None = None
-        self._hidden: list[jax.Array] = []
-        self._rows: Int[np.ndarray, " tokens"] | None = None  # of `_hidden`, by the step's; None = the same
+        self._hidden = HiddenStates()
         tokens = [np.zeros(self._max_num_seqs, np.int32)] * num_replicas(self.mesh)
         self._last_tokens = replicate(stack(self.mesh, tokens), self.mesh)
 
     @property
     def pool(self) -> jax.Array:
         """Return the pool, once all calls made so far are done."""
-        if self._pool is None:
-            self._pool = self._pool_made.result()
-        return self._pool
+        return self._pool.array
 
     @pool.setter
     def pool(self, pool: jax.Array) -> None:
-        self._pool = pool
+        self._pool.array = pool
 
     @property
     def frees_memory(self) -> bool:
@@ -159,24 +153,17 @@ class Worker:
         """
         self.host.forget_all()
         self.adapters.release()
-        self._delete_pool()  # there may be no room for two
+        self._pool.delete()  # there may be no room for two
         self._begin()
-
-    def _delete_pool(self) -> None:
-        """Give back the pool's memory, where there is one: it may not have been made, or a call may have taken it."""
-        pool = self._pool
-        if pool is None and self._pool_made.exception() is None:
-            pool = self._pool_made.result()
-        if pool is not None and not pool.is_deleted():
-            pool.delete()
 
     @device_call
     def release(self) -> None:
         """Give back the memory of the pool and of what was swapped out, until `restart`."""
         self.host.forget_all()
         self.adapters.release()
-        self._delete_pool()
-        self._sampled, self._hidden = None, []
+        self._pool.delete()
+        self._sampled = None
+        self._hidden.begin()
 
     @device_call
     def swap(self, dropped: Sequence[HostBlock], out: Sequence[SwapCopy], back: Sequence[SwapCopy]) -> None:
@@ -235,45 +222,35 @@ class Worker:
     @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
-        self._sampled, self._hidden, self._rows = None, [], None
+        self._sampled = None
+        self._hidden.begin(bucket.tokens if self._deterministic else None)
         batch = self.adapters.given(self.pool, batch)
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
-        self._rows, computed = np.zeros(bucket.tokens, np.int32), 0
         for launch in launches(batch, num_samples, self.spec.caches, images=bucket.images):
-            self._rows[launch.rows.start : launch.rows.stop] = computed + np.arange(len(launch.rows))
-            computed += launch.bucket.tokens
+            self._hidden.expect(launch.rows, launch.bucket.tokens)
             rows = self._run(launch.batch, launch.bucket)
             self._sampled = rows if self._sampled is None else jnp.where(launch.here[:, None], rows, self._sampled)
 
     @device_call
     def score(self, rows: Int[np.ndarray, " rows"], targets: Int[np.ndarray, " rows"], top: int) -> ScoreOutput:
         """Return the log-probabilities of `targets` after tokens `rows` of the last `compute`."""
-        return self.model.score(self._whole_hidden(), rows if self._rows is None else self._rows[rows], targets, top)
+        return self.model.score(self._hidden.whole(), self._hidden.rows_of(rows), targets, top)
 
     @device_call
     def pool_hidden(self, owners: Int[np.ndarray, " tokens"], size: int) -> jax.Array:
         """Return sums of the last `compute`'s hidden states, [size, embed]; `owners` says which sum a token is in."""
-        hidden = self._whole_hidden()
-        if self._rows is not None:
-            owned, step_owners = owners < size, owners
-            owners = np.full(len(hidden), size, np.int32)
-            owners[self._rows[owned]] = step_owners[owned]
-        return self.model.pool_hidden(hidden, owners, size)
-
-    def _whole_hidden(self) -> jax.Array:
-        if len(self._hidden) > 1:
-            self._hidden = [jnp.concatenate(self._hidden)]
-        return self._hidden[0]
+        return self.model.pool_hidden(self._hidden.whole(), self._hidden.by_row(owners, size), size)
 
     @device_call
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:
         """Sample the next tokens after the last `compute`, which is thereby over."""
         assert self._sampled is not None, "compute comes before draw"
-        output = self.model.sample(self._sampled, self._placed(args), self._last_tokens, top)
+        output = self.model.sample(self._sampled, self._masks.put(args), self._last_tokens, top)
         self._last_tokens = output.tokens
-        self._sampled, self._hidden = None, []
+        self._sampled = None
+        self._hidden.begin()
         return output
 
     @device_call
@@ -282,7 +259,7 @@ class Worker:
         drafter = self.models.drafter
         assert drafter is not None, "an engine without a drafter was asked for drafts"
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
-        return drafter.sample(rows, self._placed(args), self._last_tokens, top).tokens
+        return drafter.sample(rows, self._masks.put(args), self._last_tokens, top).tokens
 
     def make_call(self, name: str, args: tuple[Any, ...]) -> None:
         """Make the device call of this name, as another process announced it.
@@ -298,20 +275,8 @@ class Worker:
         self.pool, sampled, hidden = self.model.step(self.pool, batch, self._last_tokens, bucket)
         if self.models.drafter_follows:
             self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket)
-        self._hidden.append(hidden)
+        self._hidden.add(hidden)
         return sampled
-
-    def _placed(self, args: SamplingArrays) -> SamplingArrays:
-        return args._replace(edits=args.edits._replace(mask=self._mask(args.edits)))
-
-    def _mask(self, edits: LogitEdits) -> jax.Array:
-        """Return the step's token masks on the device; where no row has one, an array that is there already."""
-        if edits.masked.any():
-            return replicate(np.asarray(edits.mask), self.mesh)
-        rows = edits.masked.shape[-1]
-        if rows not in self._open_masks:
-            self._open_masks[rows] = replicate(np.asarray(edits.mask), self.mesh)
-        return self._open_masks[rows]
 
     # ------------------------------------------------------------------ the end
 
@@ -321,9 +286,10 @@ class Worker:
         if self._disk is not None:
             self._disk.close()
         with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call
-            self.pool.delete()
-        self._open_masks.clear()
-        self._sampled, self._hidden = None, []
+            self._pool.delete()
+        self._masks.clear()
+        self._sampled = None
+        self._hidden.begin()
         self._last_tokens.delete()
         self.host.close()
         self.adapters.close()

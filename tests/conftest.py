@@ -5,11 +5,13 @@ Variables are set before anything imports jax or torch, for subprocesses too.
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import platformdirs
 import pytest
 import thorough
+from reports import encodable
 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(platformdirs.user_cache_dir("jpaged")) / "xla-tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -33,6 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     thorough.NIGHTLY = config.getoption("--nightly")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let what a test printed not end the run of all."""
+    report = yield
+    return encodable(report)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -42,9 +42,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = _unicode(message)
         self.status = status
-        self.param = param
+        self.param = None if param is None else _unicode(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -57,6 +57,11 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """Return the answer."""
         return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def _unicode(text: str) -> str:
+    """Return a text with what no answer can hold written out: a body's JSON may have halves of surrogate pairs."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class ClientGone(Exception):

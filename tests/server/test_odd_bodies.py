@@ -55,6 +55,26 @@ def bodies(draw):
     return path, body
 
 
+HALF = "\ud800"
+"""Half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+
+
+def test_text_that_is_no_unicode_is_answered_or_refused_in_any_field(tiny_llm):
+    async def main():
+        async with AsyncLLM.from_llm(tiny_llm) as engine:
+            app = create_app(engine, ServerSettings(model="tiny", tool_parser="hermes", reasoning_parser="think"))
+            for path, (model, body) in BODIES.items():
+                for field in [*model.model_fields, HALF]:
+                    for odd in (HALF, [HALF], {HALF: HALF}, [{"role": "user", "content": HALF, "name": HALF}]):
+                        reply = await _ask(app, BatchRequest("a", path, body | {field: odd}))
+                        assert reply.status < 500, (path, field, odd)
+                        if reply.status != 200:
+                            assert reply.body["error"]["message"].isprintable()
+
+    asyncio.run(main())
+    assert tiny_llm._engine.memory.num_used_blocks == 0
+
+
 @pytest.mark.parametrize("family", ["hermes", "llama3"])
 def test_no_body_is_the_servers_fault(tiny_llm, family):
     async def main(ask):

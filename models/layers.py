@@ -52,7 +52,7 @@ class RMSNorm(nnx.Module):
     """
 
     def __init__(self, size: int, eps: float, build: BuildContext, *, offset: float = 0.0, affine: bool = True):
-        self.scale = LayerVector(jnp.full(size, 1.0 - offset, build.dtype)) if affine else None
+        self.scale = constant_param(build, (size,), 1.0 - offset, kind=LayerVector) if affine else None
         self.eps = eps
         self.offset = offset
         self.impl = build.product_impl

@@ -30,9 +30,11 @@ class LayerVector(nnx.Param):
     """A vector that stands as a `StackedRow` in a loop over stacked layers, where kernels read those."""
 
 
-def constant_param(build: BuildContext, shape: tuple[int, ...], value: float = 0.0) -> nnx.Param:
+def constant_param(
+    build: BuildContext, shape: tuple[int, ...], value: float = 0.0, *, kind: type[nnx.Param] = nnx.Param
+) -> nnx.Param:
     """Return a parameter whose entries all are `value`: a bias, or a norm's scale."""
-    return nnx.Param(jnp.full(shape, value, build.dtype))
+    return kind(jnp.full(shape, value, build.dtype))
 
 
 def wide_param(shape: tuple[int, ...], value: float = 0.0) -> nnx.Param:

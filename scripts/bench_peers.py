@@ -29,14 +29,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jpaged.benchmarks.kept_figures import check_place, keep
-from jpaged.benchmarks.peer_settings import peer_variables, with_descendants
+from jpaged.benchmarks.peer_settings import peer_variables, signal_with_descendants
 from jpaged.benchmarks.prompts import Lengths, real_prompts
 from jpaged.config import KV_CACHE_DTYPES
 from jpaged.loading.open_checkpoint import open_model
@@ -97,9 +96,7 @@ class Engine:
 
     def signal(self, number: int) -> None:
         """Send a signal to the engine and to all processes that it started, whatever groups they have made (Linux)."""
-        for process in with_descendants(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+        signal_with_descendants(self.process.pid, number)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Says with which variables another engine is started, so that it has all that jpaged has, and what it has started."""
+"""Says how another engine is started, so that it has all that jpaged has, and ends all that it has started."""
 
 from __future__ import annotations
 
@@ -31,8 +31,15 @@ def peer_variables(name: str, folder: Path) -> dict[str, str]:
     return variables
 
 
-def with_descendants(process: int) -> list[int]:
-    """Return a process and all that it started, whatever groups they have made (Linux; elsewhere itself alone)."""
+def signal_with_descendants(process: int, number: int) -> None:
+    """Send a signal to a process and all that it started, whatever groups they have made (Linux; elsewhere to itself
+    alone)."""
+    for each in _with_descendants(process):
+        with suppress(ProcessLookupError):
+            os.kill(each, number)
+
+
+def _with_descendants(process: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

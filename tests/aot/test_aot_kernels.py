@@ -35,8 +35,10 @@ ATTENTION = [
     "v5e/gpt-oss-20b/mixed",
     "v5p/llama-3.1-8b/decode/int8",
     "v6e/llama-3.1-8b x8/decode/fp8",
+    "v5e/llama-3.1-8b x8/mixed/int8",
+    "tpu7x/llama-3.1-8b/mixed/fp8",
 ]
-"""Every target and shape once; `scripts/tpu_schedule.py` compiles all of their combinations."""
+"""Every target and shape once, and codes with prompts; `scripts/tpu_schedule.py` compiles all of their combinations."""
 
 
 @pytest.fixture(scope="module")

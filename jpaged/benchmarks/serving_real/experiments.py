@@ -13,7 +13,6 @@ from jpaged.benchmarks.serving_real.measures import Row, latency, measured
 from jpaged.benchmarks.serving_real.policies import (
     MAX_OF_TWICE,
     POLICIES,
-    TWICE,
     UNCACHED,
     RealPolicy,
     chunking,
@@ -187,10 +186,9 @@ def mechanisms(bench: Bench, limit: float) -> dict[str, list[Row]]:
 def policies_of(model: str, sizes: Sizes) -> tuple[str, ...]:
     """Return the policies that are compared on a model, without a reservation for more than the longest request where
     the pool has no room for that. A pool that has none for the longest request itself is refused by `scheduler_for`."""
-    names = SEVERAL_KINDS if model == RANDOM else ONE_KIND
-    if TWICE * sizes.max_model_len <= sizes.pool_tokens:
-        return names
-    return tuple(name for name in names if name != MAX_OF_TWICE)
+    longest = {name: POLICIES[name].times_longest for name in (SEVERAL_KINDS if model == RANDOM else ONE_KIND)}
+    most = sizes.pool_tokens // sizes.max_model_len
+    return tuple(name for name, times in longest.items() if times <= max(most, 1))
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jpaged.benchmarks.peer_settings import peer_variables, with_descendants
+from jpaged.benchmarks.peer_settings import peer_variables, signal_with_descendants
 from jpaged.benchmarks.serving_answer import Answer
 from jpaged.benchmarks.serving_load import arrival_times
 from jpaged.benchmarks.serving_real.experiments import Bench
@@ -113,9 +113,7 @@ class Peer:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            for process in with_descendants(self._process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+            signal_with_descendants(self._process.pid, signal.SIGKILL)
 
 
 def commands(environments: Mapping[str, Path], model: Path | None, context: int) -> dict[str, list[str]]:

@@ -7,7 +7,8 @@ choice in float32. Where torch is not installed here that column is empty. `scri
 that are not given do not run. Each engine is a process in its environment; rounds alternate between all of them, and
 all but the one whose turn it is are stopped (SIGSTOP), as some spin while they wait. Engines of all forms are held at
 once: give one form at a time where memory is short.
-Prompts are questions and answers of GSM8K; outputs have fixed lengths.
+Prompts are questions and answers of GSM8K; outputs have fixed lengths. `--env jpaged=DIR` runs another jpaged too, that
+of the environment DIR, which says what a change is worth; it is nobody's peer.
 With a FOLDER in bfloat16 (`scripts/peers/as_bfloat16.py` writes one) `--forms float32` says what its weights cost where
 all engines compute in float32; OpenVINO's environment has to be made of the same folder.
 
@@ -47,8 +48,9 @@ OF_PEERS: dict[str, dict[str, str]] = {
     "openvino": {"float32": "openvino-float32", "bfloat16": "openvino-float32", "int8": "openvino-int8"},
     "llamacpp": {"int8": "q8_0.gguf", "int4": "q4_1.gguf", "gguf": "q4_1.gguf"},
     "vllm": {"float32": "", "bfloat16": ""},
+    "jpaged": dict.fromkeys(FORMS, ""),
 }
-"""What a peer's environment holds under `models` for a form; "" is the Hugging Face folder itself."""
+"""What a peer's environment holds under `models` for a form; "" is the folder or file that jpaged itself is given."""
 KV_OF_PEERS = {"openvino": "uint8", "llamacpp": "float16"}
 """What engines hold KV in by themselves; others, and all in float32, take the dtype of what they compute in."""
 SINGLE, LONG, LONG_OUTPUT, LONG_PROMPTS = 128, 6000, 64, 3
@@ -103,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, type=Path, help="Hugging Face folder")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["float32", "int8", "bfloat16"])
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=DIR", help="openvino, llamacpp or vllm")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=DIR", help=f"NAME: {', '.join(OF_PEERS)}")
     parser.add_argument("--kv", nargs="+", choices=KV_CACHE_DTYPES, default=["auto"], help="jpaged's KV (auto)")
     parser.add_argument("--gguf", type=Path, help="file for jpaged's form gguf")
     parser.add_argument("--rounds", type=int, default=2)
@@ -180,9 +182,10 @@ def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[s
         for name, folder in environments.items():
             if form in OF_PEERS[name]:
                 held = OF_PEERS[name][form]
-                interpreter = Path(folder) / "bin" / "python"
-                own = Path(folder) / "models" / held if held else args.model
-                wanted.append((name, "auto", str(interpreter), own, peer_variables(name, Path(folder))))
+                interpreter = str(Path(folder) / "bin" / "python")
+                own, variables = Path(folder) / "models" / held if held else model, peer_variables(name, Path(folder))
+                kvs = args.kv if name == "jpaged" else ["auto"]
+                wanted += [(name, kv, interpreter, own, variables) for kv in kvs]
         for name, kv, python, source, variables in wanted:
             print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
             command = [python, str(ENGINE), name, form, kv, str(source), str(work)]
@@ -194,7 +197,8 @@ def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[s
                 text=True,
                 env=os.environ | variables,
             )
-            engine = Engine(name, form, _kv(name, form, kv), process)
+            said = f"{name} of {Path(python).parents[1]}" if name == "jpaged" and python != sys.executable else name
+            engine = Engine(said, form, _kv(name, form, kv), process)
             if engine.read().get("ready"):
                 engine.signal(signal.SIGSTOP)
                 engines.append(engine)
@@ -247,7 +251,7 @@ def _row(engine: Engine, engines: list[Engine], work: dict[str, Any], exact: int
         peers = [
             _speed(other, order, work) or 0.0
             for other in engines
-            if other.form == engine.form and other.name != "jpaged"
+            if other.form == engine.form and not other.name.startswith("jpaged")
         ]
         row[order] = speed
         row[f"{order}, times the best peer"] = speed / max(peers) if speed and peers and max(peers) else None

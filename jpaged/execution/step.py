@@ -21,11 +21,13 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.base import LayerCall, Pool
 from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.mesh import row_impl
 from jpaged.execution.params import plain_dict
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
 from jpaged.model_api import TENSOR_AXIS, LayerRef, LeavesOutUnread
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.platform import Impl
+from pallas_kernels.thread_pool import on_thread_pool
 
 
 def make_step(
@@ -51,7 +53,7 @@ def make_step(
     def step(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], decode_only: bool
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
-        rows = batch.source_rows
+        rows = on_thread_pool(batch.source_rows, impl=row_impl(mesh))
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)

@@ -7,7 +7,7 @@ register. Import this package only where Numba is installed.
 """
 
 from pallas_kernels.ffi.call_frame import address, argument, arguments, data, dimension, elements, result
-from pallas_kernels.ffi.handlers import RUN, register
+from pallas_kernels.ffi.handlers import RUN, register, register_handler
 from pallas_kernels.ffi.kept_code import cache_folder, cfunc, named, njit_named
 from pallas_kernels.ffi.registrations import known_again, register_again, registrations
 
@@ -26,6 +26,7 @@ __all__ = [
     "njit_named",
     "register",
     "register_again",
+    "register_handler",
     "registrations",
     "result",
 ]

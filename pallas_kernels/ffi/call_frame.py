@@ -11,14 +11,16 @@ from numba import carray, njit
 from pallas_kernels.ffi.primitives import call_with, load, pointer, store
 
 # XLA_FFI_CallFrame.
-_EXTENSION, _API, CONTEXT, _NUM_ARGUMENTS, _ARGUMENTS, _RESULTS = 8, 16, 24, 56, 72, 112
+_EXTENSION, API, CONTEXT, _NUM_ARGUMENTS, _ARGUMENTS, _RESULTS, FUTURE = 8, 16, 24, 56, 72, 112, 168
 # XLA_FFI_Extension_Base and XLA_FFI_Metadata_Extension: XLA asks for the version a handler was built against.
 _EXTENSION_TYPE, _METADATA, _METADATA_TYPE = 8, 24, 1
 _MAJOR, _MINOR, _TRAITS, _API_VERSION = 24, 28, 32, (0, 1)
 # XLA_FFI_Buffer.
 _DATA, _RANK, _DIMENSIONS = 24, 32, 40
 # XLA_FFI_Api: its functions.
-_ERROR_DESTROY, SCHEDULE, NUM_THREADS = 64, 136, 144
+_ERROR_DESTROY, SCHEDULE, NUM_THREADS, FUTURE_CREATE, FUTURE_SET_AVAILABLE = 64, 136, 144, 152, 160
+# What those functions are called with: a size, an extension, and three words of a function's own at most.
+CALL_BYTES = 40
 
 
 @njit
@@ -85,14 +87,14 @@ def data(buffer):
 
 
 @njit
-def succeeded(frame, function, call):
+def succeeded(api, function, call):
     """Call a function of ``XLA_FFI_Api`` with the structure at `call`, whose first two words are filled in here."""
-    store(call, 40)
+    store(call, CALL_BYTES)
     store(call + 8, 0)
-    error = call_with(load(load(frame + _API) + function), call)
+    error = call_with(load(api + function), call)
     if error == 0:
         return True
     store(call, 24)
     store(call + 16, error)
-    call_with(load(load(frame + _API) + _ERROR_DESTROY), call)
+    call_with(load(api + _ERROR_DESTROY), call)
     return False

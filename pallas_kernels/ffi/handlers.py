@@ -9,7 +9,7 @@ import jax
 from llvmlite import binding
 from numba import njit, types
 
-from pallas_kernels.ffi.call_frame import CONTEXT, NUM_THREADS, SCHEDULE, answered, argument, dimension, succeeded
+from pallas_kernels.ffi.call_frame import API, CONTEXT, NUM_THREADS, SCHEDULE, answered, argument, dimension, succeeded
 from pallas_kernels.ffi.kept_code import cfunc, named
 from pallas_kernels.ffi.primitives import add, address_of, allocate, free, load, run_range, store
 
@@ -31,7 +31,7 @@ def _num_threads(frame, job):
     call = job + _CALL
     store(call + 16, load(frame + CONTEXT))
     store(call + 24, job + _NEXT)
-    threads = load(job + _NEXT) if succeeded(frame, NUM_THREADS, call) else 1
+    threads = load(job + _NEXT) if succeeded(load(frame + API), NUM_THREADS, call) else 1
     store(job + _NEXT, 0)
     return threads
 
@@ -100,8 +100,19 @@ def register(
     with _registering:
         if name not in _alive:
             handler = _handler(name, run, items_of, portion, grains, before or (run, -1, 0))
-            _alive[name] = run, before, handler
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
+            _make_known(name, handler, run, before)
+
+
+def register_handler(name: str, handler: Any) -> None:
+    """Make a compiled handler, a ``cfunc`` of a frame, known to XLA's CPU backend as the target `name`; once."""
+    with _registering:
+        if name not in _alive:
+            _make_known(name, handler)
+
+
+def _make_known(name: str, handler: Any, *called: Any) -> None:
+    _alive[name] = handler, *called
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
 
 
 def _handler(
@@ -145,7 +156,7 @@ def _handler(
             store(call + 16, load(frame + CONTEXT))
             store(call + 24, address_of("jpaged_ffi_task"))
             store(call + 32, job)
-            if not succeeded(frame, SCHEDULE, call):
+            if not succeeded(load(frame + API), SCHEDULE, call):
                 _release(job)
         _work(job)
         while add(job + _DONE, 0) < items:

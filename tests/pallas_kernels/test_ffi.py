@@ -38,16 +38,21 @@ def offsets(struct):
 
 def test_offsets_are_those_of_the_installed_header():
     frame = offsets("XLA_FFI_CallFrame")
-    assert [frame["api"], frame["ctx"]] == [call_frame._API, call_frame.CONTEXT]
+    assert [frame["api"], frame["ctx"]] == [call_frame.API, call_frame.CONTEXT]
     assert frame["args"] + offsets("XLA_FFI_Args")["args"] == call_frame._ARGUMENTS
     assert frame["args"] + offsets("XLA_FFI_Args")["size"] == call_frame._NUM_ARGUMENTS
     assert frame["rets"] + offsets("XLA_FFI_Rets")["rets"] == call_frame._RESULTS
+    assert frame["future"] == call_frame.FUTURE
     buffer = offsets("XLA_FFI_Buffer")
     assert [buffer["data"], buffer["dims"]] == [call_frame._DATA, call_frame._DIMENSIONS]
     api = offsets("XLA_FFI_Api")
     functions = ["XLA_FFI_Error_Destroy", "XLA_FFI_ThreadPool_Schedule", "XLA_FFI_ThreadPool_NumThreads"]
     assert [api[name] for name in functions] == [call_frame._ERROR_DESTROY, call_frame.SCHEDULE, call_frame.NUM_THREADS]
     assert list(offsets("XLA_FFI_ThreadPool_Schedule_Args"))[2:] == ["ctx", "task", "data"]
+    futures = [api["XLA_FFI_Future_Create"], api["XLA_FFI_Future_SetAvailable"]]
+    assert futures == [call_frame.FUTURE_CREATE, call_frame.FUTURE_SET_AVAILABLE]
+    for function in ("Create", "SetAvailable"):
+        assert list(offsets(f"XLA_FFI_Future_{function}_Args"))[2:] == ["future"]
 
 
 @cache

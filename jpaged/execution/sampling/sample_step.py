@@ -25,6 +25,7 @@ from jpaged.execution.sampling.ranking import no_ranking, rank
 from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, sample
 from jpaged.execution.sampling.screened_head import screened_tokens
 from pallas_kernels.screened_argmax import Screen
+from pallas_kernels.thread_pool import on_thread_pool
 
 
 class StepOutput(NamedTuple):
@@ -63,6 +64,7 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         screen: Screen | None,
         top: int,
     ) -> StepOutput:
+        args = args._replace(position=on_thread_pool(args.position, impl=impl))
         rows, model, live = args.temperature.shape[0], nnx.merge(graphdef, params), (args.position > 0).sum()
         if screen is not None and not top:
             tokens = screened_tokens(model, hidden[:rows], screen, live)

@@ -183,7 +183,8 @@ def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[s
             if form in OF_PEERS[name]:
                 held = OF_PEERS[name][form]
                 interpreter = str(Path(folder) / "bin" / "python")
-                own, variables = Path(folder) / "models" / held if held else model, peer_variables(name, Path(folder))
+                own = Path(folder) / "models" / held if held else model
+                variables = {"PYTHONPATH": ""} | peer_variables(name, Path(folder))
                 kvs = args.kv if name == "jpaged" else ["auto"]
                 wanted += [(name, kv, interpreter, own, variables) for kv in kvs]
         for name, kv, python, source, variables in wanted:

@@ -53,7 +53,7 @@ def make_step(
     def step(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], decode_only: bool
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
-        rows = on_thread_pool(batch.source_rows, impl=row_impl(mesh))
+        rows = on_thread_pool(jnp.asarray(batch.source_rows), impl=row_impl(mesh))
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)

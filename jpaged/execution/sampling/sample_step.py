@@ -64,7 +64,7 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         screen: Screen | None,
         top: int,
     ) -> StepOutput:
-        args = args._replace(position=on_thread_pool(args.position, impl=impl))
+        args = args._replace(position=on_thread_pool(jnp.asarray(args.position), impl=impl))
         rows, model, live = args.temperature.shape[0], nnx.merge(graphdef, params), (args.position > 0).sum()
         if screen is not None and not top:
             tokens = screened_tokens(model, hidden[:rows], screen, live)

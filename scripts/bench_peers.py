@@ -13,8 +13,8 @@ With a FOLDER in bfloat16 (`scripts/peers/as_bfloat16.py` writes one) `--forms f
 all engines compute in float32; OpenVINO's environment has to be made of the same folder.
 
 A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
-Prints a Markdown table with ratios to the best peer of the same form; `--json` writes all figures, and the seconds of
-each round as it ends. Measure on a quiet machine.
+Prints a Markdown table with ratios to the best peer of the same form and how many cores a batch kept busy; `--json`
+writes all figures, and the seconds of each round as it ends. Measure on a quiet machine.
 
 The column "KV" says what each holds keys and values in: but for float32 OpenVINO takes 8 bits unless it is told
 otherwise. With `--kv auto bfloat16 int8` jpaged runs with its own default and with 16 and 8 bits.
@@ -58,13 +58,14 @@ SINGLE, LONG, LONG_OUTPUT, LONG_PROMPTS = 128, 6000, 64, 3
 
 @dataclass
 class Engine:
-    """Holds one engine's process and what it has answered."""
+    """Holds one engine's process and what it has answered; tokens and the cores that were busy are the batch's."""
 
     name: str
     form: str
     kv: str
     process: subprocess.Popen[str]
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    cores: list[float] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     resident: int = 0
     failed: bool = False
@@ -94,7 +95,9 @@ class Engine:
         self.signal(signal.SIGSTOP)
         if "seconds" in said:
             self.seconds.setdefault(order, []).append(said["seconds"])
-            self.tokens = said["tokens"] if order == "batch" else self.tokens
+            if order == "batch":
+                self.tokens = said["tokens"]
+                self.cores.append(said["cores"])
 
     def signal(self, number: int) -> None:
         """Send a signal to the engine and to all processes that it started, whatever groups they have made (Linux)."""
@@ -256,6 +259,7 @@ def _row(engine: Engine, engines: list[Engine], work: dict[str, Any], exact: int
         ]
         row[order] = speed
         row[f"{order}, times the best peer"] = speed / max(peers) if speed and peers and max(peers) else None
+    row["cores busy"] = statistics.median(engine.cores) if engine.cores else None
     row["resident GiB"] = engine.resident / 2**30
     return row
 

@@ -4,7 +4,8 @@
 
 FORM is what weights are in, KV what keys and values are in: "auto", or a `kv_cache_dtype` of jpaged's.
 Orders are the names of what WORK.json holds: lists of requests, each with `prompt` (token ids) and `output` (how many
-tokens). The answer is a line of JSON: seconds, tokens, resident bytes. It imports nothing of jpaged but for its engine.
+tokens). The answer is a line of JSON: seconds, tokens, cores that were busy, resident bytes. It imports nothing of
+jpaged but for its engine.
 """
 
 from __future__ import annotations
@@ -122,20 +123,22 @@ def vllm(form: str, kv: str, model: str, context: int) -> Run:
 ENGINES = {"jpaged": jpaged, "openvino": openvino, "llamacpp": llamacpp, "vllm": vllm}
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process and of those that it started."""
-    pages, parents = {}, {}
+def used() -> dict[str, float]:
+    """Return the resident memory, in bytes, and the processors' seconds of this process and those that it started."""
+    pages, ticks, parents = {}, {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             number = int(folder.name)
-            parents[number] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[number], ticks[number] = int(fields[1]), int(fields[11]) + int(fields[12])
             pages[number] = int((folder / "statm").read_text().split()[1])
         except OSError:
             continue
     own = {os.getpid()}
     while more := {number for number, parent in parents.items() if parent in own} - own:
         own |= more
-    return sum(pages.get(number, 0) for number in own) * os.sysconf("SC_PAGE_SIZE")
+    busy = sum(ticks.get(number, 0) for number in own) / os.sysconf("SC_CLK_TCK")
+    return {"resident": sum(pages.get(number, 0) for number in own) * os.sysconf("SC_PAGE_SIZE"), "busy": busy}
 
 
 def main() -> None:
@@ -147,14 +150,15 @@ def main() -> None:
     run = ENGINES[name](form, kv, model, max(1024, -(-longest // 256) * 256))
 
     def answer(**said: Any) -> None:
-        print(json.dumps(said | {"resident": resident_bytes()}), file=answers, flush=True)
+        print(json.dumps(used() | said), file=answers, flush=True)
 
     answer(ready=True)
     for line in sys.stdin:
         asked = requests[line.strip()]
-        start = time.perf_counter()
+        before, start = used()["busy"], time.perf_counter()
         tokens = run(asked)
-        answer(seconds=time.perf_counter() - start, tokens=tokens)
+        seconds = time.perf_counter() - start
+        answer(seconds=seconds, tokens=tokens, cores=(used()["busy"] - before) / seconds)
     os._exit(0)  # servers in threads of their own would go on
 
 

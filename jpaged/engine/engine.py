@@ -163,11 +163,16 @@ class Engine:
             self.give_back_memory()
         return self.requests.take_finished()
 
-    def give_back_memory(self) -> None:
-        """Return pages that hold nothing, used or cached, to the system; they take memory again when written."""
+    def give_back_memory(self, *, at_once: bool = False) -> None:
+        """Return pages that hold nothing, used or cached, to the system; they take memory again when written.
+
+        Pages that were in use since the last call stay until the next one, unless `at_once`: whoever comes next would
+        wait for the system to clear them.
+        """
         with self.change():
             if self.recovery.device_is_whole and not self._closed:
-                self.runner.give_back([replica.memory.take_vacated_pages() for replica in self.replicas])
+                vacated = [replica.memory.take_vacated_pages(at_once=at_once) for replica in self.replicas]
+                self.runner.give_back(vacated)
 
     @watched
     def _advance(self) -> None:

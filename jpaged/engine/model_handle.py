@@ -183,12 +183,13 @@ class ModelHandle(EngineHandle):
             replacement(self.held_weights, engine, new, cast=cast, copy=copy, running=running)()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached KV; return False, with nothing done, while requests run or prefixes are pinned."""
+        """Forget all cached KV, and give back the memory of a CPU's pool; return False, with nothing done, while requests
+        run or prefixes are pinned."""
         with self._engine.turn:
             if self._engine.has_work:
                 return False
             forgotten = all(replica.memory.reset_prefix_cache() for replica in self._engine.replicas)
-            self._engine.give_back_memory()
+            self._engine.give_back_memory(at_once=True)
             return forgotten
 
     def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:

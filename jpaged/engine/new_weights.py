@@ -138,7 +138,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
             _forget_old(engine, running)
     if refused is not None:
         raise refused
-    engine.give_back_memory()
+    engine.give_back_memory(at_once=True)
 
 
 def _forget_old(engine: Engine, running: str) -> None:

@@ -309,9 +309,10 @@ class MemoryManager(AdmissionQuestions):
         self._cache.generation += 1
         self._content.forget(self._allocator)
 
-    def take_vacated_pages(self) -> list[int]:
-        """Return the large pages in use since this last returned them that hold no used or cached block now."""
-        return self._allocator.pages.take_vacated()
+    def take_vacated_pages(self, *, at_once: bool = False) -> list[int]:
+        """Return the large pages whose memory may go: used once, and since the last call they held no used or cached
+        block. `at_once` adds those that hold none now."""
+        return self._allocator.pages.take_vacated(at_once=at_once)
 
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences or self.swap_space.holds(seq_id):

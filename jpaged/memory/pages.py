@@ -57,7 +57,8 @@ class LargePages:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.free: deque[int] = deque(range(num_pages))  # those used last come first: their memory is there already
-        self.touched: set[int] = set()  # carved since they were last `take_vacated`
+        self.touched: set[int] = set()  # carved since `take_vacated` last saw them free
+        self.resting: set[int] = set()  # free when it was last called, and carved before: their memory is there
         self.changed: set[int] | None = None  # carved or freed since somebody emptied it; None = nobody asks
         self.group = [NO_GROUP] * num_pages
         self.owner: list[Association | None] = [None] * num_pages
@@ -76,11 +77,14 @@ class LargePages:
         """Return how many pages steps 2 and 3 of an allocation can hand out: those that are free or idle."""
         return len(self.free) + self.num_idle
 
-    def take_vacated(self) -> list[int]:
-        """Return the free pages that were carved since this last returned them: memory that holds nothing."""
-        vacated = [page for page in sorted(self.touched) if self.group[page] == NO_GROUP]
-        self.touched.difference_update(vacated)
-        return vacated
+    def take_vacated(self, *, at_once: bool = False) -> list[int]:
+        """Return free pages, carved once, that nothing was put into since the last call: memory that holds nothing and
+        is not about to. `at_once` adds those that were in use since."""
+        unused = self.resting - self.touched
+        vacated = {page for page in self.touched if self.group[page] == NO_GROUP}
+        self.touched -= vacated
+        self.resting = set() if at_once else vacated
+        return sorted(unused | vacated if at_once else unused)
 
     def make_idle(self, page: int) -> None:
         """List `page`, whose `newest` is set, among those that can be evicted whole."""

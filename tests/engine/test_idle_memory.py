@@ -1,4 +1,4 @@
-"""When nothing runs, a CPU's pool holds cached blocks only; the rest is given back and reads as zeros."""
+"""When nothing runs, a CPU's pool gives back what is neither cached nor was in use last; it reads as zeros."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def engine(folder, **settings) -> LLM:
     )
 
 
-def tokens(llm: LLM) -> list[tuple[int, ...]]:
-    return [tuple(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+def tokens(llm: LLM, prompts=PROMPTS) -> list[tuple[int, ...]]:
+    return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
 
 def written_pages(llm: LLM) -> set[int]:
@@ -37,11 +37,19 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_without_a_cache_nothing_is_left_in_the_pool_and_the_same_prompts_give_the_same_tokens(folder):
+def test_without_a_cache_the_pool_keeps_what_was_in_use_last_and_the_same_prompts_give_the_same_tokens(folder):
     llm = engine(folder, enable_prefix_caching=False)
     assert written_pages(llm) == set()
     address = llm._engine.runner.worker.pool.unsafe_buffer_pointer()
     first = tokens(llm)
+    of_three = written_pages(llm)
+    assert tokens(llm) == first
+    assert written_pages(llm) == of_three
+    assert tokens(llm, PROMPTS[:1]) == first[:1]
+    of_one = written_pages(llm)
+    assert of_one and of_one < of_three  # what one prompt did without is gone
+    assert tokens(llm) == first
+    assert llm.reset_prefix_cache()
     assert written_pages(llm) == set()
     assert tokens(llm) == first
     assert llm._engine.runner.worker.pool.unsafe_buffer_pointer() == address
@@ -49,8 +57,11 @@ def test_without_a_cache_nothing_is_left_in_the_pool_and_the_same_prompts_give_t
 
 def test_cached_blocks_stay_until_the_cache_is_reset(folder):
     llm = engine(folder)
-    first, cached = tokens(llm), written_pages(llm)
-    assert 0 < len(cached) == llm.memory_report().idle_pages
+    first = tokens(llm)
+    cached = llm.memory_report().idle_pages
+    assert 0 < cached < len(written_pages(llm))  # others were in use and are free
+    assert tokens(llm, PROMPTS[:1]) == first[:1]
+    assert llm.memory_report().idle_pages <= len(written_pages(llm))
     assert tokens(llm) == first
     assert llm.reset_prefix_cache()
     assert written_pages(llm) == set()

@@ -131,17 +131,27 @@ def test_pages_returned_last_are_handed_out_before_never_used_ones_whose_memory_
     assert [pool.take(a)[0] for _ in range(3)] == [1, 0, 2]
 
 
-def test_vacated_pages_are_those_used_since_the_last_time_and_free_now():
+def test_pages_that_are_free_are_vacated_at_once_or_when_they_stayed_so_for_a_whole_turn():
     pool = Pool([2], 4)
     a = pool.request()
     kept, cached, dropped = pool.take(a, 2)[0], pool.take(a, 2)[0], pool.take(a, 2)
     pool.release(cached)
     pool.release(*dropped, keep=False)
     pages = pool.allocator.pages
-    assert pages.take_vacated() == [block // 2 for block in dropped[:1]]
+    free = dropped[0] // 2
     assert pages.take_vacated() == []
+    again = pool.take(a, 2)
+    assert {block // 2 for block in again} == {free}
+    assert pages.take_vacated() == []  # in use
+    pool.release(*again, keep=False)
+    assert pages.take_vacated() == []  # it was in use since
+    assert pages.take_vacated() == [free]
+    assert pages.take_vacated() == []
+    pool.release(*pool.take(a, 2), keep=False)
+    assert pages.take_vacated(at_once=True) == [free]
+    assert pages.take_vacated(at_once=True) == []
     pool.release(kept, keep=False)
-    assert kept // 2 not in pages.take_vacated()  # its neighbour is in use still
+    assert kept // 2 not in pages.take_vacated(at_once=True)  # its neighbour is in use still
 
 
 def test_a_page_goes_back_when_all_its_blocks_are_empty_and_serves_another_group():

@@ -42,7 +42,7 @@ def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[s
     return {
         "num_pages": pages.num_pages,
         "free": list(pages.free),
-        "touched": sorted(pages.touched),
+        "touched": sorted(pages.touched | pages.resting),
         "pages": [
             [page, pages.group[page], owner, list(pages.empty[page]), *pages.newest[page]]
             for page, owner in zip(owned, owners, strict=True)

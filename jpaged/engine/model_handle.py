@@ -183,8 +183,8 @@ class ModelHandle(EngineHandle):
             replacement(self.held_weights, engine, new, cast=cast, copy=copy, running=running)()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached KV, and give back the memory of a CPU's pool; return False, with nothing done, while requests
-        run or prefixes are pinned."""
+        """Forget all cached KV, and give back the memory of a CPU's pool; return False, with nothing done, while
+        requests run or prefixes are pinned."""
         with self._engine.turn:
             if self._engine.has_work:
                 return False

@@ -99,8 +99,9 @@ class LLM(PoolingHandle):
         """
         from jpaged.engine.saved_state.keeper import saved_settings
 
-        chosen = {**saved_settings(folder), **engine_settings(dict(settings))}
-        llm = cls(chosen.pop("model"), **chosen)
+        saved = saved_settings(folder)
+        model = settings.pop("model", saved.pop("model"))
+        llm = cls(model, **{**saved, **engine_settings(settings)})
         try:
             llm.load_state(folder)
         except BaseException:

@@ -16,10 +16,10 @@ import time
 import numpy as np
 
 from jpaged.execution.batch import BatchBuilder
-from jpaged.execution.buckets import Buckets
 from jpaged.execution.caches.base import BlockFormat
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.registry import layer_caches
+from jpaged.execution.compile.buckets import Buckets
 from jpaged.memory import MemoryManager, PoolLayout
 from jpaged.model_api import AttentionGroup
 from jpaged.sampling_params import SamplingParams

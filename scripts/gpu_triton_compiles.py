@@ -59,8 +59,8 @@ def count(options: argparse.Namespace) -> tuple[int, dict[str, int], dict[str, i
     from gpu_step_bytes import step_programs
 
     from jpaged.execution.batch import empty_batch
-    from jpaged.execution.buckets import Buckets
     from jpaged.execution.caches.pool import abstract_pool
+    from jpaged.execution.compile.buckets import Buckets
     from jpaged.execution.step import make_step
     from jpaged.planning.devices import find_device
     from jpaged.planning.target_mesh import target_capability, target_mesh

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.registry import KINDS
+from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.logit_edits import LogitEdits
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.memory.copies import HostBlock, SwapCopy

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from jpaged.execution.compilations import Compilations
-from jpaged.execution.compiling import compile_at_low_priority
-from jpaged.execution.shapes import Shape
+from jpaged.execution.compile.program import Compilations
+from jpaged.execution.shapes import Shape, compile_at_low_priority
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,9 @@ from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.startup import tell_loaded, tell_pool
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
-from jpaged.execution.device_memory import memory_limit
-from jpaged.execution.gpu_share import claim_gpu_share
+from jpaged.execution.compile.cache import compile_loops_ahead
+from jpaged.execution.device_memory import claim_gpu_share, memory_limit
 from jpaged.execution.kv_dtype import resolve_kv_dtype
-from jpaged.execution.loops_ahead import compile_loops_ahead
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import DiskTier, MemoryManager

@@ -8,8 +8,8 @@ from jpaged.config import EngineConfig
 from jpaged.engine.builder import build_engine
 from jpaged.engine.compiled_programs import check_one_model
 from jpaged.engine.model_handle import ModelHandle
-from jpaged.execution.compile_cache import compiled_anew
-from jpaged.execution.program_store import free_folder
+from jpaged.execution.compile.cache import compiled_anew
+from jpaged.execution.compile.store import free_folder
 
 
 def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool = True) -> tuple[int, int]:

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
-from jpaged.execution.exact_params import num_exact
-from jpaged.execution.program_facts import device_facts, machine_facts, weight_facts
-from jpaged.execution.program_store import Facts, ProgramStore, check_fact, read_manifest
+from jpaged.execution.compile.facts import device_facts, machine_facts, weight_facts
+from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, read_manifest
+from jpaged.execution.params import num_exact
 from jpaged.loading import LoadedModel
 from jpaged.speculative import DraftModel
 

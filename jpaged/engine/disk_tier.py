@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jpaged.config import EngineConfig
 from jpaged.execution import PoolSpec
-from jpaged.execution.disk import BlockFile, BlockThread
+from jpaged.execution.transfer.disk import BlockFile, BlockThread
 from jpaged.memory import DiskTier
 from jpaged.memory.disk import BreakEven
 

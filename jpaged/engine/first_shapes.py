@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from jpaged.engine.background import BackgroundCompiler
 from jpaged.engine.engine import Engine
-from jpaged.execution.compiling import compiled_in_threads
-from jpaged.execution.shapes import Shape
+from jpaged.execution.shapes import Shape, compiled_in_threads
 
 logger = logging.getLogger(__name__)
 

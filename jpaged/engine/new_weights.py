@@ -10,7 +10,7 @@ from jpaged.validation import boolean, one_of
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
-    from jpaged.execution.model_programs import ModelPrograms
+    from jpaged.execution.programs import ModelPrograms
 
 Running = Literal["recompute", "finish", "abort"]
 """What becomes of unfinished requests, see `ModelHandle.update_params`."""
@@ -52,7 +52,7 @@ def replacement(
     Raises:
         ValueError: an argument is none of those, or the weights do not fit.
     """
-    from jpaged.execution.exact_params import num_exact, widened_shapes  # imports jax, which takes a second
+    from jpaged.execution.params import num_exact, widened_shapes  # imports jax, which takes a second
     from jpaged.loading import nnx_state, state_dict
 
     boolean("cast", cast)
@@ -83,7 +83,7 @@ def replacement(
 
 
 def widen_weights(engine: Engine, caller: str) -> None:
-    """Have an engine hold its weights as arrays, see `jpaged.execution.exact_params`; nothing that it has computed
+    """Have an engine hold its weights as arrays, see `jpaged.execution.params`; nothing that it has computed
     changes.
 
     Raises:

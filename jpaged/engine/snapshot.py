@@ -9,7 +9,7 @@ from operator import add
 
 from jpaged.engine.replica import Replica
 from jpaged.engine.stats import Counters, EngineStats
-from jpaged.execution.compilations import Compilations
+from jpaged.execution.compile.program import Compilations
 
 
 def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, counters: Counters) -> EngineStats:

@@ -6,15 +6,14 @@
 to do, ahead of the host by a step.
 """
 
-from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, make_pool, plan_pool
-from jpaged.execution.compile_cache import enable_compilation_cache
-from jpaged.execution.in_flight import InFlight, StepResults
+from jpaged.execution.compile.buckets import Bucket, Buckets
+from jpaged.execution.compile.cache import enable_compilation_cache
 from jpaged.execution.mesh import make_mesh, platform
-from jpaged.execution.runner import Runner
+from jpaged.execution.runner import InFlight, Runner, StepResults
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
+from jpaged.execution.shapes import StepSettings
 from jpaged.execution.step import make_step
-from jpaged.execution.step_settings import StepSettings
 
 __all__ = [
     "Bucket",

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.base import LayerCache
+from jpaged.execution.compile.buckets import Bucket
 
 ROWS = 64
 """Tokens of a launch."""

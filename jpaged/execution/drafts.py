@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.buckets import Bucket
+from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import RANKED, all_plain, sampling_arrays
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep

@@ -11,17 +11,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.adapter_matrices import with_abstract_matrices
 from jpaged.execution.batch import empty_batch
-from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.encode import calls, image_group, make_encode, no_rows, numbers_together, sees_images_on
 from jpaged.execution.mesh import platform
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
 from jpaged.execution.step import make_step
+from jpaged.execution.transfer.adapter_matrices import with_abstract_matrices
 from pallas_kernels.platform import Impl
 
 T = TypeVar("T")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from jpaged.execution.replicas import DATA_AXIS, own_sharding
 from jpaged.model_api import TENSOR_AXIS
 from pallas_kernels.platform import Impl, resolve_impl
+
+HostOrDevice: TypeAlias = np.ndarray | Array
+"""NumPy where the host fills a batch in, traced JAX arrays inside the step."""
 
 
 def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:

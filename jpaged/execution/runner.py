@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,24 +13,119 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jpaged.execution.batch import BatchBuilder, StepBatch, copy_pairs
-from jpaged.execution.buckets import Bucket
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.compiling import compiled_in_threads
+from jpaged.execution.compile.buckets import Bucket
+from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
-from jpaged.execution.disk import BlockThread
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.encoder_calls import EncoderCalls
-from jpaged.execution.in_flight import Draw, InFlight
+from jpaged.execution.encode import Prepared, calls, feature_rows
 from jpaged.execution.pooling import PooledStates, owners_of_rows
-from jpaged.execution.program_store import ProgramStore
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
+from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
-from jpaged.execution.shapes import Shapes
-from jpaged.execution.step_settings import StepSettings
+from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
+from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
-from jpaged.scheduling.step import AdapterLoad, ScheduledStep
+from jpaged.scheduling.request import Request
+from jpaged.scheduling.step import AdapterLoad, Encode, PromptScore, ScheduledStep
+from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
+
+
+class Draw:
+    """Holds what the sampler gives all replicas, on its way from the device.
+
+    Args:
+        fetch: see `Worker`.
+        ranked: whether somebody asked for the most likely tokens.
+    """
+
+    def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
+        self._wanted = tuple(output) if ranked else (output.tokens, output.logprobs)
+        self._fetch = fetch
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Return the arrays on the host, the first two fields of `StepOutput` or all; blocks until the device is
+        done."""
+        return self._fetch(self._wanted)
+
+
+class StepResults(NamedTuple):
+    """Holds what a step computed, on the host.
+
+    Attributes:
+        sampled: tokens, log-probabilities and, where a request asked for them, the most likely tokens, one a scheduled
+            sample.
+        scores: scored prompt tokens with their log-probabilities and rankings.
+        pooled: of each chunk its request, first position, the position after its last, and the sum of hidden states.
+    """
+
+    sampled: tuple[list[int], list[float], TopTokens | None]
+    scores: list[tuple[PromptScore, float, TokenRanking]]
+    pooled: list[tuple[Request, int, int, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """Is a dispatched step whose results may not exist yet.
+
+    Attributes:
+        replica: whose step it is; None where there is one.
+        scores: scores of prompt tokens, where a request asked for them.
+        pooled: sums of hidden states, where a request asked for a vector of its prompt.
+    """
+
+    step: ScheduledStep
+    draw: Draw
+    replica: int | None = None
+    scores: PromptScores | None = None
+    pooled: PooledStates | None = None
+
+    def read_back(self) -> StepResults:
+        """Return all that the step computed; blocks until the device is done."""
+        scores = [] if self.scores is None else self.scores.wait()
+        pooled = [] if self.pooled is None else self.pooled.wait()
+        return StepResults(self.wait(), scores, pooled)
+
+    def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
+        """Return the sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled
+        sample; blocks until the device is done."""
+        arrays = self.draw.arrays if self.replica is None else [x[self.replica] for x in self.draw.arrays]
+        tokens, logprobs, *top = (x[: len(self.step.samples)] for x in arrays)
+        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if self.step.num_top else None
+
+
+class EncoderCalls:
+    """Gives a worker the images of each step.
+
+    Args:
+        numbers: tells how many images whose features take these rows of the pool a call may have, most first.
+    """
+
+    def __init__(self, worker: Worker, numbers: Callable[[np.ndarray], tuple[int, ...]]) -> None:
+        self._worker = worker
+        self._numbers = numbers
+
+    def encode(self, each: Sequence[Sequence[Encode]]) -> None:
+        """Encode the images of each replica, those of one shape together."""
+        spec, mesh = self._worker.spec, self._worker.mesh
+        by_shape: dict[Hashable, list[list[Prepared]]] = {}
+        for replica, encodes in enumerate(each):
+            for encode in encodes:
+                first = 0
+                for image in encode.image.each:
+                    rows = feature_rows(spec, encode.stored, first, image.features)
+                    shape = len(rows), *sorted((name, array.shape) for name, array in image.arrays.items())
+                    by_shape.setdefault(shape, [[] for _ in each])[replica].append((image.arrays, rows))
+                    first += image.features
+        for images in by_shape.values():
+            example, its_rows = next(mine for mine in images if mine)[0]
+            names = tuple(sorted(example))
+            for call in calls(images, self._numbers(its_rows)):
+                arrays, rows = stack(mesh, call)
+                self._worker.encode(names, tuple(arrays[name] for name in names), rows)
 
 
 class Runner:

@@ -6,7 +6,13 @@ that this machine lacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,20 +21,67 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jpaged.execution.adapter_matrices import AdapterMatrices, with_abstract_matrices
 from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
-from jpaged.execution.buckets import Bucket, Buckets
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.deterministic import empty_launch
-from jpaged.execution.encode import calls, image_group, no_rows, numbers_together
-from jpaged.execution.host_store import HostStore
+from jpaged.execution.compile.buckets import Bucket, Buckets
+from jpaged.execution.compile.program import Program
+from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket
+from jpaged.execution.encode import calls, image_group, no_rows, numbers_together, sees_images_on
 from jpaged.execution.mesh import platform
-from jpaged.execution.model_programs import Compile, ModelPrograms
-from jpaged.execution.program import Program
+from jpaged.execution.programs import Compile, ModelPrograms
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
-from jpaged.execution.step_settings import StepSettings
+from jpaged.execution.transfer.adapter_matrices import AdapterMatrices, with_abstract_matrices
+from jpaged.execution.transfer.host_store import HostStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """Bounds the steps of one replica.
+
+    Attributes:
+        max_num_seqs, max_num_batched_tokens: most sequences and tokens of a step.
+        max_model_len: most tokens of a sequence.
+        vocab_size: number of tokens that are drawn from.
+        deterministic: whether steps run as `jpaged.execution.deterministic` says.
+        verifies: whether steps verify drafts, see `Buckets`.
+        images: whether steps may have tokens that stand for images, see `Buckets`.
+        together: tokens of an image that see each other; None = they do not.
+        adapters: whether sequences may run with low-rank adapters, see `Buckets`.
+        scored: whether every output is told how likely it is, asked for or not.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    deterministic: bool = False
+    verifies: bool = False
+    images: bool = False
+    together: int | None = None
+    adapters: bool = False
+    scored: bool = True
+
+    @property
+    def scores_draws(self) -> bool:
+        """Tell whether every draw has log-probabilities, see `ModelPrograms`: deterministic steps have no sampler
+        that could do without."""
+        return self.scored or self.deterministic
+
+    def buckets(self, spec: PoolSpec) -> Buckets:
+        """Return the buckets of steps over a pool."""
+        return Buckets(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            verifies=self.verifies,
+            images=self.images,
+            decodes_with_images=self.images and sees_images_on(spec),
+            adapters=self.adapters,
+            only=replace(BUCKET, images=self.images) if self.deterministic else None,
+            together=image_bucket(self.together) if self.images and self.together else None,
+        )
+
 
 T = TypeVar("T")
 SAMPLERS = ((0, "greedy"), (RANKED, "full"))
@@ -232,3 +285,48 @@ class Shapes:
 
     def _of_all(self, of_one: T) -> T:
         return stack(self.mesh, [of_one] * num_replicas(self.mesh))
+
+
+NICENESS = 10
+"""How far a compilation in the background steps back: beside threads that compute all the time it gets a tenth of what
+one of them gets."""
+
+
+def compiled_in_threads(shapes: Iterable[Shape]) -> Iterator[str]:
+    """Compile shapes, one an iteration, and yield their names: they are traced here, and compiled in threads."""
+    with ThreadPoolExecutor(2) as threads:
+        pending = deque[tuple[str, Future[None]]]()
+        for shape in shapes:
+            pending.append((shape.name, threads.submit(shape.trace())))
+            while len(pending) > 4 or (pending and pending[0][1].done()):
+                yield _finished(*pending.popleft())
+        while pending:
+            yield _finished(*pending.popleft())
+
+
+def compile_at_low_priority(compile_it: Compile) -> None:
+    """Compile what was traced, in a thread that Linux runs where others leave it time; waits for the end.
+
+    Tracing is not done there: it holds the interpreter, which a step would wait for all the longer.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        if sys.platform == "linux":  # elsewhere it would be the niceness of the whole process
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            compile_it()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="jpaged-compiler")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _finished(name: str, compiling: Future[None]) -> str:
+    compiling.result()
+    return name

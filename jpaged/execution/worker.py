@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,33 +14,74 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Bool, Int, UInt8
 
-from jpaged.execution.adapter_matrices import AdapterMatrices
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.buckets import Bucket
-from jpaged.execution.caches.pool import PoolSpec, make_zero_pages
-from jpaged.execution.compilations import Compilations
+from jpaged.execution.caches.pool import HeldPool, PoolSpec, make_zero_pages
+from jpaged.execution.compile.buckets import Bucket
+from jpaged.execution.compile.program import Compilations, Program
+from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import launches
-from jpaged.execution.device_calls import DEVICE_CALLS, blame_nobody, device_call, tell_nobody
-from jpaged.execution.disk import BlockThread, DiskBlocks
 from jpaged.execution.drafts import DraftProgram
-from jpaged.execution.held_pool import HeldPool
-from jpaged.execution.hidden_states import HiddenStates
-from jpaged.execution.host_store import HostStore
 from jpaged.execution.mesh import platform, replicate
-from jpaged.execution.model_programs import ModelPrograms
-from jpaged.execution.paired_models import PairedModels
-from jpaged.execution.pool_blocks import PoolBlocks
-from jpaged.execution.program import Program
-from jpaged.execution.program_store import ProgramStore
+from jpaged.execution.pooling import HiddenStates
+from jpaged.execution.programs import ModelPrograms, PairedModels
 from jpaged.execution.replicas import num_replicas, stack
-from jpaged.execution.sampling.placed_masks import PlacedMasks
 from jpaged.execution.sampling.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.sampling_batch import PlacedMasks
 from jpaged.execution.step import make_block_copy
+from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
+from jpaged.execution.transfer.disk import BlockThread, DiskBlocks
+from jpaged.execution.transfer.host_store import HostStore
+from jpaged.execution.transfer.pool_blocks import PoolBlocks
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.disk import DiskFill, DiskWrite
 from pallas_kernels.zero_pages import frees_memory
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Announcing(Protocol):
+    """What has device calls."""
+
+    announce: Callable[[str, tuple[Any, ...]], None]
+    """Told the name and arguments of every device call before it is made."""
+    failed: Callable[[BaseException], None]
+    """Told what a device call raised, which others may have made."""
+
+
+W = TypeVar("W", bound=Announcing)
+
+DEVICE_CALLS: set[str] = set()
+"""Names of the methods that `device_call` marks."""
+
+
+def device_call(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Mark a method that a worker is told step by step, by position: `announce` hears of each call first, and
+    `failed` of each that raises."""
+
+    @wraps(method)
+    def call(self: W, *args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs
+        self.announce(method.__name__, args)
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            self.failed(error)
+            raise
+
+    DEVICE_CALLS.add(method.__name__)
+    return call
+
+
+def tell_nobody(name: str, args: tuple[Any, ...]) -> None:
+    """Do nothing: one process holds the whole mesh."""
+
+
+def blame_nobody(error: BaseException) -> None:
+    """Do nothing: no other process has made the call that raised."""
+
 
 BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
 Tokens: TypeAlias = Int[jax.Array, " max_seqs"]

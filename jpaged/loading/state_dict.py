@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.exact_params import num_exact, widened
+from jpaged.execution.params import num_exact, widened
 from jpaged.loading.language_model_only import LanguageModelReader, is_multimodal
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.parameters.weights import abstract_params, read_params

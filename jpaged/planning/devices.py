@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jpaged.execution.gpu_share import gpu_share
+from jpaged.execution.device_memory import gpu_share
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jpaged.config import SizedConfig
-from jpaged.execution.device_memory import ProgramSize
-from jpaged.execution.gpu_share import VARIABLES
+from jpaged.execution.device_memory import VARIABLES, ProgramSize
 from jpaged.planning.devices import Device
 
 

@@ -8,20 +8,17 @@ from typing import Any
 from jpaged.engine.compiled_programs import engine_facts
 from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory
-from jpaged.execution.adapter_matrices import AdapterMatrices
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.compilations import Compilations
-from jpaged.execution.compile_cache import compiled_anew
-from jpaged.execution.compiling import compiled_in_threads
+from jpaged.execution.compile.cache import compiled_anew
+from jpaged.execution.compile.program import Compilations, Program
+from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.device_memory import DeviceMemory
 from jpaged.execution.kv_dtype import resolve_kv_dtype
-from jpaged.execution.model_programs import ModelPrograms
-from jpaged.execution.pool_blocks import PoolBlocks
-from jpaged.execution.program import Program
-from jpaged.execution.program_store import ProgramStore
-from jpaged.execution.shapes import Shapes
+from jpaged.execution.programs import ModelPrograms
+from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
 from jpaged.execution.step import make_block_copy
-from jpaged.execution.step_settings import StepSettings
+from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
+from jpaged.execution.transfer.pool_blocks import PoolBlocks
 from jpaged.loading.parameters.forms import check_device
 from jpaged.model_api import SeesImages
 from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine

@@ -18,11 +18,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.batch import StepBatch
+from jpaged.execution.caches.attention import AttentionBatch, TokenSlots
 from jpaged.execution.caches.base import LayerCache, group_specs
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.caches.state import StateCache
-from jpaged.execution.caches.state_units import StateBatch, TokenByToken
-from jpaged.execution.caches.token_slots import AttentionBatch, TokenSlots
+from jpaged.execution.caches.state import StateBatch, StateCache, TokenByToken
 from jpaged.execution.deterministic import ROWS
 from jpaged.execution.mesh import row_impl
 from jpaged.execution.replicas import pool_sharding, under_mesh

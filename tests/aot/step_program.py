@@ -38,10 +38,10 @@ def main(target: str, devices: int, kernels: str, layers: int) -> None:
 
     from jpaged.execution import Bucket, make_sample_step, make_step, plan_pool
     from jpaged.execution.batch import empty_batch
-    from jpaged.execution.host_store import make_gather, make_scatter
     from jpaged.execution.mesh import sharding
     from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
     from jpaged.execution.step import make_block_copy
+    from jpaged.execution.transfer.host_store import make_gather, make_scatter
     from jpaged.loading.build_context import build_context
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params

@@ -7,7 +7,7 @@ from checkpoints import CHECKPOINTS, make_checkpoint
 from environments import python_of
 
 from jpaged import LLM
-from jpaged.execution.program_store import read_manifest
+from jpaged.execution.compile.store import read_manifest
 from jpaged.planning import compile_programs_for
 
 pytestmark = pytest.mark.aot

@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as npst
 
 from jpaged.distributed.wire import decode, encode
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.buckets import Bucket
+from jpaged.execution.caches.attention import AttentionBatch
 from jpaged.execution.caches.prompt_budget import PromptBudgetBatch
-from jpaged.execution.caches.token_slots import AttentionBatch
+from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampling_batch import greedy_rows
 from jpaged.memory.copies import HostBlock, SwapCopy
 

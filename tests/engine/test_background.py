@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from jpaged.engine.background import BackgroundCompiler
-from jpaged.execution.compilations import Compilations
+from jpaged.execution.compile.program import Compilations
 from jpaged.execution.shapes import Shape
 
 SCRIPT = """
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from jpaged.engine.background import BackgroundCompiler
-from jpaged.execution.compilations import Compilations
+from jpaged.execution.compile.program import Compilations
 from jpaged.execution.shapes import Shape
 
 begun = threading.Event()

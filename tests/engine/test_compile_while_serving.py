@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.engine.background import BackgroundCompiler
-from jpaged.execution.model_programs import ModelPrograms
-from jpaged.execution.recent_programs import recent_programs
+from jpaged.execution.compile.recent import recent_programs
+from jpaged.execution.programs import ModelPrograms
 
 SETTINGS = {
     "dtype": "float32",

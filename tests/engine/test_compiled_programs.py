@@ -13,8 +13,8 @@ from greedy_reference import random_prompts
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, DraftModel, SamplingParams
-from jpaged.execution.program_store import MANIFEST
-from jpaged.execution.recent_programs import recent_programs
+from jpaged.execution.compile.recent import recent_programs
+from jpaged.execution.compile.store import MANIFEST
 from jpaged.loading import convert_checkpoint
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 8}

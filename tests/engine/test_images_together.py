@@ -7,7 +7,7 @@ import pytest
 from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
 
 from jpaged import LLM, SamplingParams
-from jpaged.execution import encode, encoder_calls, shapes
+from jpaged.execution import encode, runner, shapes
 from jpaged.execution.encode import calls, numbers_together
 from jpaged.model_api import CrossAttentionGroup, ImageGroup
 
@@ -33,7 +33,7 @@ def together(monkeypatch):
             made.append(len(call[0][1]))
             yield call
 
-    monkeypatch.setattr(encoder_calls, "calls", counted)
+    monkeypatch.setattr(runner, "calls", counted)
     return made
 
 

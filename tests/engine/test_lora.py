@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from test_tensor_parallel import on_eight_devices
 
 from jpaged import LLM, BeamSearchParams, LoRARequest, NGram, SamplingParams, StateRefused
-from jpaged.execution.recent_programs import recent_programs
+from jpaged.execution.compile.recent import recent_programs
 
 SETTINGS = {
     "enable_lora": True,

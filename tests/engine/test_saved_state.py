@@ -29,7 +29,7 @@ from jpaged import (
 )
 from jpaged.engine.saved_state.folder import FORMAT, _of_json, read_about, read_state, write_state
 from jpaged.engine.saved_state.identity import model_facts
-from jpaged.execution.pool_blocks import PoolBlocks
+from jpaged.execution.transfer.pool_blocks import PoolBlocks
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 16}
 SHORT, THIRD, FOURTH, LONG = sorted(random_prompts(lengths=(40, 9, 20, 33)), key=len)

@@ -111,7 +111,7 @@ def test_an_engine_whose_pool_finds_no_memory_sleeps_on(folder, want, monkeypatc
             raise MemoryError("the trainer holds it")
 
         with monkeypatch.context() as patch:
-            patch.setattr("jpaged.execution.held_pool.make_pool", no_room)
+            patch.setattr("jpaged.execution.caches.pool.make_pool", no_room)
             with pytest.raises(MemoryError, match="the trainer holds it"):
                 llm.restore_memory()
             assert llm.is_sleeping

@@ -15,7 +15,7 @@ from jpaged.engine.replica import Replica
 from jpaged.engine.snapshot import take_snapshot
 from jpaged.engine.stats import STEP_BOUNDS, Counters
 from jpaged.engine.stats_log import INTERVAL, StatsLog, describe
-from jpaged.execution.compilations import Compilations
+from jpaged.execution.compile.program import Compilations
 from jpaged.metrics import Counter, Gauge, Histogram
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.execution.adapter_places import AdapterPlaces
+from jpaged.execution.batch import AdapterPlaces
 
 A, B, C, D = (letter.encode() for letter in "ABCD")
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jpaged.execution.compilations import Compilations
-from jpaged.execution.program import Program
+from jpaged.execution.compile.program import Compilations, Program
 
 
 def program(compilations, function=lambda x: x + 1):

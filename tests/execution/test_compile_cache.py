@@ -9,8 +9,8 @@ import jax
 import platformdirs
 import pytest
 
-from jpaged.execution import compile_cache
-from jpaged.execution.compile_cache import enable_compilation_cache
+from jpaged.execution.compile import cache
+from jpaged.execution.compile.cache import enable_compilation_cache
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_used(tmp_path, monkeypa
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(compile_cache.shutil, "disk_usage", lambda folder: usage._replace(free=3 << 20))
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda folder: usage._replace(free=3 << 20))
     choose(tmp_path)
     with pytest.warns(UserWarning, match="3 MiB are free, below 256"):
         assert enable_compilation_cache() is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.disk import BlockFile, BlockThread, block_thread
+from jpaged.execution.transfer.disk import BlockFile, BlockThread, block_thread
 from jpaged.memory import DiskFill, DiskRead, DiskWrite
 from jpaged.memory.disk import StoredBlock
 from jpaged.scheduling import ScheduledStep

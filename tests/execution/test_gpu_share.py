@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jpaged.execution.gpu_share import GPU_SHARE, VARIABLES, claim_gpu_share, gpu_share
+from jpaged.execution.device_memory import GPU_SHARE, VARIABLES, claim_gpu_share, gpu_share
 
 
 def test_the_engine_asks_for_more_than_xlas_default():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jpaged.execution import make_mesh, plan_pool
-from jpaged.execution.held_pool import HeldPool
+from jpaged.execution.caches.pool import HeldPool
 from jpaged.model_api import AttentionGroup
 
 
@@ -35,7 +35,7 @@ def test_one_that_could_not_be_made_says_so_and_has_nothing_to_give_back(spec, m
     def no_room(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("jpaged.execution.held_pool.make_pool", no_room)
+    monkeypatch.setattr("jpaged.execution.caches.pool.make_pool", no_room)
     held = HeldPool(spec, make_mesh(1))
     held.delete()
     with pytest.raises(MemoryError, match="no room"):

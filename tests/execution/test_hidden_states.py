@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jpaged.execution.hidden_states import HiddenStates
+from jpaged.execution.pooling import HiddenStates
 
 NOBODY = 9
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.host_store import SIZES, launch_sizes, make_gather, make_scatter
+from jpaged.execution.transfer.host_store import SIZES, launch_sizes, make_gather, make_scatter
 from jpaged.memory import HostBlock, SwapCopy
 from jpaged.scheduling import ScheduledStep
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.pool_blocks import _make_scatter
+from jpaged.execution.transfer.pool_blocks import _make_scatter
 from jpaged.memory import SwapCopy
 from jpaged.scheduling import ScheduledStep
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jpaged.execution.program import Program
+from jpaged.execution.compile.program import Program
 
 
 @pytest.fixture

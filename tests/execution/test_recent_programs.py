@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jpaged.execution import program as module
-from jpaged.execution.program import Program
-from jpaged.execution.recent_programs import CompiledProgram, RecentPrograms, signature
+from jpaged.execution.compile import program as module
+from jpaged.execution.compile.program import Program
+from jpaged.execution.compile.recent import CompiledProgram, RecentPrograms, signature
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.compiling import compile_at_low_priority, compiled_in_threads
-from jpaged.execution.shapes import Shape
+from jpaged.execution.shapes import Shape, compile_at_low_priority, compiled_in_threads
 
 
 @pytest.fixture(scope="module")

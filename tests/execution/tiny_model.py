@@ -9,7 +9,7 @@ from flax import nnx
 from transformers import LlamaConfig
 
 from jpaged.execution import PoolSpec, Runner, StepSettings, make_mesh, plan_pool
-from jpaged.execution.disk import BlockThread
+from jpaged.execution.transfer.disk import BlockThread
 from jpaged.loading.build_context import build_context
 from jpaged_models.llama import Llama
 

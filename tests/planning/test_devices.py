@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from jpaged.execution.gpu_share import GPU_SHARE, VARIABLES
+from jpaged.execution.device_memory import GPU_SHARE, VARIABLES
 from jpaged.planning import DEVICES, find_device
 from jpaged.planning.compilers import compiler_python
 from jpaged.planning.target_mesh import environment, gpu_target

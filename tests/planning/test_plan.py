@@ -15,8 +15,7 @@ from vision_checkpoints import gemma3_config
 from jpaged import LLM, ImageSources, NGram, PyramidKV
 from jpaged.cli.main import app
 from jpaged.execution import device_memory
-from jpaged.execution.device_memory import device_bytes
-from jpaged.execution.gpu_share import VARIABLES
+from jpaged.execution.device_memory import VARIABLES, device_bytes
 from jpaged.loading import convert_checkpoint
 from jpaged.planning import compile_programs_for, plan
 from jpaged.planning.compile_step import answer

@@ -13,8 +13,8 @@ from tiny_chat_model import make_chat_model
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
 from jpaged.engine.configuration_digest import configuration_digest
-from jpaged.execution.program_store import MANIFEST
-from jpaged.execution.recent_programs import recent_programs
+from jpaged.execution.compile.recent import recent_programs
+from jpaged.execution.compile.store import MANIFEST
 from jpaged.loading import convert_checkpoint
 from jpaged.planning import find_device, plan
 from jpaged.planning.child_process import Question

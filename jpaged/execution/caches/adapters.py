@@ -1,7 +1,8 @@
 """Keeps the matrices of low-rank adapters, and puts those of a step's requests beside the model's (S-LoRA, 2023).
 
 Which adapter lies in which blocks the host says (`jpaged.memory.adapters`). Rank by rank, an adapter's numbers fill as
-many blocks as they need at each site that it changes; `jpaged.execution.adapter_matrices` has them as steps read them.
+many blocks as they need at each site that it changes; `jpaged.execution.transfer.adapter_matrices` has them as steps
+read them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
-from jpaged.execution.mesh import platform
+from jpaged.execution.mesh import HostOrDevice, platform
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Adapters
@@ -85,7 +85,7 @@ class AdapterCache(LayerCache):
         return (GroupSpec(self.group.name, layer_bytes, self.group.block_layers, 1, Adapters()),)
 
     def reads(self) -> Reads:
-        return Reads(0, None, 0)  # steps read copies, see `jpaged.execution.adapter_matrices`
+        return Reads(0, None, 0)  # steps read copies, see `jpaged.execution.transfer.adapter_matrices`
 
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return 0  # adapters' blocks are in no sequence's table

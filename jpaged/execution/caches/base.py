@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Shaped
 
-from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.mesh import HostOrDevice
 from jpaged.memory.checkpoint_spacing import spread_checkpoints
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Policy

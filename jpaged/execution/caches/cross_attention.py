@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.caches.base import HostStep, LayerCall, Pool, Reads
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
+from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures

@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
+from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.caches.attend import AttentionPlan, Place, plan_of_slots
+from jpaged.execution.caches.attention import AttentionPlan, Place, TokenSlots, plan_of_slots
 from jpaged.execution.caches.base import LayerCall, Pool, Reads
-from jpaged.execution.caches.token_slots import TokenSlots
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupSpec
 from jpaged.memory.policies import FullAttention

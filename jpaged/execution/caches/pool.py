@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.caches.base import BlockFormat, LayerCache, Pool, group_specs
 from jpaged.execution.caches.registry import layer_caches
-from jpaged.execution.mesh import platform
+from jpaged.execution.mesh import is_local, platform
 from jpaged.execution.replicas import num_replicas, pool_sharding
 from jpaged.memory.layout import PoolLayout
 from jpaged.model_api import LayerGroup
@@ -128,3 +129,40 @@ def make_zero_pages(mesh: Mesh) -> jax.stages.Wrapped:
     split = pool_sharding(mesh).spec
     everywhere = jax.shard_map(zero_pages, mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False)
     return jax.jit(everywhere, donate_argnums=0)
+
+
+class HeldPool:
+    """Holds the pool, donated to every program that changes it and replaced by what that gives back.
+
+    A thread makes it, where no other process has a part in that: a CPU takes a second to map a gigabyte, and warming up
+    does not need it.
+    """
+
+    def __init__(self, spec: PoolSpec, mesh: Mesh) -> None:
+        thread = ThreadPoolExecutor(1)
+        self._made = thread.submit(make_pool, spec, mesh)
+        thread.shutdown(wait=not is_local(mesh))
+        self._array: jax.Array | None = None
+
+    @property
+    def array(self) -> jax.Array:
+        """Return the pool, once all calls made so far are done.
+
+        Raises:
+            Exception: whatever kept it from being made.
+        """
+        if self._array is None:
+            self._array = self._made.result()
+        return self._array
+
+    @array.setter
+    def array(self, array: jax.Array) -> None:
+        self._array = array
+
+    def delete(self) -> None:
+        """Give back the memory, where there is any: the pool may not have been made, or a call may have taken it."""
+        array = self._array
+        if array is None and self._made.exception() is None:
+            array = self._made.result()
+        if array is not None and not array.is_deleted():
+            array.delete()

@@ -16,8 +16,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.arrays import HostOrDevice
-from jpaged.execution.sampling.ranking import rank
+from jpaged.execution.mesh import HostOrDevice
+from jpaged.execution.sampling.sampler import rank
 from jpaged.scheduling.step import PromptScore, ScheduledStep
 from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
 

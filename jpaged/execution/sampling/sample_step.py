@@ -1,7 +1,7 @@
 """Draws after the step, from the logits of the rows that are sampled. Jitted once a number of rows and variant.
 
 Where nobody wants a score and the head's table has a screen, the plain variant finds tokens without their logits, see
-`jpaged.execution.sampling.screened_head`.
+`jpaged.execution.sampling.sample_step`.
 
 Kept apart from the step for two reasons: the head is computed for as many rows as are sampled, whatever bucket the
 step ran in, and a batch of plain greedy rows, the commonest, gets a program without branches (XLA:CPU fuses the
@@ -21,11 +21,53 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.mesh import row_impl
 from jpaged.execution.replicas import Kind, each_replica, own_sharding
-from jpaged.execution.sampling.ranking import no_ranking, rank
-from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, sample
-from jpaged.execution.sampling.screened_head import screened_tokens
-from pallas_kernels.screened_argmax import Screen
+from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, no_ranking, rank, sample
+from jpaged.model_api import HasHeadTable
+from pallas_kernels.screened_argmax import Screen, abstract_screen, make_screen, screened_argmax, screens
 from pallas_kernels.thread_pool import on_thread_pool
+
+
+class ScreenedHead:
+    """Says whether a model's head has a screen, and makes it of the weights.
+
+    Args:
+        params: shapes and dtypes of the weights.
+
+    Attributes:
+        shapes: the screen with shapes for arrays; None where there is none: the mesh is more than one CPU or it lacks
+            the instructions, or logits are more than the product with an array of float32.
+    """
+
+    def __init__(self, graphdef: nnx.GraphDef, params: Any, mesh: Mesh) -> None:
+        self._graphdef = graphdef
+        table = jax.eval_shape(self._table, params)
+        known = table is not None and screens(table.shape, table.dtype, row_impl(mesh))
+        self.shapes: Screen | None = abstract_screen(*table.shape) if known else None
+        # Compiled, so that no model is made that holds arrays: its parts know each other, and would keep the memory.
+        self._make = jax.jit(lambda weights: make_screen(self._table(weights)))
+
+    def screen(self, params: Any) -> Screen | None:
+        """Return the screen of some weights, on their device; None where there is none.
+
+        Of weights that are shapes it is `shapes`.
+        """
+        if self.shapes is None or isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
+            return self.shapes
+        return self._make(params)
+
+    def _table(self, params: Any) -> Float[Array, "vocab embed"] | None:
+        model = nnx.merge(self._graphdef, params)
+        return model.head_table() if isinstance(model, HasHeadTable) else None
+
+
+def screened_tokens(
+    model: Any, hidden: Float[Array, "rows embed"], screen: Screen, live: Int[Array, ""]
+) -> Int[Array, " rows"]:
+    """Return the most likely token of each row, the first of several; rows from `live` on mean nothing.
+
+    `model` is one for which `ScreenedHead` has made the screen.
+    """
+    return screened_argmax(hidden, model.head_table(), screen, rows=live, impl="cpu")
 
 
 class StepOutput(NamedTuple):

@@ -6,18 +6,95 @@ draw depends on the sequence's own logits, seed and position only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
-from jpaged.execution.arrays import HostOrDevice
+from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.sampling.logit_edits import LogitEdits, edit_logits
-from jpaged.execution.sampling.thresholds import largest_threshold
 from pallas_kernels.platform import Impl
 from pallas_kernels.row_ops import largest
+
+BITS = 30
+"""Bits in which weights from 0 to 1 differ: the pattern of 1 is below 2^30."""
+BITS_A_PASS = 3
+"""Bits that a pass over the vocabulary finds on accelerators: there, comparing with seven thresholds takes hardly
+longer than with one, as reading the weights takes longer than both. A CPU finds one."""
+
+
+def largest_threshold(
+    weights: Float[Array, "seqs vocab"],
+    measure: Callable[[Bool[Array, "seqs vocab"]], Shaped[Array, " seqs"]],
+    wanted: Shaped[Array, " seqs"],
+) -> Float[Array, " seqs"]:
+    """Return the largest t for which the `measure` of the tokens with weight >= t is at least what is `wanted`.
+
+    Exact: floats from 0 on order like their bit patterns, so narrowing the integers down finds the very value, and
+    the same one whatever the number of bits a pass.
+
+    Args:
+        weights: from 0 to 1.
+        measure: does not fall when tokens are added.
+        wanted: is met by all tokens together.
+    """
+    search = partial(_search, weights, measure, wanted)
+    return lax.platform_dependent(cpu=partial(search, 1), default=partial(search, BITS_A_PASS))
+
+
+def _search(
+    weights: Float[Array, "seqs vocab"],
+    measure: Callable[[Bool[Array, "seqs vocab"]], Shaped[Array, " seqs"]],
+    wanted: Shaped[Array, " seqs"],
+    bits_a_pass: int,
+) -> Float[Array, " seqs"]:
+    """See `largest_threshold`; `bits_a_pass` divides `BITS`."""
+    bits = lax.bitcast_convert_type(weights, jnp.int32)
+    passes = BITS // bits_a_pass
+
+    def narrow(number: Int[Array, ""], low: Int[Array, " seqs"]) -> Int[Array, " seqs"]:
+        shift = (passes - 1 - number) * bits_a_pass
+        met = jnp.zeros_like(low)  # how many of the candidates, which ascend, are low enough
+        for digit in range(1, 1 << bits_a_pass):
+            kept = bits >= (low | (digit << shift))[:, None]
+            met += (measure(kept) >= wanted).astype(jnp.int32)
+        return low | (met << shift)
+
+    low = lax.fori_loop(0, passes, narrow, jnp.zeros(weights.shape[0], jnp.int32))
+    return lax.bitcast_convert_type(low, jnp.float32)
+
+
+Ranking = tuple[Int[Array, " rows"], Int[Array, "rows top"], Float[Array, "rows top"]]
+
+
+def rank(
+    logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"], top: int, asked: Bool[Array, ""] | bool
+) -> Ranking:
+    """Return (places of `tokens` from 1, the `top` most likely tokens, their log-probabilities under the softmax).
+
+    Among equally likely tokens the lower id comes first; all of them have the place of the first. Zeros when not
+    `asked`, at no cost; `top` is cut to the vocabulary.
+    """
+    rows, vocab = logits.shape
+    top = min(top, vocab)
+
+    def ranking() -> Ranking:
+        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1, mode="fill", fill_value=-jnp.inf)
+        ranks = 1 + (logits > chosen).sum(axis=1, dtype=jnp.int32)
+        values, ids = lax.top_k(logits, top)
+        return ranks, ids, values - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+
+    nothing = no_ranking(rows, top)
+    return nothing if asked is False else lax.cond(asked, ranking, lambda: nothing)
+
+
+def no_ranking(rows: int, top: int) -> Ranking:
+    """Return what `rank` does for rows that nobody asks about."""
+    return jnp.zeros(rows, jnp.int32), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top), jnp.float32)
 
 
 class SamplingArrays(NamedTuple):

@@ -1,7 +1,7 @@
 """Decides which cached blocks lie on disk, and when reading them beats computing their tokens; it moves no byte.
 
-Read in this order: moves, index, break_even, asked, reading, stats, tier, attaching. `jpaged.execution.disk` has the
-file and the thread that writes and reads it.
+Read in this order: moves, index, break_even, asked, reading, stats, tier, attaching. `jpaged.execution.transfer.disk`
+has the file and the thread that writes and reads it.
 """
 
 from jpaged.memory.disk.attaching import attach_with_disk

@@ -21,10 +21,10 @@ from jaxtyping import Array, Int
 from small_schedulers import make_request
 
 from jpaged.execution import Bucket, Runner, StepSettings, make_mesh, make_step, plan_pool
-from jpaged.execution.arrays import HostOrDevice
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.base import BlockFormat, HostStep, LayerCache, LayerCall, Pool, Reads
 from jpaged.execution.caches.registry import KINDS, layer_caches
+from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.replicas import over_tensor
 from jpaged.memory import MemoryManager, StateCheckpoints
 from jpaged.memory.layout import GroupLayout, GroupSpec

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.execution.caches.base import HostStep
-from jpaged.execution.caches.state_units import StateBatch, StateTables, state_batch, token_by_token
+from jpaged.execution.caches.state import StateBatch, StateTables, state_batch, token_by_token
 from jpaged.memory import GroupSpec, PoolLayout, StateCheckpoints
 from jpaged.memory.layout import GroupLayout
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT

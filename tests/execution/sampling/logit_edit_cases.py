@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jpaged.execution.sampling.logit_edits_batch import logit_edits
+from jpaged.execution.sampling.logit_edits import logit_edits
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
 

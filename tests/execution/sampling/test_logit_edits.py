@@ -12,8 +12,7 @@ from logit_edit_cases import VOCAB, edits_of, expected_logits, request_of
 from thorough import examples
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from jpaged.execution.sampling.logit_edits import edit_logits
-from jpaged.execution.sampling.logit_edits_batch import BANS, TOKENS, no_edits
+from jpaged.execution.sampling.logit_edits import BANS, TOKENS, edit_logits, no_edits
 
 edit = jax.jit(edit_logits)
 TOKEN = st.integers(0, 7)  # few, so that they repeat

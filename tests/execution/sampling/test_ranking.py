@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpaged.execution.sampling.ranking import rank
+from jpaged.execution.sampling.sampler import rank
 from jpaged.execution.sampling.sampling_batch import RANKED, top_size
 
 ranking = jax.jit(rank, static_argnums=(2, 3))

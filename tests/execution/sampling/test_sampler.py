@@ -11,8 +11,7 @@ import pytest
 import torch
 from logit_edit_cases import edits_of, expected_logits, request_of
 
-from jpaged.execution.sampling.logit_edits import LogitEdits
-from jpaged.execution.sampling.logit_edits_batch import no_edits
+from jpaged.execution.sampling.logit_edits import LogitEdits, no_edits
 from jpaged.execution.sampling.sampler import SamplingArrays, _arrivals, _truncate, most_likely, sample
 from jpaged.execution.sampling.sampling_batch import greedy_rows
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jpaged.execution.sampling.logit_edits_batch import BANS, NO_ROW
+from jpaged.execution.sampling.logit_edits import BANS, NO_ROW
 from jpaged.execution.sampling.sampler import sample
 from jpaged.execution.sampling.sampling_batch import all_plain, greedy_rows, of_one_shape, sampling_arrays
 from jpaged.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jpaged.execution.sampling.thresholds import BITS_A_PASS, _search, largest_threshold
+from jpaged.execution.sampling.sampler import BITS_A_PASS, _search, largest_threshold
 
 VOCAB = 50
 WEIGHTS = st.one_of(

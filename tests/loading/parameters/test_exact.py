@@ -12,7 +12,7 @@ from checkpoints import make_checkpoint
 from dense_model import run_dense
 from flax import nnx
 
-from jpaged.execution.exact_params import num_exact, widened
+from jpaged.execution.params import num_exact, widened
 from jpaged.loading import load_model
 from jpaged.loading.load import convert_checkpoint
 from jpaged.loading.open_checkpoint import open_model

@@ -22,8 +22,8 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.adapters import AdapterBatch, AdapterCache, Matrices
 from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.program import Program
-from jpaged.execution.program_store import ProgramStore
+from jpaged.execution.compile.program import Program
+from jpaged.execution.compile.store import ProgramStore
 
 Compile: TypeAlias = Callable[[], None]
 _BEGIN, _FILL = "adapter places", "adapter placement"

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int, Shaped, UInt8
 
 from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.compile.program import Program
 from jpaged.execution.mesh import sharding
-from jpaged.execution.program import Program
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.model_api import TENSOR_AXIS
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding
 
-from jpaged.execution.recent_programs import CompiledProgram
+from jpaged.execution.compile.recent import CompiledProgram
 
 MANIFEST = "programs.json"
 CALLS = "calls"

@@ -2,8 +2,8 @@
 engine, `DiskBlocks` copies them out of the pool and back. Which blocks, and where they lie, is `jpaged.memory.disk`'s.
 """
 
-from jpaged.execution.disk.block_file import BlockFile, DamagedBlock, Speeds
-from jpaged.execution.disk.block_thread import BlockThread
-from jpaged.execution.disk.disk_blocks import DiskBlocks
+from jpaged.execution.transfer.disk.block_file import BlockFile, DamagedBlock, Speeds
+from jpaged.execution.transfer.disk.block_thread import BlockThread
+from jpaged.execution.transfer.disk.disk_blocks import DiskBlocks
 
 __all__ = ["BlockFile", "BlockThread", "DamagedBlock", "DiskBlocks", "Speeds"]

@@ -7,11 +7,17 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import platformdirs
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax.sharding import Mesh
+
+from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.execution.mesh import platform
 
 LEAST_FREE = 256 << 20
 """Bytes that should be free where compilations are kept; those of an engine take some tens of MiB."""
@@ -68,3 +74,21 @@ def _problem(folder: Path) -> str | None:
     except OSError as error:
         return str(error)
     return f"{free >> 20} MiB are free, below {LEAST_FREE >> 20}" if free < LEAST_FREE else None
+
+
+def compile_loops_ahead(mesh: Mesh, *, dtype: str, kv_cache_dtype: str, block_size: int) -> None:
+    """Start a process that compiles attention's loops, where this machine has not yet compiled them: on a cold start
+    that is half of the time, and needs nothing of the model but the dtype of its KV.
+
+    Args:
+        dtype: `EngineConfig.dtype`; what "auto" will mean is guessed, and a wrong guess costs the other process only.
+
+    Raises:
+        ValueError: as `resolve_kv_dtype`.
+    """
+    if platform(mesh) != "cpu" or find_spec("numba") is None:
+        return
+    from pallas_kernels.paged_attention.cpu_ahead import compile_ahead
+
+    guessed = jnp.bfloat16 if dtype == "bfloat16" else jnp.float32
+    compile_ahead(resolve_kv_dtype(kv_cache_dtype, guessed, mesh, block_size).name)

@@ -11,10 +11,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
-from jpaged.execution.host_store import LAUNCH_BYTES, BlockBytes, block_bytes, launch_sizes
-from jpaged.execution.program import Program
-from jpaged.execution.program_store import ProgramStore
+from jpaged.execution.compile.program import Program
+from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.replicas import DATA_AXIS, num_replicas, pool_sharding
+from jpaged.execution.transfer.host_store import LAUNCH_BYTES, BlockBytes, block_bytes, launch_sizes
 from jpaged.memory.policies import Adapters
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]

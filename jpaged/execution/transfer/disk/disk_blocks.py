@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from jpaged.execution.disk.block_thread import BlockThread
-from jpaged.execution.host_store import HostStore, Pool
+from jpaged.execution.transfer.disk.block_thread import BlockThread
+from jpaged.execution.transfer.host_store import HostStore, Pool
 from jpaged.memory.disk import DiskFill, DiskWrite
 
 

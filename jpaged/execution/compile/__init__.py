@@ -1,0 +1,1 @@
+"""Compiles programs for the shapes of steps, and keeps them in memory and on disk."""

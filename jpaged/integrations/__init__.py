@@ -1,1 +1,1 @@
-"""Joins jpaged to other libraries: each module but `padding` needs an extra of its own, and nothing else imports it."""
+"""Joins jpaged to other libraries. Each needs an extra of its own, and no other room imports one."""

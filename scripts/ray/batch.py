@@ -33,7 +33,7 @@ def main(
     """Write the answers and tell how many there are."""
     import ray
 
-    from jpaged.server.ray.batch import generate
+    from jpaged.integrations.ray.batch import generate
 
     try:
         settings = dict(json.loads(engine))

@@ -97,7 +97,7 @@ def measure(routing: str, arguments: Any, prompts: Sequence[list[int]], clients:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from jpaged.server.ray import app
+    from jpaged.integrations.ray import app
 
     built = app(arguments)
     if routing == "random":
@@ -125,7 +125,7 @@ def main(
     import ray
     from ray import serve
 
-    from jpaged.server.ray import RayArguments
+    from jpaged.integrations.ray import RayArguments
 
     prompts = [tokens_of(ids, block) for ids in read_trace(trace, num_requests)]
     longest = max(map(len, prompts)) + 8

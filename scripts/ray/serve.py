@@ -3,9 +3,9 @@
     pip install "jpaged[cpu,ray]"
     python scripts/ray/serve.py smollm2-135m --min-replicas 2 --max-replicas 4 --max-model-len 1024
 
-Without `--address` the cluster is this machine, and ends with the script; with `--address auto` the replicas start in
-the cluster that this machine belongs to. The same application without this script: `serve run jpaged.server.ray:app
-model=smollm2-135m`, or a config file with that import path (docs/replicas.md).
+Without `--address` the cluster is this machine and ends with the script; with `--address auto` the replicas start in
+the cluster that this machine belongs to. `serve run jpaged.integrations.ray:app model=smollm2-135m` deploys the same
+application without this script, and so does a config file with that import path (docs/replicas.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(
     address: Annotated[str | None, typer.Option(help="Ray cluster to use; default: a new one on this machine.")] = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM."""
-    from jpaged.server.ray import RayArguments
+    from jpaged.integrations.ray import RayArguments
 
     limits: dict[str, Any] = {"max_num_seqs": max_num_seqs}
     limits |= {} if max_model_len is None else {"max_model_len": max_model_len}
@@ -82,7 +82,7 @@ def _serve(arguments: Any, host: str, port: int, address: str | None) -> None:
     import ray
     from ray import serve
 
-    from jpaged.server.ray import app
+    from jpaged.integrations.ray import app
 
     ray.init(address=address, include_dashboard=None if address else False)
     serve.start(http_options={"host": host, "port": port})

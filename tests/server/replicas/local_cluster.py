@@ -36,7 +36,7 @@ class Cluster:
         self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, arguments):
-        from jpaged.server.ray import app
+        from jpaged.integrations.ray import app
 
         self._serve.run(app(arguments))
 

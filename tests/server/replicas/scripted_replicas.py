@@ -7,8 +7,8 @@ import json
 
 from ray.exceptions import ActorDiedError
 
+from jpaged.integrations.ray.call import REPLICA
 from jpaged.server.errors import ApiError
-from jpaged.server.ray.call import REPLICA
 
 DIED = ActorDiedError()
 DIED_AT_ONCE = ActorDiedError()

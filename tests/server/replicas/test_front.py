@@ -13,8 +13,8 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 from scripted_replicas import DIED, DIED_AT_ONCE, Call, Replicas, Several, piece, refusal, start, whole
 
-from jpaged.server.ray import every_replica
-from jpaged.server.ray.front import ATTEMPTS, NAMED, Front
+from jpaged.integrations.ray import every_replica
+from jpaged.integrations.ray.front import ATTEMPTS, NAMED, Front
 from jpaged.server.streaming import event
 
 PATH = "/v1/completions"

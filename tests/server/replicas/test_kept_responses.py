@@ -9,8 +9,8 @@ import httpx
 import pytest
 from scripted_replicas import DIED, DIED_AT_ONCE, Several, refusal, whole
 
-from jpaged.server.ray.front import Front
-from jpaged.server.ray.kept_responses import Need, need_of
+from jpaged.integrations.ray.front import Front
+from jpaged.integrations.ray.kept_responses import Need, need_of
 from jpaged.server.response_ids import keeper_of, new_response_id
 
 PATH = "/v1/responses"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.server.ray.prefix_index import Policy, PrefixIndex
+from jpaged.integrations.ray.prefix_index import Policy, PrefixIndex
 
 
 def links(text):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from jpaged.server.ray import RayArguments, app
+from jpaged.integrations.ray import RayArguments, app
 
 
 def test_each_argument_reaches_its_deployment():
@@ -36,14 +36,14 @@ def test_each_argument_reaches_its_deployment():
     assert (config.graceful_shutdown_timeout_s, config.health_check_timeout_s) == (7, 8)
     assert replica.ray_actor_options == {"num_cpus": 2}
     router = config.request_router_config
-    assert router.request_router_class == "jpaged.server.ray.router:PrefixRouter"
+    assert router.request_router_class == "jpaged.integrations.ray.router:PrefixRouter"
     assert router.request_router_kwargs == {"overload": 4, "max_chunks": 65536}
 
 
 def test_the_file_of_the_page_on_replicas_is_taken(tmp_path):
     page = (Path(__file__).resolve().parents[3] / "docs" / "replicas.md").read_text()
     (application,) = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])["applications"]
-    assert application["import_path"] == "jpaged.server.ray:app"
+    assert application["import_path"] == "jpaged.integrations.ray:app"
     keys = tmp_path / "keys.json"
     keys.write_text('[{"name": "team-a", "key": "a-long-enough-key"}]')
     assert application["args"]["api_keys_file"] == "/keys/keys.json"
@@ -55,7 +55,7 @@ def test_replicas_may_be_chosen_by_load_alone_and_their_number_may_be_fixed():
     replica = front.init_args[0]._bound_deployment
     config = replica._deployment_config
     assert replica.num_replicas == 3 and config.autoscaling_config is None
-    assert config.request_router_config.request_router_class == "jpaged.server.ray.router:LoadRouter"
+    assert config.request_router_config.request_router_class == "jpaged.integrations.ray.router:LoadRouter"
     assert not config.request_router_config.request_router_kwargs
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_argument_is_named(wrong, named):
 
 
 def test_serves_own_command_line_and_config_files_reach_the_application():
-    """`serve run jpaged.server.ray:app model=m ...` has texts for values."""
+    """`serve run jpaged.integrations.ray:app model=m ...` has texts for values."""
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as called
 
     built = called(app, {"model": "m", "min_replicas": "2", "max_replicas": "2", "warmup": "false"})

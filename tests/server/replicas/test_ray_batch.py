@@ -13,7 +13,7 @@ import pytest
 from live_server import SETTINGS
 
 from jpaged import SamplingParams
-from jpaged.server.ray.batch import Generator, generate
+from jpaged.integrations.ray.batch import Generator, generate
 
 ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**23}
 PARAMS = {"max_tokens": 6, "temperature": 0.7, "ignore_eos": True}

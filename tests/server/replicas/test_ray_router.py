@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from jpaged.server.ray.call import Hint
-from jpaged.server.ray.router import LoadRouter, PrefixRouter
+from jpaged.integrations.ray.call import Hint
+from jpaged.integrations.ray.router import LoadRouter, PrefixRouter
 
 NAMES = ["a", "b", "c", "d"]
 

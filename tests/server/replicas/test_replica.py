@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from jpaged.integrations.ray.call import REPLICA, Hint
+from jpaged.integrations.ray.replica import MOST_UNREAD, Replica
 from jpaged.server.caller import Caller
-from jpaged.server.ray.call import REPLICA, Hint
-from jpaged.server.ray.replica import MOST_UNREAD, Replica
 from jpaged.server.streaming import EventStream, event
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}

@@ -14,8 +14,8 @@ from live_server import SETTINGS
 from local_cluster import SECONDS, Cluster, until
 
 from jpaged import LLM, SamplingParams
-from jpaged.server.ray import RayArguments
-from jpaged.server.ray.front import NAMED
+from jpaged.integrations.ray import RayArguments
+from jpaged.integrations.ray.front import NAMED
 
 PATH = "/v1/completions"
 ENGINE = SETTINGS | {"kv_cache_memory_bytes": 2**27, "max_model_len": 8192, "deterministic": True}

@@ -9,10 +9,10 @@ from typing import Any
 
 from ray import serve
 
+from jpaged.integrations.ray.arguments import RayArguments
+from jpaged.integrations.ray.call import REPLICA, Hint
 from jpaged.server.connections import ABORT
 from jpaged.server.logs import configure_logs
-from jpaged.server.ray.arguments import RayArguments
-from jpaged.server.ray.call import REPLICA, Hint
 
 Message = MutableMapping[str, Any]
 MOST_UNREAD = 256

@@ -10,8 +10,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from jpaged.server.ray.call import Hint
-from jpaged.server.ray.prefix_index import Policy, PrefixIndex
+from jpaged.integrations.ray.call import Hint
+from jpaged.integrations.ray.prefix_index import Policy, PrefixIndex
 
 
 class ChoosingRouter(RequestRouter):

@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from jpaged.integrations.ray.arguments import RayArguments
+from jpaged.integrations.ray.front import Front
+from jpaged.integrations.ray.replica import Replica
 from jpaged.server.body_limit import BodyLimit
 from jpaged.server.errors import add_handlers
-from jpaged.server.ray.arguments import RayArguments
-from jpaged.server.ray.front import Front
-from jpaged.server.ray.replica import Replica
 
 _MANY = 100_000
 """More requests than a front ever has: the replicas bound them, and say so in OpenAI's words."""
@@ -55,11 +55,11 @@ def build(arguments: RayArguments) -> serve.Application:
     if arguments.routing == "prefix":
         overload = max(2, places // 2) if arguments.overload is None else arguments.overload
         options["request_router_config"] = RequestRouterConfig(
-            request_router_class="jpaged.server.ray.router:PrefixRouter",
+            request_router_class="jpaged.integrations.ray.router:PrefixRouter",
             request_router_kwargs={"overload": overload, "max_chunks": arguments.prefix_chunks},
         )
     else:
-        router = RequestRouterConfig(request_router_class="jpaged.server.ray.router:LoadRouter")
+        router = RequestRouterConfig(request_router_class="jpaged.integrations.ray.router:LoadRouter")
         options["request_router_config"] = router
     replicas = serve.deployment(
         Replica,

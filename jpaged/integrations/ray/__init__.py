@@ -9,12 +9,12 @@ is the part for Ray Data. Only these modules import ray.
 
 from typing import Any
 
-from jpaged.server.ray.arguments import RayArguments
+from jpaged.integrations.ray.arguments import RayArguments
 
 
 def app(arguments: RayArguments) -> Any:
-    """Return the application, for `serve run jpaged.server.ray:app model=...` and for Serve's config files."""
-    from jpaged.server.ray.deployment import build
+    """Return the application, for `serve run jpaged.integrations.ray:app model=...` and for Serve's config files."""
+    from jpaged.integrations.ray.deployment import build
 
     return build(arguments)
 

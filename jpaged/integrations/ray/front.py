@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jpaged.server.errors import ApiError
-from jpaged.server.ray.call import REPLICA, Hint
-from jpaged.server.ray.every_replica import (
+from jpaged.integrations.ray.call import REPLICA, Hint
+from jpaged.integrations.ray.every_replica import (
     Answers,
     Replicas,
     WholeAnswer,
@@ -28,9 +27,10 @@ from jpaged.server.ray.every_replica import (
     merged_load,
     merged_metrics,
 )
-from jpaged.server.ray.kept_responses import need_of
-from jpaged.server.ray.prefix_chain import prefix_chain
-from jpaged.server.ray.refusals import error_of, is_refusal
+from jpaged.integrations.ray.kept_responses import need_of
+from jpaged.integrations.ray.prefix_chain import prefix_chain
+from jpaged.integrations.ray.refusals import error_of, is_refusal
+from jpaged.server.errors import ApiError
 from jpaged.server.route_path import route_path
 from jpaged.server.streaming import disconnected, event
 

@@ -21,27 +21,19 @@ from pathlib import Path
 import docs_api
 import docs_cli
 import docs_vllm
-from docs_markdown import PROJECT_PAGES, map_links, section
+from docs_markdown import PROJECT_PAGES, map_links
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def _limits() -> str:
-    head = "# Limits\n\nWhat jpaged does not do, and what was never tried: the list of the README.\n\n"
-    return head + section((ROOT / "README.md").read_text(), "Limits, said plainly")
 
 
 GENERATED: dict[str, Callable[[], str]] = {
     **docs_api.PAGES,
     "cli.md": docs_cli.page,
-    "limits.md": _limits,
     **{page: (ROOT / source).read_text for source, page in PROJECT_PAGES.items()},
 }
 """Pages that are in no file of docs/, by where they are on the site."""
 
-_SOURCES = {page: source for source, page in PROJECT_PAGES.items()} | {"limits.md": "README.md"}
-_SECTIONS = {"README.md#limits-said-plainly": "limits.md", "README.md#command-line": "cli.md"}
-"""Sections of the README that have a page of their own on the site."""
+_SOURCES = {page: source for source, page in PROJECT_PAGES.items()}
 
 
 _QUOTED = re.compile(r"<!-- source: (?P<path>\S+) (?P<name>\w+) -->")
@@ -75,12 +67,9 @@ def _site_link(link: str, source: str, page: str, repo_url: str) -> str | None:
         return link
     path, _, anchor = link.partition("#")
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    if f"{target}#{anchor}" in _SECTIONS:
-        on_site, anchor = _SECTIONS[f"{target}#{anchor}"], ""
-    else:
-        on_site = PROJECT_PAGES.get(target, "")
-        if target.startswith("docs/"):
-            on_site = target.removeprefix("docs/")
+    on_site = PROJECT_PAGES.get(target, "")
+    if target.startswith("docs/"):
+        on_site = target.removeprefix("docs/")
     if on_site:
         relative = posixpath.relpath(on_site, posixpath.dirname(page) or ".")
         return relative + (f"#{anchor}" if anchor else "")

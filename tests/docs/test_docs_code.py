@@ -57,7 +57,7 @@ def test_the_python_of_a_page_runs_on_the_demo_model(page, models, here):
 
 def test_every_block_of_python_runs_or_says_why_not():
     counts = {page: len(blocks) for page, blocks in PYTHON.items() if blocks}
-    assert counts["README.md"] >= 5 and sum(counts.values()) >= 10
+    assert counts["README.md"] >= 2 and counts["docs/generate.md"] >= 5 and sum(counts.values()) >= 15
     reasons = [(page, block.not_run) for page, blocks in PYTHON.items() for block in blocks if block.not_run]
     assert [(page, reason) for page, reason in reasons if len(reason.split()) < 4] == []
     for page, reason in reasons:

@@ -113,7 +113,8 @@ def test_quoted_code_is_the_files(site):
     ("link", "page", "there"),
     [
         ("serving.md#security", "index.md", "serving.md#security"),
-        ("../README.md#limits-said-plainly", "concepts.md", "limits.md"),
+        ("limits.md#images", "concepts.md", "limits.md#images"),
+        ("../README.md#hardware", "concepts.md", "project/readme.md#hardware"),
         ("../CONTRIBUTING.md", "tpu_slice.md", "project/contributing.md"),
         ("docs/serving.md", "project/security.md", "../serving.md"),
         ("../jpaged/llm.py", "papers.md", "https://host/jpaged/blob/main/jpaged/llm.py"),

@@ -11,8 +11,6 @@
 # %% [markdown]
 # # First answers, and where they live in memory
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/jpaged/blob/main/scripts/colab/1_first_answers.ipynb)
-#
 # A language model that answers keeps notes: for each token it has seen, every layer stores a key and a value, so that
 # the next token need not look at the whole text again. This *KV cache* soon outgrows the model itself. jpaged stores
 # it the way an operating system stores programs, in small blocks that are handed out when needed and given back at
@@ -30,12 +28,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/jpaged"
+REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
+    if not wheel and not REPOSITORY:
+        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
     source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
     package = f"jpaged[{device},notebooks] @ {source}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)

@@ -11,8 +11,6 @@
 # %% [markdown]
 # # What several answers share
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/jpaged/blob/main/scripts/colab/2_sharing.ipynb)
-#
 # Ask a model for four drafts of one letter, and all four begin with the same question. Storing that question four
 # times would be a waste. jpaged stores it once and counts its owners; only when a draft wants to *write* into a
 # shared block does it get a copy of its own. Programmers know this as copy-on-write, and below we watch it happen,
@@ -26,12 +24,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/jpaged"
+REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
+    if not wheel and not REPOSITORY:
+        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
     source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
     package = f"jpaged[{device},notebooks] @ {source}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
@@ -186,9 +186,8 @@ axes.set(ylabel="blocks saved, %", title="Blocks that sharing saves on this lett
 plt.show()
 
 # %% [markdown]
-# Here the prompt is long beside the answers, so the savings are large. Over a realistic mix of lengths they are
-# smaller; [the table in the README](https://github.com/OWNER/jpaged/blob/main/README.md#speed) has those, next to the
-# paper's.
+# Here the prompt is long compared with the answers, so the savings are large. Over a realistic mix of lengths they are
+# smaller; docs/sharing.md has those, next to the paper's.
 #
 # ## Strangers share too
 #

@@ -11,8 +11,6 @@
 # %% [markdown]
 # # Jenga: layers that forget
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/jpaged/blob/main/scripts/colab/3_jenga.ipynb)
-#
 # Not all layers of a model remember alike. In Gemma 3 five layers out of six look at the last tokens only, through a
 # *sliding window*; the sixth sees everything. An engine that knows one kind of memory must keep everything for all of
 # them, and most of what it keeps is never read again.
@@ -30,12 +28,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/jpaged"
+REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
+    if not wheel and not REPOSITORY:
+        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
     source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
     package = f"jpaged[{device},notebooks] @ {source}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)

@@ -11,8 +11,6 @@
 # %% [markdown]
 # # A server in a notebook
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/jpaged/blob/main/scripts/colab/4_serving.ipynb)
-#
 # `jpaged serve` speaks OpenAI's protocol: programs that were written for that API need another address and nothing
 # else. Here we start one beside the notebook, talk to it with the `openai` package, and let eight visitors in at
 # once.
@@ -25,12 +23,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/jpaged"
+REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
+    if not wheel and not REPOSITORY:
+        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
     source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
     package = f"jpaged[{device},notebooks] @ {source}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)

@@ -11,8 +11,6 @@
 # %% [markdown]
 # # A model that learns from its own answers
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/jpaged/blob/main/scripts/colab/5_grpo.ipynb)
-#
 # Give a model a sum, let it answer several times, and tell it which of its answers were better than its average. That
 # is GRPO ([Shao et al., 2024](https://arxiv.org/abs/2402.03300)), and it needs two programs that usually live in
 # different frameworks: one that samples fast and one that differentiates. Here both are JAX, and both run the *same*
@@ -27,12 +25,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = "https://github.com/OWNER/jpaged"
+REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
+    if not wheel and not REPOSITORY:
+        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
     source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
     package = f"jpaged[{device},notebooks] @ {source}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)

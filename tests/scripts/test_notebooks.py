@@ -27,8 +27,7 @@ SMALL = {
 
 SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NAMES = [script.stem for script in SCRIPTS]
-PLACE = re.search(r'REPOSITORY = "https://github\.com/(.+)"', SCRIPTS[0].read_text())[1]
-"""OWNER/jpaged, until `sync.py --repository` has written another."""
+ADDRESS = "https://github.com/some-one/paged"
 
 
 @pytest.fixture(scope="module")
@@ -89,48 +88,51 @@ def test_every_notebook_is_its_script(sync):
     assert [path.stem for path in sorted(FOLDER.glob("*.ipynb"))] == NAMES
     for script in sync.scripts():
         text = script.with_suffix(".ipynb").read_text(encoding="utf-8")
-        assert text == sync.notebook(script), f"{script.name} is another: run python scripts/colab/sync.py"
+        assert text == sync.notebook(script, sync.repository()), f"run python scripts/colab/sync.py: {script.name}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_of_its_script_cell_by_cell(name):
-    """The libraries' own reading of both, which does not depend on how we write them."""
+def test_a_notebook_is_of_its_script_cell_by_cell(name, sync):
+    """Read both by the libraries' own means, which do not depend on how `sync.py` writes them."""
     cells = [(cell.cell_type, cell.source) for cell in jupytext.read(FOLDER / f"{name}.py").cells]
-    assert [(cell.cell_type, cell.source) for cell in read(name).cells] == cells
+    bare = nbformat.reads(sync.notebook(FOLDER / f"{name}.py", ""), as_version=4)
+    assert [(cell.cell_type, cell.source) for cell in bare.cells] == cells
+    assert [(cell.cell_type, cell.source) for cell in read(name).cells[2:]] == cells[2:]
     assert not any(cell.get("outputs") for cell in read(name).cells)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_begins_with_its_badge_and_with_the_same_installation(name):
-    first, install = (cell.source for cell in read(name).cells[:2])
-    assert f"/github/{PLACE}/blob/main/scripts/colab/{name}.ipynb" in first
-    assert install == read(NAMES[0]).cells[1].source
-    assert f'REPOSITORY = "https://github.com/{PLACE}"' in install and "JPAGED_WHEEL" in install
+def test_a_notebook_has_a_badge_and_an_address_if_one_is_configured(name, sync):
+    placed = nbformat.reads(sync.notebook(FOLDER / f"{name}.py", ADDRESS), as_version=4)
+    first, install = (cell.source for cell in placed.cells[:2])
+    assert f"/github/some-one/paged/blob/main/scripts/colab/{name}.ipynb" in first
+    assert f'REPOSITORY = "{ADDRESS}"' in install and "JPAGED_WHEEL" in install
+    bare = nbformat.reads(sync.notebook(FOLDER / f"{name}.py", ""), as_version=4)
+    assert "colab.research" not in bare.cells[0].source and "github.com" not in str(bare)
+    assert bare.cells[1].source == read_first_install(sync)
 
 
-def test_a_place_is_put_into_badges_and_first_cells_and_back(sync, tmp_path, monkeypatch):
-    for script in SCRIPTS:
-        (tmp_path / script.name).write_text(script.read_text())
-    monkeypatch.setattr(sync, "FOLDER", tmp_path)
-    monkeypatch.setattr(sync, "CHANGELOG", tmp_path / "CHANGELOG.md")
-    changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text()
-    (tmp_path / "CHANGELOG.md").write_text(changes)
-    sync.main(["--repository", "some-one/paged"])
-    for script in sync.scripts():
-        text = script.read_text()
-        assert text.count("some-one/paged") >= 2 and "OWNER" not in text
-        assert "some-one/paged" in script.with_suffix(".ipynb").read_text()
-    placed = (tmp_path / "CHANGELOG.md").read_text()
-    assert placed.count("https://github.com/some-one/paged/") == 2
-    sync.place_at(PLACE)
-    assert (tmp_path / "CHANGELOG.md").read_text() == changes
-    assert [script.read_text() for script in sync.scripts()] == [script.read_text() for script in SCRIPTS]
-    with pytest.raises(ValueError, match="is not OWNER/NAME"):
-        sync.place_at("https://example.com/x")
+def read_first_install(sync) -> str:
+    """The installing cell, which all notebooks share."""
+    return nbformat.reads(sync.notebook(SCRIPTS[0], ""), as_version=4).cells[1].source
 
 
-def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the_repository(monkeypatch, tmp_path):
-    source = read(NAMES[0]).cells[1].source
+def test_the_address_is_that_of_pyproject(sync, tmp_path):
+    def named(urls: str) -> str:
+        (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "jpaged"\n{urls}')
+        return sync.repository(tmp_path)
+
+    assert named("") == ""
+    assert named(f'urls = {{ Repository = "{ADDRESS}/" }}') == ADDRESS
+    with pytest.raises(ValueError, match=r"'https://example\.com/x' in pyproject\.toml is not of the form"):
+        named('urls = { Repository = "https://example.com/x" }')
+
+
+def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the_repository(
+    sync, monkeypatch, tmp_path
+):
+    bare = read_first_install(sync)
+    source = nbformat.reads(sync.notebook(SCRIPTS[0], ADDRESS), as_version=4).cells[1].source
     calls = []
     monkeypatch.setattr("subprocess.run", lambda command, **given: calls.append(command))
     exec(source, {})
@@ -140,14 +142,16 @@ def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.delenv("JPAGED_WHEEL", raising=False)
     exec(source, {})
+    with pytest.raises(RuntimeError, match="JPAGED_WHEEL"):
+        exec(bare, {})
     wheel = tmp_path / "jpaged-0-py3-none-any.whl"
     monkeypatch.setenv("JPAGED_WHEEL", str(wheel))
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     exec(source, {})
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-1")
-    exec(source, {})
+    exec(bare, {})
     assert [command[-1] for command in calls] == [
-        f"jpaged[cpu,notebooks] @ git+https://github.com/{PLACE}",
+        f"jpaged[cpu,notebooks] @ git+{ADDRESS}",
         f"jpaged[cuda12,notebooks] @ {wheel.as_uri()}",
         f"jpaged[tpu,notebooks] @ {wheel.as_uri()}",
     ]

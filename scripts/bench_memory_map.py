@@ -67,7 +67,7 @@ class Traffic:
 
 def measure(traffic: Traffic, seconds: float, step_seconds: float) -> tuple[float, list[float], int, float]:
     """Return (seconds of the first map, of each later one with its message, bytes of messages, seconds of a step)."""
-    from jpaged.server.memory_page.messages import map_message
+    from jpaged.server.memory_page.feed import map_message
 
     start = time.process_time()
     before: MemoryMap = traffic.manager.map()

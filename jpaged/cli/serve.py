@@ -79,7 +79,7 @@ def serve(
     check_serve_extra()
     if otlp_traces_endpoint is not None:
         check_otel_extra()
-    from jpaged.server.keys import Key, read_keys
+    from jpaged.server.access import Key, read_keys
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import check_address, run_server
     from jpaged.server.settings import ServerSettings

@@ -7,11 +7,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from jpaged import AsyncLLM, __version__
-from jpaged.server.body_limit import BodyLimit
 from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import add_handlers
-from jpaged.server.gate import Gate
 from jpaged.server.memory_page import memory_routes
+from jpaged.server.middleware import BodyLimit, Gate
 from jpaged.server.responses import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from jpaged import BeamSearchParams, RequestOutput, SamplingParams
-from jpaged.server.keys import Key
+from jpaged.server.access import Key
 
 STATE = "jpaged_caller"
 """Place in an ASGI scope's state."""

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+from jpaged.server.access import Key
 from jpaged.server.errors import ApiError
-from jpaged.server.keys import Key
 
 
 class FairQueue:

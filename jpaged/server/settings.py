@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jpaged.server.keys import Key
+from jpaged.server.access import Key
 from jpaged.validation import boolean, integer, number, one_of
 
 TOOL_PARSERS = ("hermes", "llama3", "mistral")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jpaged.server.protocol.body import Body
+from jpaged.server.protocol.fields import Body
 
 NOWHERE_TOLD = {
     ("ChatRequest", "modalities"): "text is the only one",

@@ -16,7 +16,7 @@ from read_fields import NOWHERE_TOLD, Reads
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.completions import CompletionRequest
+from jpaged.server.protocol.prompts import CompletionRequest
 from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
 
@@ -242,7 +242,7 @@ def test_what_is_dropped_would_be_found(reads):
 
 
 def bodies():
-    from jpaged.server.protocol.body import Body
+    from jpaged.server.protocol.fields import Body
 
     def below(kind):
         return {kind}.union(*(below(inner) for inner in kind.__subclasses__()))

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from jpaged.server.access import Key
 from jpaged.server.errors import ApiError
 from jpaged.server.fair_queue import FairQueue
-from jpaged.server.keys import Key
 
 A, B, C = (Key(name, b"", name, share=share) for name, share in (("a", 1.0), ("b", 1.0), ("c", 0.5)))
 

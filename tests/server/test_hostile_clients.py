@@ -10,8 +10,8 @@ import httpx
 import pytest
 from live_server import SECONDS, access_lines, until
 
+from jpaged.server.access import Key
 from jpaged.server.connections import MOST_HEAD_BYTES
-from jpaged.server.keys import Key
 
 PATH = "/v1/completions"
 LONG = {"model": "tiny", "prompt": "the cab", "max_tokens": 110, "ignore_eos": True, "seed": 1}

@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine, busy_engine
 
 from jpaged import MemoryMap
 from jpaged.server.memory_page import OPEN_PATHS, MemoryFeed, memory_routes
-from jpaged.server.memory_page.messages import FIELDS, map_message
+from jpaged.server.memory_page.feed import FIELDS, map_message
 
 
 def client_of(engine: ScriptedEngine, **options) -> TestClient:

@@ -12,9 +12,8 @@ from jpaged import AsyncLLM
 from jpaged.server.app import create_app
 from jpaged.server.batch import BatchRequest, _ask
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.completions import CompletionRequest
+from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from jpaged.server.settings import ServerSettings
 
 MESSAGES = [{"role": "user", "content": "hi"}]

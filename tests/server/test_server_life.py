@@ -14,7 +14,7 @@ import thorough
 from live_server import SECONDS, access_lines, until
 
 from jpaged.engine.engine import Engine
-from jpaged.server.keys import Key, find_key, read_keys
+from jpaged.server.access import Key, find_key, read_keys
 from jpaged.server.settings import ServerSettings
 
 PATH = "/v1/completions"

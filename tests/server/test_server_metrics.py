@@ -10,7 +10,7 @@ from live_server import until
 
 from jpaged import CompletionOutput, RequestOutput
 from jpaged.outputs import RequestMetrics
-from jpaged.server.keys import Key
+from jpaged.server.access import Key
 from jpaged.server.metrics import RequestTimes
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"

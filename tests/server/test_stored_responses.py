@@ -5,7 +5,7 @@ import json
 import pytest
 from live_server import until
 
-from jpaged.server.keys import Key
+from jpaged.server.access import Key
 
 PATH = "/v1/responses"
 BODY = {"model": "tiny", "input": "hello", "max_output_tokens": 12, "seed": 3, "ignore_eos": True}

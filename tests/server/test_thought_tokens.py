@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_chat_model import byte_level_tokenizer
 
-from jpaged.server.message.parts import PlainReader
-from jpaged.server.message.reasoning import ThinkReader
-from jpaged.server.message.thought_tokens import ThoughtTokens
+from jpaged.server.messages.parts import PlainReader
+from jpaged.server.messages.thoughts import ThinkReader, ThoughtTokens
 
 TOKENIZER = byte_level_tokenizer()
 CHAT = "/v1/chat/completions"

@@ -8,9 +8,9 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jpaged.server.message.items import Items
-from jpaged.server.message.parts import CallArguments, CallStart, Content, Reasoning
-from jpaged.server.responses.told import ToldBefore, ends, kind_of, without_false_ends
+from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
+from jpaged.server.responses.answer import Items
+from jpaged.server.responses.event_replay import ToldBefore, ends, kind_of, without_false_ends
 from jpaged.server.streaming import event
 
 TEXT = st.text("ab\n\né", min_size=1, max_size=8)

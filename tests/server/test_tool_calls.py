@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
-from jpaged.server.message.conversation import Turn
-from jpaged.server.message.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
-from jpaged.server.message.reasoning import ThinkReader
-from jpaged.server.message.thought_grammar import behind_thought
-from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import FORMATS, format_of
+from jpaged.server.messages.chat_turn import Turn
+from jpaged.server.messages.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
+from jpaged.server.messages.thoughts import ThinkReader, behind_thought
+from jpaged.server.messages.tool_calls import FORMATS, ToolReader, format_of
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 

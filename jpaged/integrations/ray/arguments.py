@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from jpaged.server.keys import read_keys
+from jpaged.server.access import read_keys
 from jpaged.server.settings import ServerSettings
 
 LEAST_NUM_SEQS = 64

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from jpaged.integrations.ray.arguments import RayArguments
 from jpaged.integrations.ray.front import Front
 from jpaged.integrations.ray.replica import Replica
-from jpaged.server.body_limit import BodyLimit
 from jpaged.server.errors import add_handlers
+from jpaged.server.middleware import BodyLimit
 
 _MANY = 100_000
 """More requests than a front ever has: the replicas bound them, and say so in OpenAI's words."""

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from ray.exceptions import RayActorError
 from starlette.types import Message
 
-from jpaged.integrations.ray.call import REPLICA, Hint
+from jpaged.integrations.ray.hints import REPLICA, Hint
 
 PATIENCE = 5.0
 """Seconds for each replica to begin and end its answer: one with all its places taken takes no question either."""

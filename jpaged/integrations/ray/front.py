@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -12,12 +13,12 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jpaged.integrations.ray.call import REPLICA, Hint
 from jpaged.integrations.ray.every_replica import (
     Answers,
     Replicas,
@@ -27,11 +28,9 @@ from jpaged.integrations.ray.every_replica import (
     merged_load,
     merged_metrics,
 )
-from jpaged.integrations.ray.kept_responses import need_of
-from jpaged.integrations.ray.prefix_chain import prefix_chain
-from jpaged.integrations.ray.refusals import error_of, is_refusal
-from jpaged.server.errors import ApiError
-from jpaged.server.route_path import route_path
+from jpaged.integrations.ray.hints import REPLICA, Hint, need_of, prefix_chain
+from jpaged.server.errors import ApiError, described
+from jpaged.server.middleware import route_path
 from jpaged.server.streaming import disconnected, event
 
 logger = logging.getLogger(__name__)
@@ -284,3 +283,29 @@ async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]
 
 async def _nothing() -> Message:
     return {"type": "http.disconnect"}
+
+
+_ELSEWHERE = frozenset({"engine_busy", "engine_stopped", "draining"})
+"""Codes of refusals that another replica may not make."""
+
+
+def error_of(error: Exception) -> ApiError:
+    """Return what a client is told of an error that came instead of an answer, or in its middle."""
+    if isinstance(error, RayActorError):
+        return ApiError("the replica that gave this answer has ended", status=503, code="replica_lost")
+    if isinstance(error, BackPressureError):
+        return ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
+    if isinstance(error, DeploymentUnavailableError):
+        return ApiError("no replica can be started", status=503, code="replica_lost", headers={"Retry-After": "5"})
+    logger.error("a request failed", exc_info=error)
+    return described(error)
+
+
+def is_refusal(start: Message, body: Message) -> bool:
+    """Tell whether an answer says that this replica, of all there are, cannot take the request now."""
+    if start["status"] not in (429, 503):
+        return False
+    try:
+        return json.loads(body.get("body", b""))["error"]["code"] in _ELSEWHERE
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -10,7 +10,7 @@ from typing import Any
 from ray import serve
 
 from jpaged.integrations.ray.arguments import RayArguments
-from jpaged.integrations.ray.call import REPLICA, Hint
+from jpaged.integrations.ray.hints import REPLICA, Hint
 from jpaged.server.connections import ABORT
 from jpaged.server.logs import configure_logs
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from jpaged.integrations.ray.call import Hint
+from jpaged.integrations.ray.hints import Hint
 from jpaged.integrations.ray.prefix_index import Policy, PrefixIndex
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,13 +15,16 @@ from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, added, ending, serving_of, usage
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
-from jpaged.server.message.conversation import Turn
-from jpaged.server.message.fields import MessageFields
+from jpaged.server.messages.chat_turn import Turn
+from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.sampling import check_model
-from jpaged.server.serving import Serving, collected
+from jpaged.server.protocol.fields import check_model
+from jpaged.server.serving import Serving, collected, start_turn
 from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
-from jpaged.server.turn import start_turn
+
+if TYPE_CHECKING:
+    from jpaged.server.messages.chat_turn import Turn
+
 
 router = APIRouter()
 
@@ -132,3 +135,78 @@ class _Chat:
             return None
         choice = {"index": one.index, "delta": delta, "logprobs": self._logprobs(one), **fields.ending(ending(one))}
         return choice | ({"token_ids": list(one.token_ids)} if self._body.return_token_ids else {})
+
+
+class MessageFields:
+    """Collects one output's message, and says what each piece of text adds to it.
+
+    Args:
+        turn: makes the reader of its text.
+        index: number of the choice.
+        request_id: begins the ids of its tool calls, which are new for each call.
+    """
+
+    def __init__(self, turn: Turn, index: int, request_id: str) -> None:
+        self._turn = turn
+        self._reader = turn.reader()
+        self._thought = turn.thought_tokens(self._reader)
+        self._id = f"call_{request_id}_{index}"
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Return how many tokens its thought has so far; None where thoughts are not told apart."""
+        return None if self._thought is None else self._thought.total
+
+    def add(self, text: str, token_ids: Sequence[int], *, ended: bool) -> dict[str, Any]:
+        """Take in more of the output; return the `delta` of a chunk, empty where nothing is settled."""
+        parts = self._reader.push(text)
+        if ended:
+            parts = [*parts, *self._reader.finish()]
+        if self._thought is not None:
+            self._thought.add(token_ids, text)
+        delta: dict[str, Any] = {}
+        for part in parts:
+            self._add(part, delta)
+        return delta
+
+    def _add(self, part: Part, delta: dict[str, Any]) -> None:
+        if isinstance(part, Content):
+            self._content.append(part.text)
+            delta["content"] = delta.get("content", "") + part.text
+        elif isinstance(part, Reasoning):
+            if self._turn.tells_reasoning:
+                self._reasoning.append(part.text)
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
+        elif isinstance(part, CallStart):
+            function = {"name": part.name, "arguments": ""}
+            call = {"id": f"{self._id}_{part.index}", "type": "function", "function": function}
+            self._calls.append({**call, "function": {**function}})
+            delta.setdefault("tool_calls", []).append({"index": part.index, **call})
+        elif isinstance(part, CallArguments):
+            self._calls[part.index]["function"]["arguments"] += part.text
+            news = delta.setdefault("tool_calls", [])
+            if news and news[-1]["index"] == part.index:
+                news[-1]["function"]["arguments"] += part.text
+            else:
+                news.append({"index": part.index, "function": {"arguments": part.text}})
+
+    def message(self) -> dict[str, Any]:
+        """Return the whole message."""
+        content: str | None = "".join(self._content)
+        if self._calls and not content:
+            content = None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
+
+    def ending(self, ending: dict[str, Any]) -> dict[str, Any]:
+        """Return how the message ended: with calls, where it has some and nothing cut it off."""
+        if self._calls and ending["finish_reason"] == "stop":
+            return {**ending, "finish_reason": "tool_calls"}
+        return ending

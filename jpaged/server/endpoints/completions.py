@@ -15,8 +15,8 @@ from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
-from jpaged.server.protocol.completions import CompletionRequest
-from jpaged.server.protocol.sampling import check_model
+from jpaged.server.protocol.fields import check_model
+from jpaged.server.protocol.prompts import CompletionRequest
 from jpaged.server.serving import Serving, collected, merged
 from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
 

@@ -10,8 +10,8 @@ from fastapi.responses import Response
 
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError
+from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.protocol.sampling import check_model
 from jpaged.server.responses import Job, ResponseStore
 from jpaged.server.streaming import stream, while_connected, whole
 

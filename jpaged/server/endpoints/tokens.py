@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
-from jpaged.server.protocol.sampling import check_model
-from jpaged.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from jpaged.server.protocol.fields import check_model
+from jpaged.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.serving import Serving
 
 router = APIRouter()

@@ -1,14 +1,116 @@
-"""Samples an engine for all pages that watch it: as often for a hundred of them as for one, and never for none."""
+"""What the memory page is told, as JSON: a map as differences from the one before, and gauges and counters.
+
+Numbers of pages and blocks go as base64 of little-endian 32-bit integers, which a browser reads without parsing:
+
+    pages        page, group (-1 = free), ...
+    blocks[g]    block, state, owners, tokens, request, sequence, prefix, last need, ...
+    clock        what last needs are compared with, modulo 2**32 as they are
+
+The first message to a page is the difference from an empty pool and also names the groups.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
 
 from jpaged import EngineStats, EngineStopped, MemoryMap
-from jpaged.server.memory_page.messages import Sample, sample_message
+
+FIELDS = ("state", "owners", "tokens", "request", "sequence", "prefix", "last_need")
+"""Fields of a block, in the order in which they follow its number."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the engine was at one moment.
+
+    Attributes:
+        map: the pool between two steps; while the engine is busy with a long one, the last that could be had.
+        stats: gauges and counters.
+        seconds: when it was taken, on a clock that only grows.
+        late: whether the map is not of this moment.
+    """
+
+    map: MemoryMap
+    stats: EngineStats
+    seconds: float
+    late: bool = False
+
+
+def sample_message(now: Sample, before: Sample | None) -> str:
+    """Return the message for a page that was told of `before` last; None = of nothing."""
+    body = map_body(now.map, None if before is None else before.map)
+    return json.dumps({**body, "stats": _stats(now), "late": now.late}, separators=(",", ":"))
+
+
+def map_message(now: MemoryMap, before: MemoryMap | None) -> str:
+    """Return the part of the message that tells of the pool."""
+    return json.dumps(map_body(now, before), separators=(",", ":"))
+
+
+def map_body(now: MemoryMap, before: MemoryMap | None) -> dict[str, Any]:
+    """Return what differs between two maps, by the keys of the message."""
+    changes = now.changes(before)
+    pages = np.stack([changes.pages, now.page_groups[changes.pages]], axis=1)
+    body: dict[str, Any] = {
+        "clock": now.clock % 2**32,
+        "pages": _packed(pages),
+        "blocks": [_packed(_rows(at, rows)) for at, rows in zip(changes.blocks, changes.records, strict=True)],
+    }
+    if before is None or before.request_names != now.request_names:
+        body["names"] = now.request_names
+    if before is None:
+        body["pool"] = {
+            "pages": now.num_pages,
+            "pageBytes": now.page_bytes,
+            "groups": [
+                {"name": g.name, "blockSize": g.block_size, "blockBytes": g.block_bytes, "perPage": g.blocks_per_page}
+                for g in now.groups
+            ],
+        }
+    return body
+
+
+def _rows(at: Any, records: Any) -> Any:
+    """Return blocks' numbers and records as rows of numbers."""
+    rows = np.empty((len(at), 1 + len(FIELDS)), np.int64)
+    rows[:, 0] = at
+    for column, name in enumerate(FIELDS, start=1):
+        rows[:, column] = records[name]
+    return rows
+
+
+def _packed(numbers: Any) -> str:
+    """Return integers as base64 of their lowest 32 bits each, little-endian."""
+    return b64encode(numbers.astype("<i8", copy=False).astype("<i4").tobytes()).decode("ascii")
+
+
+def _stats(sample: Sample) -> dict[str, float]:
+    """Return the gauges and counters that the page plots."""
+    stats = sample.stats
+    return {
+        "seconds": round(sample.seconds, 3),
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "swapped": stats.num_swapped,
+        "preemptions": stats.num_preemptions,
+        "steps": stats.step_times.count,
+        "stepSeconds": round(stats.step_times.total, 6),
+        "promptTokens": stats.num_prompt_tokens,
+        "outputTokens": stats.num_output_tokens,
+        "queries": stats.prefix_queries,
+        "hits": stats.prefix_hits,
+        "pages": stats.num_pages,
+        "availablePages": stats.num_available_pages,
+    }
+
 
 RATE = 4.0
 """Messages a second."""

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.body import Body, only_fields
-from jpaged.server.protocol.sampling import SamplingFields
+from jpaged.server.protocol.fields import Body, SamplingFields, only_fields
 
 
 class ImageUrl(Body):

@@ -11,8 +11,8 @@ from typing import Any
 
 from jpaged.server.errors import ClientGone, described
 from jpaged.server.responses.answer import Answer
+from jpaged.server.responses.event_replay import ToldBefore, ends
 from jpaged.server.responses.kept_files import EventLog
-from jpaged.server.responses.told import ToldBefore, ends
 from jpaged.server.streaming import event
 
 logger = logging.getLogger(__name__)

@@ -13,13 +13,11 @@ from pydantic import ValidationError
 
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.response_items import InputItem
-from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.response_ids import keeper_of, new_response_id
+from jpaged.server.protocol.responses import InputItem, ResponsesRequest, keeper_of, new_response_id
 from jpaged.server.responses.answer import Answer
+from jpaged.server.responses.event_replay import without_false_ends
 from jpaged.server.responses.job import Job
 from jpaged.server.responses.kept_files import KeptFiles
-from jpaged.server.responses.told import without_false_ends
 from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import json
 
 from ray.exceptions import ActorDiedError
 
-from jpaged.integrations.ray.call import REPLICA
+from jpaged.integrations.ray.hints import REPLICA
 from jpaged.server.errors import ApiError
 
 DIED = ActorDiedError()

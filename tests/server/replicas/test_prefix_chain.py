@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.integrations.ray.prefix_chain import CHUNK, MAX_CHUNKS, prefix_chain
+from jpaged.integrations.ray.hints import CHUNK, MAX_CHUNKS, prefix_chain
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 

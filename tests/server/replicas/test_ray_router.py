@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from jpaged.integrations.ray.call import Hint
+from jpaged.integrations.ray.hints import Hint
 from jpaged.integrations.ray.router import LoadRouter, PrefixRouter
 
 NAMES = ["a", "b", "c", "d"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jpaged.integrations.ray.call import REPLICA, Hint
+from jpaged.integrations.ray.hints import REPLICA, Hint
 from jpaged.integrations.ray.replica import MOST_UNREAD, Replica
 from jpaged.server.caller import Caller
 from jpaged.server.streaming import EventStream, event

@@ -1,18 +1,69 @@
-"""Names the beginnings of a request's prompt, so that a router can tell who has computed one of them."""
+"""What front, router and replica say to each other."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json, to_json
+
+from jpaged.server.protocol.responses import keeper_of
+
+_CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+REPLICA = "jpaged.replica"
+"""Type of the first message of every answer: who gives it."""
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What the router is told of a request; it is the first argument of the call that the router sends on.
+
+    Attributes:
+        chain: names of the prompt's beginnings (`prefix_chain`).
+        avoid: replicas that refused the request or ended with it; one of them gets it only where there is no other.
+        only: the replica that is to get it; None = whichever. Where it is not there another one gets it.
+    """
+
+    chain: tuple[bytes, ...] = ()
+    avoid: frozenset[str] = frozenset()
+    only: str | None = None
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a request needs of replicas.
+
+    Attributes:
+        replica: the one that keeps the response which the request is about; None = any will do.
+        field: what names the response, "response_id" or "previous_response_id"; None = nothing does.
+    """
+
+    replica: str | None = None
+    field: str | None = None
+
+
+def need_of(path: str, body: bytes) -> Need:
+    """Return what a request needs. One that is wrong needs nothing: a replica is to say so."""
+    if path.startswith(f"{_RESPONSES}/"):
+        return Need(keeper_of(path[len(_RESPONSES) + 1 :].partition("/")[0]), "response_id")
+    if path != _RESPONSES:
+        return Need()
+    try:
+        fields = from_json(body)
+    except ValueError:
+        return Need()
+    if not isinstance(fields, dict):
+        return Need()
+    before = fields.get("previous_response_id")
+    return Need(keeper_of(before), "previous_response_id") if isinstance(before, str) else Need()
+
 
 CHUNK = 256
 """Bytes of a prompt's text in one link of its chain: two to four blocks of 16 tokens, by the language."""
 MAX_CHUNKS = 2048
 """Links of the longest chain; what stands behind them routes no request."""
-_CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATHS = frozenset({_CHAT, _COMPLETIONS, _RESPONSES})
 """Paths whose bodies have a prompt."""
 

@@ -10,15 +10,14 @@ import uuid
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jpaged.server.access import Rates, find_key
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.errors import CLIENT_GONE, ApiError, described
-from jpaged.server.keys import find_key
 from jpaged.server.logs import REQUEST_ID
 from jpaged.server.memory_page import OPEN_PATHS
-from jpaged.server.rates import Rates
-from jpaged.server.route_path import route_path
 from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -131,3 +130,47 @@ def _request_id(headers: Headers) -> str:
     """Return the client's id, where it can stand in a log and a header, or a new one."""
     given = headers.get("x-request-id", "")
     return given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
+
+
+class BodyLimit:
+    """An ASGI middleware.
+
+    Args:
+        app: what gets the bodies within the limit.
+        max_bytes: size of the largest.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared, size = Headers(scope=scope).get("content-length", ""), 0
+
+        async def limited() -> Message:
+            nonlocal size
+            if declared.isdecimal() and int(declared) > self._max_bytes:
+                raise self._error()
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                raise self._error()
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _error(self) -> HTTPException:
+        return HTTPException(413, f"the body is larger than the {self._max_bytes} bytes that the server takes")
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path of a request without the ASGI root path before it, as Starlette's routing does.
+
+    Whatever decides by the path has to decide by this one: "/llm/metrics" is "/metrics" to an app at "/llm".
+    """
+    path: str = scope["path"]
+    below = path.removeprefix(scope.get("root_path", ""))
+    return below if not below or below.startswith("/") else path

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from jpaged.server.protocol.sampling import SamplingFields
+from jpaged.server.protocol.chat import Message, Tool
+from jpaged.server.protocol.fields import Body, SamplingFields
 
 Prompts = str | list[int] | list[str | list[int]]
 
@@ -39,3 +40,24 @@ class CompletionRequest(SamplingFields):
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt  # type: ignore[return-value]
+
+
+class TokenizeRequest(Body):
+    """Asks for the tokens of a text or of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(Body):
+    """Asks for the text of tokens."""
+
+    model: str | None = None
+    tokens: list[int]

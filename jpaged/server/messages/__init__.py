@@ -4,6 +4,6 @@ A `Reader` gets one output's text as it grows and gives the parts that are settl
 the same way.
 """
 
-from jpaged.server.message.parts import CallArguments, CallStart, Content, Part, PlainReader, Reader, Reasoning
+from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, PlainReader, Reader, Reasoning
 
 __all__ = ["CallArguments", "CallStart", "Content", "Part", "PlainReader", "Reader", "Reasoning"]

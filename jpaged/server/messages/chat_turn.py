@@ -7,13 +7,18 @@ from typing import Any
 
 from jpaged import StructuredOutputsParams
 from jpaged.server.errors import ApiError
-from jpaged.server.message.parts import PlainReader, Reader
-from jpaged.server.message.reasoning import BEGIN, END, ThinkReader
-from jpaged.server.message.shape_rule import shape_rule
-from jpaged.server.message.thought_grammar import Thought, before_shape, behind_thought
-from jpaged.server.message.thought_tokens import ThoughtTokens
-from jpaged.server.message.tool_calls import ToolReader
-from jpaged.server.message.tool_formats import format_of
+from jpaged.server.messages.parts import PlainReader, Reader
+from jpaged.server.messages.thoughts import (
+    BEGIN,
+    END,
+    ThinkReader,
+    Thought,
+    ThoughtTokens,
+    before_shape,
+    behind_thought,
+    shape_rule,
+)
+from jpaged.server.messages.tool_calls import ToolReader, format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
 from jpaged.server.settings import ServerSettings
 

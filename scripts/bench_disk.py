@@ -4,8 +4,8 @@
 
 Prints what the folder was measured to do, then a table with a line for each round and engine: tokens computed and read
 from disk, time to the first token and processor time. The engines, without a disk and with one, take turns, so that
-what else the machine does hits both; the first round fills the disk. At last it says from how many tokens on a prefix
-is read. ``--docs docs`` writes the figures into docs/disk.md.
+what else the machine does hits both; the first round fills the disk. The last line
+has the break-even length: shorter prefixes are computed, not read.
 """
 
 from __future__ import annotations
@@ -15,16 +15,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from jpaged import LLM, SamplingParams
-from jpaged.benchmarks.machine import this_machine
-from jpaged.benchmarks.marked_figures import with_figures
-from jpaged.benchmarks.prompts import real_prompts
-
-SCRIPT, PAGE = "scripts/bench_disk.py", "disk.md"
+from jpaged.bench.prompts import real_prompts
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,7 @@ def main() -> None:
     for llm in engines.values():
         llm.warmup(use_tqdm=False)
     rounds, is_same = _run(engines, articles, args)
-    text = figures(rounds, is_same, engines["disk"].stats().disk, report.page_bytes // block, args)
-    print(text)
-    if args.docs is not None:
-        page = args.docs / PAGE
-        page.write_text(with_figures(page.read_text(encoding="utf-8"), SCRIPT, text), encoding="utf-8")
+    print(figures(rounds, is_same, engines["disk"].stats().disk))
 
 
 def _run(engines: dict[str, LLM], articles: Sequence[list[int]], args: argparse.Namespace) -> tuple[list[Round], bool]:
@@ -90,13 +81,8 @@ def _run(engines: dict[str, LLM], articles: Sequence[list[int]], args: argparse.
     return rounds, is_same
 
 
-def figures(rounds: Sequence[Round], is_same: bool, disk: Any, token_bytes: int, args: argparse.Namespace) -> str:
-    """Return what docs/disk.md has between its marks.
-
-    Args:
-        disk: the disk tier's `DiskStats` at the end.
-        token_bytes: bytes of a token's KV.
-    """
+def figures(rounds: Sequence[Round], is_same: bool, disk: Any) -> str:
+    """Return a Markdown table of the rounds, and what the disk tier measured (`DiskStats`)."""
     lines = [
         "| round | engine | tokens computed | read from disk | first token, median | most | processor time |",
         "|---|---|---|---|---|---|---|",
@@ -105,15 +91,8 @@ def figures(rounds: Sequence[Round], is_same: bool, disk: Any, token_bytes: int,
         middle, most = median(one.firsts), max(one.firsts)
         cells = [str(one.number), one.engine, f"{one.computed:,}", f"{one.read:,}", f"{middle:.2f} s", f"{most:.2f} s"]
         lines.append(f"| {' | '.join(cells)} | {one.processor_seconds:.1f} s |")
-    said = "All tokens are the same." if is_same else "**The engines' tokens differ.**"
-    said += f" The folder was measured to read {disk.read_rate / 1e6:.0f} MB/s"
-    if disk.seconds_per_token is not None:
-        said += f", the steps to take {1e3 * disk.seconds_per_token:.1f} ms a token"
-    said += f" of {token_bytes / 1e3:.0f} kB"
-    said += f": prefixes are read from {disk.break_even} tokens on." if disk.break_even else ": no prefix is read."
-    given = ("model", "articles", "article_tokens", "held", "space", "rounds", "output_tokens")
-    options = " ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in given)
-    return "\n".join([*lines, "", said, "", f"(`python {SCRIPT} --folder FOLDER {options}`; {this_machine()}.)"])
+    lines.append(f"same tokens: {is_same}; read {disk.read_rate / 1e6:.0f} MB/s; break-even {disk.break_even} tokens")
+    return "\n".join(lines)
 
 
 def _arguments() -> argparse.Namespace:
@@ -126,7 +105,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--space", type=float, default=2.0, help="GiB of disk")
     parser.add_argument("--rounds", type=int, default=3, help="how often each article is asked about")
     parser.add_argument("--output-tokens", type=int, default=8)
-    parser.add_argument("--docs", type=Path, help=f"folder whose {PAGE} gets the figures")
     return parser.parse_args()
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from stamped_streams import ask_all
 
 from jpaged import LLM, AsyncLLM, RequestOutputKind, SamplingParams
-from jpaged.benchmarks.serving_load import WORDS
+from jpaged.bench.load import WORDS
 
 WARMUP = 1
 """Rounds that are not counted."""

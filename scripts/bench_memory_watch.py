@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from jpaged import AsyncLLM, SamplingParams
-from jpaged.benchmarks.random_model import gemma3_config, save_random_gemma3
 from jpaged.memory import MemoryManager
 from jpaged.server.memory_page import MemoryFeed, feed
+from scripts.benchmarks.random_model import gemma3_config, save_random_gemma3
 
 PROMPT, OUTPUT = 96, 128
 

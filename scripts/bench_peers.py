@@ -35,12 +35,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jpaged.benchmarks.kept_figures import check_place, keep
-from jpaged.benchmarks.peer_settings import peer_variables, signal_with_descendants
-from jpaged.benchmarks.prompts import Lengths, real_prompts
+from jpaged.bench.prompts import Lengths, real_prompts
+from jpaged.cli.options import check_place
 from jpaged.config import KV_CACHE_DTYPES
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.tokenizer import load_tokenizer
+from scripts.benchmarks.peer_settings import peer_variables, signal_with_descendants
 
 ENGINE = Path(__file__).parent / "peers" / "engine.py"
 FORMS = ("float32", "bfloat16", "int8", "int4", "gguf")
@@ -155,7 +155,8 @@ def _write(file: Path | None, engines: list[Engine], rows: list[dict[str, Any]] 
     """Write what is known so far, where a file is wanted."""
     if file is not None:
         seconds = {f"{engine.name} {engine.form} {engine.kv}": engine.seconds for engine in engines}
-        keep(file, {"rows": rows, "seconds": seconds})
+        figures = {"rows": rows, "seconds": seconds}
+        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ import statistics
 import time
 
 from jpaged import LLM, SamplingParams
-from jpaged.benchmarks.prompts import questions
+from jpaged.bench.prompts import questions
 
 
 def main() -> None:

@@ -33,8 +33,8 @@ def main() -> None:
         return
 
     start = time.perf_counter()  # before the imports, which are part of getting ready
-    from jpaged.benchmarks import throughput
-    from jpaged.benchmarks.prompts import Lengths, real_prompts
+    from jpaged.bench import throughput
+    from jpaged.bench.prompts import Lengths, real_prompts
     from jpaged.llm import LLM
 
     settings = {"dtype": "float32", "max_num_seqs": 64, "max_num_batched_tokens": TOKEN_BUDGET}
@@ -60,7 +60,7 @@ def main() -> None:
     if find_spec("torch") is None:
         print("reference left out: torch is not installed")
         return
-    from jpaged.benchmarks import reference
+    from scripts.benchmarks import reference
 
     pairs = lengths.draw(llm.max_model_len)
     prompts = real_prompts(llm.tokenizer, [count for count, _ in pairs])
@@ -75,8 +75,8 @@ def main() -> None:
 
 def compare_weights(quantisations: list[str], num_prompts: int, seed: int, rounds: int) -> None:
     """Print each quantisation's speed in the batch and for one sequence, and how many times that of float32 it is."""
-    from jpaged.benchmarks import throughput
-    from jpaged.benchmarks.prompts import Lengths
+    from jpaged.bench import throughput
+    from jpaged.bench.prompts import Lengths
     from jpaged.llm import LLM
 
     lengths = Lengths(num_prompts=num_prompts, seed=seed)

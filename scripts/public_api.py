@@ -4,7 +4,7 @@ its signature, attributes and methods, and every setting of an engine.
     python scripts/public_api.py            prints it
     python scripts/public_api.py --write    writes tests/public_api.txt, which a test compares with it
 
-After --write add a line to CHANGELOG.md. A name that goes away is deprecated first, by `jpaged.deprecation`.
+After --write add a line to CHANGELOG.md. A name that goes away warns for one minor version first.
 """
 
 from __future__ import annotations

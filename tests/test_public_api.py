@@ -33,7 +33,7 @@ def test_no_public_name_or_signature_changed_unannounced(script):
     )
     assert not changes, (
         f"{changes}\n\nThe public API is another. If that is meant: python scripts/public_api.py --write, a line in "
-        "CHANGELOG.md, and deprecate what goes away first (jpaged/deprecation.py)."
+        "CHANGELOG.md, and warn of a name that goes away for one minor version first."
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.options import bad_parameters
+from jpaged.cli.options import bad_parameters, check_place
 
 
 def serve(
@@ -68,9 +68,9 @@ def serve(
             raise typer.BadParameter(f'this needs {name}: pip install "jpaged[bench]"')
     from rich.console import Console
 
-    from jpaged.benchmarks import serving, serving_report
-    from jpaged.benchmarks.kept_figures import check_place
-    from jpaged.benchmarks.serving_client import PATHS, Target
+    from jpaged.bench import report
+    from jpaged.bench import serve as serving
+    from jpaged.bench.client import PATHS, Target
 
     if endpoint not in PATHS:
         raise typer.BadParameter(f"--endpoint {endpoint} is none of {', '.join(PATHS)}")
@@ -105,11 +105,11 @@ def serve(
         extra: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}
         target = Target(url, model, endpoint, api_key, extra)  # type: ignore[arg-type]
         seconds = [None if limit is None else limit / 1e3 for limit in (limit_ttft, limit_token, limit_latency)]
-        limits = serving_report.Limits(*seconds)
+        limits = report.Limits(*seconds)
         reports = _run(target, asks, plan, limits)
     console = Console()
     title = f"{url}, {arrivals} arrivals, {len(asks)} requests a rate; latencies p50 / p90 / p99"
-    console.print(serving_report.table(reports, title))
+    console.print(report.table(reports, title))
     for one in reports:
         if one.sent < one.planned:
             console.print(f"rate {one.rate:g}: {one.planned - one.sent} requests were not sent in {max_seconds:g} s")
@@ -122,7 +122,7 @@ def serve(
         body = {"settings": settings, "runs": [one.as_json() for one in reports]}
         out.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if plot is not None:
-        serving_report.plot(reports, plot, f"{len(asks)} requests a rate, {arrivals} arrivals")
+        report.plot(reports, plot, f"{len(asks)} requests a rate, {arrivals} arrivals")
     if not any(one.completed for one in reports):
         raise typer.Exit(1)
 
@@ -137,8 +137,7 @@ def _asks(
     seed: int,
 ) -> list[Any]:
     """Return the requests; a file with fewer lines than requests begins anew."""
-    from jpaged.benchmarks.memory_traces import draw_lengths, read_trace
-    from jpaged.benchmarks.serving_load import asks_of, read_asks
+    from jpaged.bench.load import asks_of, draw_lengths, read_asks, read_trace
 
     if prompts is not None:
         asks = read_asks(prompts, number, max_tokens)
@@ -154,7 +153,7 @@ def _run(target: Any, asks: list[Any], plan: Any, limits: Any) -> Any:
     """Run the benchmark under a progress bar with a line for each rate."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from jpaged.benchmarks import serving
+    from jpaged.bench import serve as serving
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:

@@ -38,20 +38,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     "run-batch": ("jpaged run-batch in.jsonl out.jsonl --model smollm2-135m",),
     "bench": ("jpaged bench throughput", "jpaged bench serve --rate 1 --rate 4"),
     "bench throughput": ("jpaged bench throughput --num-prompts 64 --max-num-seqs 64",),
-    "bench sharing": ("jpaged bench sharing", "jpaged bench sharing --num-prompts 8 --docs docs"),
-    "bench speculative": ("jpaged bench speculative --speculative ngram --speculative layers:8@4 --rounds 1",),
-    "bench memory": ("jpaged bench memory",),
-    "bench memory-real": ("jpaged bench memory-real",),
     "bench serve": (
         "jpaged bench serve --url http://127.0.0.1:8000 --rate 1 --rate 2 --num-requests 50 --out figures.json",
         "jpaged bench serve --prompts questions.jsonl --endpoint chat --limit-ttft 500 --limit-token 50",
     ),
-    "bench serving": (
-        "jpaged bench serving --seconds 4 --part load --results figures.json",
-        "jpaged bench serving --env openvino=DIR --part peers",
-    ),
-    "bench serving-sim": ("jpaged bench serving-sim",),
-    "bench eviction": ("jpaged bench eviction", "jpaged bench eviction --workloads FOLDER --docs docs"),
 }
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -71,6 +72,16 @@ def build_llm(model: str, *, speculative: str | None = None, **settings: Any) ->
 
     with bad_parameters():
         return LLM(model, speculative=read_speculative(speculative), **settings)
+
+
+def check_place(option: str, file: Path | None) -> None:
+    """Check that the folder of a file exists, before the minutes of work whose result it takes.
+
+    Raises:
+        ValueError: there is no such folder; names the option that asked for the file.
+    """
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ValueError(f"{option} {file}: there is no folder {file.absolute().parent}")
 
 
 def check_serve_extra() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.engine_options import RequestOptions, with_engine_options
-from jpaged.cli.options import Model, bad_parameters, check_serve_extra
+from jpaged.cli.options import Model, bad_parameters, check_place, check_serve_extra
 
 AGAIN = 75
 """Exit status of a run that has not answered all (EX_TEMPFAIL)."""
@@ -36,7 +36,6 @@ def run_batch(
     check_serve_extra()
     import asyncio
 
-    from jpaged.benchmarks.kept_figures import check_place
     from jpaged.server import batch
     from jpaged.server.settings import ServerSettings
 

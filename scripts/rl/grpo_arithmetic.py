@@ -2,8 +2,7 @@
 
 Rolls out with an engine, differentiates the same modules by `jpaged.training` and steps with optax; see docs/rl.md.
 With ``--deterministic`` the trainer's log-probabilities are the engine's to the last bit, and the divergence that is
-printed is 0. ``--seed 0 1 2`` is three runs, one after another; ``--docs docs`` writes the figures and the plot of
-that page.
+printed is 0. ``--seed 0 1 2`` is three runs, one after another. Prints a table at the end.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ from grpo import Report, Settings, Trainer, train
 from task import Problem, all_problems, problems, reward
 
 from jpaged import LLM, SamplingParams
-from jpaged.benchmarks import marked_figures
 
-SCRIPT = "scripts/rl/grpo_arithmetic.py"
-BEGIN, END = marked_figures.marks(SCRIPT)
-"""What stands around the figures in docs/rl.md."""
-PICTURE = "grpo_reward.png"
 STYLES = (("black", "o", "-"), ("0.45", "s", "--"), ("0.65", "^", ":"))
 """Grey, mark of a step and dashes of the mean, run by run."""
 
@@ -54,10 +48,7 @@ def main() -> None:
     rewards = {seed: [report.reward for report in run.reports] for seed, run in runs.items()}
     if args.plot is not None:
         draw(rewards, args.plot)
-    if args.docs is not None:
-        draw(rewards, args.docs / PICTURE)
-        page = args.docs / "rl.md"
-        page.write_text(with_figures(page.read_text(), figures(runs, args)))
+    print(table(runs))
 
 
 def _run(llm: LLM, args: argparse.Namespace, seed: int) -> Run:
@@ -94,8 +85,8 @@ def _worth(completion: str, problem: Problem) -> float:
     return reward(completion, problem.answer)
 
 
-def figures(runs: Mapping[int, Run], args: argparse.Namespace) -> str:
-    """Return the figures of runs by seed for the documentation: the mean reward of five steps at a time.
+def table(runs: Mapping[int, Run]) -> str:
+    """Return a Markdown table of runs by seed: the mean reward of five steps at a time.
 
     Divergences and ratios are the largest of all runs; CPU seconds are the first one's, which compiles.
     """
@@ -114,27 +105,7 @@ def figures(runs: Mapping[int, Run], args: argparse.Namespace) -> str:
             f"{first_run.seconds[first + len(some[0]) - 1]:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    after = _listed([str(run.after) for run in runs.values()])
-    said = f"Of the 81 sums the model gets {first_run.before} right before, and {after} after."
-    exact = " --deterministic" if args.deterministic else ""
-    given = " ".join(str(seed) for seed in seeds)
-    command = f"`python scripts/rl/grpo_arithmetic.py{exact} --steps {steps} --seed {given} --docs docs`"
-    return "\n".join(
-        [*lines, "", said, "", f"![The mean reward by step]({PICTURE})", "", f"({command}; {args.machine}.)"]
-    )
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def with_figures(page: str, text: str) -> str:
-    """Return the page with other figures.
-
-    Raises:
-        ValueError: it has no place for them.
-    """
-    return marked_figures.with_figures(page, SCRIPT, text)
+    return "\n".join(lines)
 
 
 def _arguments() -> argparse.Namespace:
@@ -147,8 +118,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of problems and draws; several: a run each")
     parser.add_argument("--deterministic", action="store_true", help="log-probabilities equal to the engine's bits")
     parser.add_argument("--plot", type=Path, help="file to draw the rewards into, .png and .svg (extra bench)")
-    parser.add_argument("--docs", type=Path, help="folder whose rl.md gets the figures and the plot (extra bench)")
-    parser.add_argument("--machine", default="the machine above", help="what it ran on, for --docs")
     return parser.parse_args()
 
 

@@ -12,11 +12,10 @@ import pytest
 from scripted_server import Script, scripted_server
 from typer.testing import CliRunner
 
-from jpaged.benchmarks.memory_traces import HASH_BLOCK, Demand
-from jpaged.benchmarks.serving import Plan, run
-from jpaged.benchmarks.serving_client import Answer, Target
-from jpaged.benchmarks.serving_load import Ask, arrival_times, asks_of, read_asks
-from jpaged.benchmarks.serving_report import Limits, Spread, summarise, table
+from jpaged.bench.client import Answer, Target
+from jpaged.bench.load import HASH_BLOCK, Ask, Demand, arrival_times, asks_of, read_asks
+from jpaged.bench.report import Limits, Spread, summarise, table
+from jpaged.bench.serve import Plan, run
 from jpaged.cli.main import app
 
 ASKS = [Ask(f"a prompt of {i}", 5) for i in range(12)]

@@ -1,12 +1,9 @@
 """Other engines get the machine that jpaged has."""
 
-import sys
-
 import pytest
 
-from jpaged.benchmarks import peer_settings
-from jpaged.benchmarks.peer_settings import peer_variables
-from jpaged.benchmarks.serving_real.peers import Peer
+from scripts.benchmarks import peer_settings
+from scripts.benchmarks.peer_settings import peer_variables
 
 
 @pytest.fixture
@@ -31,10 +28,3 @@ def test_its_libraries_are_loaded_first_where_they_are_installed(two_cores, tmp_
 @pytest.mark.parametrize("name", ["openvino", "llamacpp"])
 def test_engines_that_take_all_cores_by_themselves_are_left_alone(name, tmp_path):
     assert peer_variables(name, tmp_path) == {}
-
-
-def test_an_engine_is_started_with_its_variables(tmp_path):
-    program = tmp_path / "engine.py"
-    program.write_text("import os; print('{}' if os.environ['CORES'] == '2' else 'no', flush=True); input()")
-    peer = Peer("one", [sys.executable, str(program)], {"CORES": "2"})
-    peer.close()

@@ -12,8 +12,8 @@ import pytest
 from checkpoints import make_checkpoint
 
 from jpaged import LLM, SamplingParams
-from jpaged.benchmarks.perplexity import perplexity
-from jpaged.benchmarks.prompts import questions
+from jpaged.bench.prompts import questions
+from scripts.benchmarks.perplexity import perplexity
 
 HERE = Path(__file__).parent
 EIGHT_DEVICES = {

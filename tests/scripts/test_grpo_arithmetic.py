@@ -88,23 +88,13 @@ def test_the_task_is_the_same_for_a_seed_and_near_misses_are_worth_less(scripts)
     assert task.rewards(["a", "b"], [" 7", " 1"], [7, 1]) == [1.0, 1.0]
 
 
-def test_a_run_writes_its_figures_into_the_place_that_the_page_has_for_them(scripts, monkeypatch):
+def test_a_table_has_a_line_for_five_steps_and_a_column_for_each_seed(scripts):
     grpo, _, script = scripts
-    monkeypatch.setattr(sys, "argv", ["grpo_arithmetic.py", "--deterministic", "--seed", "3"])
     reports = [grpo.Report(0.125 * number, 0.0, 0.0, 0.1) for number in range(7)]
     run = script.Run(reports, [float(10 * number) for number in range(7)], 5, 60)
-    text = script.figures({3: run}, script._arguments())
-    assert "| 1 to 5 | 0.250 | 0.0e+00 | 0.0e+00 | 40 |\n| 6 to 7 | 0.688 | 0.0e+00 | 0.0e+00 | 60 |\n" in text
-    assert "5 right before, and 60 after" in text
-    assert "grpo_arithmetic.py --deterministic --steps 7 --seed 3 --docs docs" in text
+    text = script.table({3: run})
+    assert "| 1 to 5 | 0.250 | 0.0e+00 | 0.0e+00 | 40 |\n| 6 to 7 | 0.688 | 0.0e+00 | 0.0e+00 | 60 |" in text
     other = script.Run([report._replace(reward=0.5, divergence=1e-6) for report in reports], [1.0] * 7, 5, 62)
-    text = script.figures({3: run, 4: other}, script._arguments())
-    assert "| mean reward, seed 3 | mean reward, seed 4 |" in text and "--seed 3 4" in text
-    assert "| 1 to 5 | 0.250 | 0.500 | 1.0e-06 | 0.0e+00 | 40 |" in text and "5 right before, and 60 and 62" in text
-    page = (FOLDER.parents[1] / "docs" / "rl.md").read_text()
-    once = script.with_figures(page, "FIGURES")
-    assert "\nFIGURES\n" in once and script.with_figures(once, "OTHERS") == script.with_figures(page, "OTHERS")
-    kept = page.partition(script.BEGIN)[0], page.partition(script.END)[2]
-    assert (once.partition(script.BEGIN)[0], once.partition(script.END)[2]) == kept
-    with pytest.raises(ValueError, match="no place for figures"):
-        script.with_figures("nothing", "FIGURES")
+    text = script.table({3: run, 4: other})
+    assert "| mean reward, seed 3 | mean reward, seed 4 |" in text
+    assert "| 1 to 5 | 0.250 | 0.500 | 1.0e-06 | 0.0e+00 | 40 |" in text

@@ -1,0 +1,127 @@
+"""Measures output tokens/s of a batch and of one sequence, as shares of what the machine can do."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jpaged.bench.prompts import Lengths, real_prompts
+from jpaged.llm import LLM
+from jpaged.planning.machine import gemm_flops, read_bandwidth
+from jpaged.sampling_params import SamplingParams
+from pallas_kernels.quantised import HeldMatrix
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Holds the figures of one run.
+
+    Attributes:
+        batch_seconds: wall time of the whole batch, all prompts sent at once.
+        model_flop: multiply-adds of the weights times two, the head for sampled positions only; attention's own
+            products are not counted.
+        gemm: FLOP/s of a 2048^3 float32 product, the mean of seconds before and after: the batch takes seconds too.
+        single_seconds: wall time of 128 tokens after a prompt of 128.
+        weight_bytes: bytes of weights one decoded token must read.
+        bandwidth: bytes/s of ``jnp.sum``, likewise.
+    """
+
+    num_prompts: int
+    prompt_tokens: int
+    output_tokens: int
+    batch_seconds: float
+    model_flop: float
+    gemm: float
+    single_tokens: int
+    single_seconds: float
+    weight_bytes: int
+    bandwidth: float
+
+    @property
+    def efficiency(self) -> float:
+        return self.model_flop / self.batch_seconds / self.gemm
+
+    @property
+    def bandwidth_share(self) -> float:
+        return self.single_tokens / self.single_seconds * self.weight_bytes / self.bandwidth
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"batch     {self.num_prompts} prompts, {self.prompt_tokens} tokens in, {self.output_tokens} out, "
+                f"{self.batch_seconds:.2f} s",
+                f"          {self.output_tokens / self.batch_seconds:.1f} output tokens/s",
+                f"          {self.model_flop / self.batch_seconds / 1e9:.1f} model GFLOP/s of "
+                f"{self.gemm / 1e9:.1f} (jnp.dot 2048^3): efficiency {self.efficiency:.2f}",
+                f"one seq.  128 in, {self.single_tokens} out: {self.single_tokens / self.single_seconds:.1f} tokens/s, "
+                f"{self.bandwidth_share:.0%} of the read bandwidth ({self.bandwidth / 1e9:.1f} GB/s, jnp.sum)",
+            ]
+        )
+
+
+def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
+    """Measure a warmed-up engine. Greedy, end-of-sequence ignored, so that the work is the same every time."""
+    pairs = lengths.draw(llm.max_model_len)
+    prompts = real_prompts(llm.tokenizer, [count for count, _ in pairs])
+    params = [SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True) for _, out in pairs]
+    gemm, bandwidth = gemm_flops(), read_bandwidth()
+
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    batch_seconds = time.perf_counter() - start
+    output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    one = real_prompts(llm.tokenizer, [128])
+    only = SamplingParams(temperature=0.0, max_tokens=single, ignore_eos=True)
+    start = time.perf_counter()
+    llm.generate(one, only, use_tqdm=False)
+    single_seconds = time.perf_counter() - start
+
+    layers, head = matrix_parameters(llm)
+    prompt_tokens = sum(count for count, _ in pairs)
+    computed = prompt_tokens + output_tokens - len(pairs)  # the last token of each is never fed back
+    return Throughput(
+        num_prompts=len(pairs),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        batch_seconds=batch_seconds,
+        model_flop=2.0 * (layers * computed + head * output_tokens),
+        gemm=(gemm + gemm_flops()) / 2,
+        single_tokens=single,
+        single_seconds=single_seconds,
+        weight_bytes=matrix_bytes(llm),
+        bandwidth=(bandwidth + read_bandwidth()) / 2,
+    )
+
+
+def matrix_parameters(llm: LLM) -> tuple[int, int]:
+    """Return (weights of the layers' matrices, weights of the head): what each computed and each sampled token
+    multiplies."""
+    return _of_matrices(llm, lambda matrix: math.prod(matrix.shape))
+
+
+def matrix_bytes(llm: LLM) -> int:
+    """Return the bytes of the layers' matrices and of the head."""
+    return sum(
+        _of_matrices(llm, lambda matrix: sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(matrix)))
+    )
+
+
+def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
+    """Return `size` of the layers' matrices, added up, and that of the head."""
+    layers, vocab = 0, 0
+    tree = jax.tree_util.tree_flatten_with_path(
+        llm.held_weights.described, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix)
+    )
+    for path, leaf in tree[0]:
+        name: Any = jax.tree_util.keystr(path)
+        if "layers" in name and leaf.ndim >= 2:
+            layers += size(leaf)
+        elif leaf.ndim == 2 and leaf.shape[0] >= llm.vocab_size:
+            vocab = max(vocab, size(leaf))
+    return layers, vocab

@@ -11,7 +11,7 @@ Run:
 
 Expect: a line that names the GPU and its kernels ("Triton, through jax-triton", or XLA and why); minutes of compiling
 at the first start, less at the next, as compiled programs are kept; then an answer a line, and output tokens/s. The
-pool takes the memory that weights and steps leave. `scripts/benchmarks/gpu_check` says whether the kernels are right and fast.
+pool takes the memory that weights and steps leave. `scripts/benchmarks/gpu_check` tests the kernels and times them.
 
 This script has not run on a GPU yet: the kernels are interpreted and compiled for GPUs by tests/aot.
 """

@@ -138,9 +138,10 @@ class Scheduler(Entrance):
         else:
             request.arrival_number = self.num_added
             self.num_added += 1
-        self._unfinished[request.request_id] = request
-        insort(self.waiting, request, key=service_order)
         self.disk_reads.arrived(request)
+        insort(self.waiting, request, key=service_order)
+        # Last: after an exception `restart` must not keep a request that the caller was never given back.
+        self._unfinished[request.request_id] = request
 
     def restore(self, request: Request) -> None:
         """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that

@@ -14,7 +14,7 @@ from fuzz_images import FEATURES, Images
 from fuzz_pools import DOCUMENT, IMAGE_TOKENS, IMAGES, MOST_SEQS, MOST_TOKENS, STEP_TOKENS, smallest_layout
 from memory_shadow import ShadowPool
 
-from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, Pins
+from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, Need, Pins
 from jpaged.memory.images import HeldImage
 
 
@@ -103,7 +103,7 @@ class Fuzz:
             image = self.rng.choice([name for name, features in FEATURES.items() if features <= len(tokens)] or [None])
         name = salt if image is None else f"{salt} {image!r}"  # what stands for another image is another prefix
         encoder = max(encoder, FEATURES.get(image, 0))
-        if self.manager.can_admit(total, encoder_tokens=encoder, prompt_tokens=len(tokens)) is Fit.NEVER:
+        if self.manager.can_admit(Need(total, encoder_tokens=encoder, prompt_tokens=len(tokens))) is Fit.NEVER:
             self.counts["refused"] += 1
             return
         seq_id = self.next_id

@@ -13,6 +13,7 @@ from jpaged.memory import (
     FullAttention,
     GroupSpec,
     MemoryManager,
+    Need,
     PoolLayout,
     PromptBudget,
     SlidingWindow,
@@ -54,7 +55,7 @@ def smallest_layout(groups: tuple[GroupSpec, ...], more_pages: int) -> PoolLayou
         layout = PoolLayout.plan(groups, page * pages)
         manager = MemoryManager(layout, watermark=0.0, prefix_caching=True, max_step_tokens=STEP_TOKENS)
         encoder = _most_encoded(groups)
-        if manager.can_admit(MOST_TOKENS, prompt_tokens=MOST_TOKENS, encoder_tokens=encoder) is not Fit.NEVER:
+        if manager.can_admit(Need(MOST_TOKENS, prompt_tokens=MOST_TOKENS, encoder_tokens=encoder)) is not Fit.NEVER:
             return PoolLayout.plan(groups, page * (pages + more_pages))
     raise AssertionError("unreachable: some number of pages is enough")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jpaged.memory import Fit, MemoryManager
+from jpaged.memory import Lifetime, MemoryManager
 
 
 def longest_sequence(memory: MemoryManager, max_model_len: int) -> int:
@@ -13,10 +13,10 @@ def longest_sequence(memory: MemoryManager, max_model_len: int) -> int:
     low, high = 0, max_model_len  # what fits, and the most that could
     while low < high:
         middle = (low + high + 1) // 2
-        if memory.can_admit(middle, prompt_tokens=max(middle - 1, 1)) is Fit.NEVER:
-            high = middle - 1
-        else:
+        if memory.is_possible(Lifetime(middle, prompt_tokens=max(middle - 1, 1))):
             low = middle
+        else:
+            high = middle - 1
     return low
 
 

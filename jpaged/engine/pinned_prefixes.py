@@ -176,4 +176,5 @@ class PinnedPrefixes:
 
 def _leaves_room(replica: Replica) -> bool:
     """Tell whether every request that was accepted can still grow to its full length."""
-    return all(map(replica.scheduler.room.is_possible, replica.scheduler.requests))
+    room = replica.scheduler.room
+    return all(room.is_possible(request, room.lifetime(request)) for request in replica.scheduler.requests)

@@ -4,16 +4,16 @@
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
 block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, lost_prefixes, predicted_prefixes,
-pinned_blocks, ownership, images, adapters, relief, admission, swap, state, admission_questions, manager, pins; then
-report and invariants; then block_records, live_records, group_map, map_drawing, memory_map, group_tracker and
-map_tracker. `disk` is the third tier: cached blocks that the pool loses.
+pinned_blocks, ownership, images, adapters, capacity, swap, manager, pins; then report and invariants; then
+block_records, live_records, group_map, map_drawing, memory_map, group_tracker and map_tracker. `disk` is the third
+tier: cached blocks that the pool loses.
 """
 
 from jpaged.memory.adapters import HeldAdapter, StoredAdapter
-from jpaged.memory.admission import Fit
 from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_records import Block, BlockState
 from jpaged.memory.block_tables import NO_BLOCK
+from jpaged.memory.capacity import Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.disk import DiskFill, DiskRead, DiskStats, DiskTier, DiskWrite
 from jpaged.memory.group_map import GroupMap
@@ -34,7 +34,6 @@ from jpaged.memory.policies import (
     StateCheckpoints,
     TokenBudget,
 )
-from jpaged.memory.relief import Relief
 from jpaged.memory.report import GroupReport, MemoryReport
 from jpaged.memory.spans import TokenSpan
 
@@ -62,15 +61,17 @@ __all__ = [
     "HeldImage",
     "HostBlock",
     "ImageFeatures",
+    "Lifetime",
     "MapChanges",
     "MemoryManager",
     "MemoryMap",
     "MemoryReport",
+    "Need",
     "Pins",
     "Policy",
     "PoolLayout",
     "PromptBudget",
-    "Relief",
+    "ReclaimEstimate",
     "SlidingWindow",
     "StateCheckpoints",
     "StoredAdapter",

@@ -22,6 +22,7 @@ class AdapterBlocks(ImageBlocks):
     """Blocks of adapters by digest; see `ImageBlocks` for its arguments and methods."""
 
     policy: ClassVar[type[Policy]] = Adapters
+    refusal: ClassVar[str] = "no layer group keeps adapters"
 
     def forget(self, digest: bytes) -> None:
         """Give up the blocks of an adapter that nobody holds: they may lie scattered over large pages."""

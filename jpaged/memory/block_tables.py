@@ -6,10 +6,23 @@ from collections.abc import Sequence
 
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.pages import Association
-from jpaged.memory.policies import Policy
+from jpaged.memory.policies import UNBOUNDED, Policy
 
 NO_BLOCK = -1
 """Table entry of a logical block that was released: nothing will read it."""
+
+
+def request_groups(
+    groups: Sequence[tuple[Policy, int]], encoder_tokens: int, prompt_tokens: int | None
+) -> list[tuple[Policy, int]]:
+    """Return policy and block size (tokens) of each layer group for one request.
+
+    Raises:
+        ValueError: the request has encoder tokens, and no layer reads them.
+    """
+    if encoder_tokens and all(policy.names_tokens for policy, _ in groups):
+        raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention or takes images")
+    return [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
 
 
 class RequestBlocks:
@@ -53,7 +66,7 @@ class RequestBlocks:
         self.prompt_tokens = prompt_tokens
         self.kept_tokens = kept_tokens
         self.begun: tuple[int, int] | None = None
-        self.groups = [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
+        self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
         self.releases = any(policy.releases for policy, _ in groups)
         self.num_seqs = 0
 
@@ -136,6 +149,15 @@ class BlockTables:
         child.num_slots = self.num_slots
         child.predicted = self.predicted
         return child
+
+    def num_reserved(self) -> int:
+        """Return how many tokens the tables can hold without a new block, the least over groups."""
+        slots, least = self.num_slots, UNBOUNDED
+        for (policy, size), table in zip(self.request.groups, self.tables, strict=True):
+            capacity = len(table) * size if policy.appends else policy.capacity(len(table), size, slots)
+            if capacity < least:
+                least = capacity
+        return least
 
     def _hashed(self, block_size: int) -> list[int]:
         """Return `num_hashed` of the groups whose blocks hold `block_size` tokens each."""

@@ -66,10 +66,12 @@ class ImageBlocks:
         group: number of the pool group that holds features; None = the model takes no images.
         block_size: features of a block.
         stays: whether requests hold an image as long as their tokens see it, see `ImageFeatures`.
-        policy: class of the policy by which the pool group lives.
+        policy: class of the pool group's policy.
+        refusal: error message of a model without such a group.
     """
 
     policy: ClassVar[type[Policy]] = ImageFeatures
+    refusal: ClassVar[str] = "no layer group takes images"
 
     def __init__(
         self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
@@ -106,7 +108,7 @@ class ImageBlocks:
             ValueError: the model takes no images.
         """
         if self.group is None:
-            raise ValueError("no layer group takes images")
+            raise ValueError(self.refusal)
         image = self._images.get(digest)
         if image is None:
             needs = [0] * len(self._allocator.groups)
@@ -166,6 +168,20 @@ class ImageBlocks:
         if not keep and not all(ref_count[block] for block in blocks):
             self._forget(image)  # those who hold the rest go on
             self._sweep()
+
+    def blocks_for(self, features: int) -> list[int] | None:
+        """Return how many blocks of each pool group so many features take; None = no block.
+
+        Raises:
+            ValueError: the model has no group for them.
+        """
+        if not features:
+            return None
+        if self.group is None:
+            raise ValueError(f"{self.refusal}: {features} were asked for")
+        blocks = [0] * len(self._allocator.groups)
+        blocks[self.group] = -(-features // self.block_size)
+        return blocks
 
     # ------------------------------------------------------------------ saved states
 

@@ -6,32 +6,36 @@ free. Blocks are shared by reference count and copied on the first diverging wri
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, get_args
 
+from jpaged.memory import invariants
 from jpaged.memory.adapters import AdapterBlocks
-from jpaged.memory.admission import Admission
-from jpaged.memory.admission_questions import AdmissionQuestions
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences
+from jpaged.memory.block_counts import BlockCounts
+from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences, request_groups
 from jpaged.memory.cached_content import CachedContent
+from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy
-from jpaged.memory.disk import DiskTier
+from jpaged.memory.disk import DiskTier, Prefix
 from jpaged.memory.images import ImageBlocks
 from jpaged.memory.layout import PoolLayout
+from jpaged.memory.map_tracker import MapTracker
+from jpaged.memory.memory_map import MemoryMap
 from jpaged.memory.ownership import Ownership
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_hits import PrefixHits
 from jpaged.memory.recent_prefixes import RecentPrefixes
+from jpaged.memory.report import MemoryReport, build_report
 from jpaged.memory.spans import TokenSpan
 from jpaged.memory.swap import SwapSpace
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
 
 
-class MemoryManager(AdmissionQuestions):
+class MemoryManager:
     """Block tables, reference counts, copy-on-write and prefix hits of all sequences on one pool.
 
     Args:
@@ -47,6 +51,11 @@ class MemoryManager(AdmissionQuestions):
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
         disk: where cached blocks go that the pool loses; None = they are lost. It needs prefix caching.
+
+    Attributes:
+        swap_space: host memory for sequences that are swapped out.
+        images: the features of images, which belong to no sequence.
+        adapters: low-rank adapters, which belong to no sequence either.
 
     Raises:
         ValueError: when the watermark is outside [0, 1), or swap_space_bytes outside [0, bytes of the pool].
@@ -74,6 +83,7 @@ class MemoryManager(AdmissionQuestions):
         self._watermark = watermark
         self._swap_space_bytes = swap_space_bytes
         self._prefix_eviction = prefix_eviction
+        self._tracker: MapTracker | None = None
         self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
         if not prefix_caching:
             self._groups = [(policy.for_prefix(0, 0), size) for policy, size in self._groups]
@@ -95,7 +105,6 @@ class MemoryManager(AdmissionQuestions):
             content.lost,
             content.after_taking,
         )
-        self._admission = Admission(layout, self._allocator, self._watermark, self.max_step_tokens)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
         is_chosen = any(policy.optional_blocks for policy, _ in self._groups)
         self._requests: dict[int, RequestBlocks] = {}
@@ -110,6 +119,7 @@ class MemoryManager(AdmissionQuestions):
         content.wholes = {blocks.group: blocks for blocks in (self.images, self.adapters) if blocks.group is not None}
         content.predicted = self._predicted
         self._prefix_hits = PrefixHits(
+            self._groups,
             self._allocator,
             self._cache,
             self._ownership,
@@ -119,13 +129,23 @@ class MemoryManager(AdmissionQuestions):
         )
         self._sequences = Sequences()
         self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
+        self._capacity = CapacityCheck(
+            layout,
+            self._groups,
+            self._allocator,
+            self._sequences,
+            self._pinned,
+            self.adapters,
+            watermark=self._watermark,
+            max_step_tokens=self.max_step_tokens,
+        )
         self.swap_space = SwapSpace(
             layout,
             self._allocator,
             self._ownership,
             self._sequences,
             limit_bytes=self._swap_space_bytes,
-            admission=self._admission,
+            capacity=self._capacity,
         )
 
     # The life of a sequence.
@@ -153,7 +173,6 @@ class MemoryManager(AdmissionQuestions):
             ValueError: the sequence exists, the request has another number of encoder tokens, or no layer reads any.
         """
         self._new_id(seq_id)
-        self._check_encoder(encoder_tokens)
         request = self._requests.get(request_id)
         if request is None:
             placed = self._allocator.associate()
@@ -313,6 +332,189 @@ class MemoryManager(AdmissionQuestions):
         """Return the large pages whose memory may go: used once, and since the last call they held no used or cached
         block. `at_once` adds those that hold none now."""
         return self._allocator.pages.take_vacated(at_once=at_once)
+
+    # Questions of admission; they change no block.
+
+    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0) -> bool:
+        """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, above the
+        watermark.
+
+        Args:
+            pinned_tokens: leading tokens that lie in pinned blocks, see `pinned_prefix`.
+        """
+        return self._capacity.is_possible(lifetime, pinned_tokens=pinned_tokens)
+
+    def is_tight(self, lifetime: Lifetime) -> bool:
+        """Tell whether a request is sure to fit the pool alone only if its blocks are packed, see `pack`."""
+        return self._capacity.is_tight(lifetime)
+
+    def can_admit(
+        self,
+        need: Need,
+        *,
+        reserved: Sequence[int] | None = None,
+        may_wait: bool | None = None,
+        reclaimed: ReclaimEstimate | None = None,
+    ) -> Fit:
+        """Tell whether a request fits, in large pages over all groups.
+
+        Args:
+            need: what it takes.
+            reserved: blocks of each group that others have yet to take, see `outstanding`.
+            may_wait: whether LATER is an answer rather than the loss of protected blocks; None = it is while there are
+                sequences that are not pinned.
+            reclaimed: blocks that would be freed first, see `reclaim_estimate`; None = none.
+
+        Returns:
+            NEVER when it could not fit a pool with nothing but pinned blocks above the watermark; OK when it fits now;
+            else LATER.
+        """
+        return self._capacity.verdict(need, reserved=reserved, may_wait=may_wait, reclaimed=reclaimed)
+
+    def reclaim_estimate(self) -> ReclaimEstimate:
+        """Return an estimate of the blocks that preemption would free: none until requests are added to it."""
+        return ReclaimEstimate(self._allocator, self._sequences, self.images, self.adapters)
+
+    def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
+        """Return how many blocks of each group a sequence has yet to take until `num_tokens` tokens are computed.
+
+        A swapped one takes them in addition to the blocks that it needs to come back.
+        """
+        swapped = self.swap_space.sequences.get(seq_id)
+        if swapped is not None:
+            return self._capacity.outstanding(swapped, num_tokens, is_swapped=True)
+        return self._capacity.outstanding(self._sequences[seq_id], num_tokens)
+
+    def outstanding_fork(self, parent_id: int, num_tokens: int, shared_tokens: int) -> list[int]:
+        """Return the same as `outstanding` for a sequence that is still to be forked from the first `shared_tokens`
+        tokens of another."""
+        parent = self.swap_space.sequences.get(parent_id) or self._sequences[parent_id]
+        return self._capacity.outstanding_fork(parent, num_tokens, shared_tokens)
+
+    def pinned_prefix(
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: Hashable = None,
+        encoder_tokens: int = 0,
+        spans: Sequence[TokenSpan] = (),
+    ) -> int:
+        """Return how many leading tokens of a prompt are sure to be found, because they lie in pinned blocks."""
+        return self._pinned.prefix(token_ids, salt, encoder_tokens, spans) if self.prefix_caching else 0
+
+    def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
+        """Return how many tokens `match_prefix` would attach now; nothing is attached."""
+        return self._prefix_hits.cached(token_ids, salt, spans) if self.prefix_caching else 0
+
+    def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
+        """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed
+        them, at most."""
+        if not self.prefix_caching:
+            return 0
+        return self._sequences[seq_id].request.prefix_to_come(num_tokens, self.layout.prefix_step)
+
+    def read_ahead(
+        self,
+        request_id: int,
+        token_ids: Sequence[int],
+        now: float,
+        *,
+        salt: Hashable = None,
+        spans: Sequence[TokenSpan] = (),
+        encoder_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        is_next: bool = False,
+    ) -> None:
+        """Begin to read from disk what `match_prefix` would not find in the pool, where that is worth it.
+
+        Args:
+            now, is_next: see `DiskReading.look`.
+        """
+        if self.disk is None or not self.prefix_caching:
+            return
+        groups = request_groups(self._groups, encoder_tokens, prompt_tokens)
+        prefix = Prefix(token_ids, max(len(token_ids) - 1, 0), groups, self._cache.chains(salt, spans), spans)
+        self.disk.look(request_id, prefix, self._cache, now, is_next=is_next)
+
+    # Counts, tables and reports.
+
+    def free_blocks(self, group: int) -> int:
+        """Return how many blocks `group` could get if no other group took any."""
+        blocks = self._allocator.groups[group]
+        return blocks.spare + self._allocator.pages.num_available * blocks.blocks_per_page
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Return how many blocks sequences and images in use hold, over all groups."""
+        return sum(group.num_used for group in self._allocator.groups)
+
+    @property
+    def block_counts(self) -> tuple[BlockCounts, ...]:
+        """Return the blocks of each group by state. O(groups)."""
+        return tuple(
+            BlockCounts(plan.spec.name, state.num_used, len(state.evictable) + len(state.protected), state.num_empty)
+            for plan, state in zip(self.layout.groups, self._allocator.groups, strict=True)
+        )
+
+    @property
+    def num_available_pages(self) -> int:
+        """Return how many large pages hold nothing in use: free ones, and those with cached blocks only."""
+        return self._allocator.pages.num_available
+
+    @property
+    def reserved_blocks(self) -> list[int]:
+        """Return, for each group, the number of blocks that sequences hold and of empty ones that no other group can
+        have."""
+        return [group.num_used + group.num_empty for group in self._allocator.groups]
+
+    def capacity(self, seq_id: int) -> int:
+        """Return how many tokens the sequence's tables can hold without a new block, the least over groups."""
+        return self._sequences[seq_id].num_reserved()
+
+    def block_table(self, seq_id: int, group: int) -> list[int]:
+        """Return logical to physical block, `NO_BLOCK` where released. It is the manager's own list: do not write to
+        it."""
+        return self._sequences[seq_id].tables[group]
+
+    def report(self, lengths: Mapping[int, int] | None = None) -> MemoryReport:
+        """Return the state of the pool. O(blocks in use).
+
+        Args:
+            lengths: tokens with KV by sequence id, where the caller knows better than the last `commit`.
+        """
+        return build_report(
+            self.layout,
+            self._allocator,
+            self._sequences,
+            lengths or {},
+            self.swap_space.host,
+            self._pinned.seq_ids,
+            (self.images, self.adapters),
+        )
+
+    def map(self, lengths: Mapping[int, int] | None = None) -> MemoryMap:
+        """Return every large page and block. O(pool) the first time, and O(what changed since) from then on.
+
+        Args:
+            lengths: as for `report`.
+        """
+        if self._tracker is None or self._tracker.allocator is not self._allocator:
+            self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
+        tracker, self._tracker = self._tracker, None  # an exception in between, as Ctrl-C, leaves none half changed
+        found = tracker.take(self._ownership.clock, lengths or {})
+        self._tracker = tracker
+        return found
+
+    def check_invariants(self) -> None:
+        """Recompute every count from the tables. O(pool); for tests.
+
+        Raises:
+            AssertionError: a count is wrong; the message names the group, page or block.
+        """
+        invariants.check(self._allocator, self._cache, self._sequences.values(), (self.images, self.adapters))
+        self.swap_space.check()
+        if self.disk is not None:
+            self.disk.check()
 
     def _new_id(self, seq_id: int) -> None:
         if seq_id in self._sequences or self.swap_space.holds(seq_id):

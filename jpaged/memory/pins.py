@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from jpaged.memory.admission import Fit
+from jpaged.memory.capacity import Lifetime
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.spans import TokenSpan, last_end
 
@@ -70,7 +70,7 @@ class Pins:
             memory.free(seq_id)
             return False
         memory.pin(seq_id)
-        if memory.can_admit(self._room_tokens) is Fit.NEVER:
+        if not memory.is_possible(Lifetime(self._room_tokens)):
             memory.free(seq_id)
             raise ValueError(
                 f"pinning the prompt's {length} tokens would leave too little of the pool of "

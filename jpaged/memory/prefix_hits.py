@@ -7,10 +7,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import BlockTables
+from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.disk import DiskTier, attach_with_disk
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.ownership import Ownership
+from jpaged.memory.policies import Policy
 from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.recent_prefixes import RecentPrefixes
@@ -35,6 +36,7 @@ class PrefixHits:
     """Finds and attaches the longest prefix of a prompt that is cached, see `MemoryManager.match_prefix`.
 
     Args:
+        groups: policy and block size (tokens) of each layer group.
         allocator, cache, ownership: the blocks, what they hold and who has them.
         recent: is told of each prompt that begins; None = nobody asks.
         predicted: chooses what to protect of it; None = nothing is protected.
@@ -43,6 +45,7 @@ class PrefixHits:
 
     def __init__(
         self,
+        groups: Sequence[tuple[Policy, int]],
         allocator: BlockAllocator,
         cache: PrefixCache,
         ownership: Ownership,
@@ -51,6 +54,7 @@ class PrefixHits:
         predicted: PredictedPrefixes | None,
         disk: DiskTier | None,
     ) -> None:
+        self._groups = groups
         self._allocator = allocator
         self._cache = cache
         self._ownership = ownership
@@ -81,6 +85,12 @@ class PrefixHits:
         if length:
             self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
+
+    def cached(self, token_ids: Sequence[int], salt: Hashable, spans: Sequence[TokenSpan]) -> int:
+        """Return how many tokens `attach` would find in the pool now; nothing is attached."""
+        request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
+        tables = BlockTables(request, self._cache.chains(salt, spans), 0)
+        return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
 
     def _chains_of(self, known: tuple[Any, ...]) -> dict[int, HashChain] | None:
         """Return the hash chains of a prompt that was asked about a moment ago, which is asked about no more; None

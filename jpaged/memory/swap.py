@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from jpaged.memory.admission import Admission
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.capacity import CapacityCheck, ReclaimEstimate
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.ownership import Ownership
-from jpaged.memory.relief import Relief
 
 
 class HostBlocks:
@@ -88,7 +87,7 @@ class SwapSpace:
     Args:
         resident: the sequences with blocks in the pool; they move between it and `sequences`.
         limit_bytes: most host memory that swapped blocks take, in the layout's terms (bytes of one device).
-        admission: says whether sequences that come back have room.
+        capacity: says whether sequences that come back have room.
 
     Attributes:
         sequences: the swapped ones, by sequence id.
@@ -102,12 +101,12 @@ class SwapSpace:
         resident: dict[int, BlockTables],
         *,
         limit_bytes: int,
-        admission: Admission,
+        capacity: CapacityCheck,
     ) -> None:
         self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes)
         self.sequences: dict[int, BlockTables] = {}
         self._resident = resident
-        self._admission = admission
+        self._capacity = capacity
         self._allocator = allocator
         self._ownership = ownership
         self._dropped: list[HostBlock] = []
@@ -145,19 +144,19 @@ class SwapSpace:
         *,
         keep_room: bool = True,
         reserved: Sequence[int] | None = None,
-        relief: Relief | None = None,
+        reclaimed: ReclaimEstimate | None = None,
     ) -> bool:
         """Tell whether `move_in` would find blocks for the sequences of a swapped request.
 
         Args:
             keep_room, reserved: see `move_in`.
-            relief: blocks that would be freed first; None = none.
+            reclaimed: blocks that would be freed first; None = none.
         """
         needs = [len(mine) for mine in _distinct(_whole_request(self.sequences, seq_ids))]
         if keep_room:
             others = reserved or [0] * len(needs)
             needs = [need + len(seq_ids) + more for need, more in zip(needs, others, strict=True)]
-        return self._admission.has_room(needs, may_wait=False, keep_room=keep_room, relief=relief)
+        return self._capacity.has_room(needs, may_wait=False, keep_room=keep_room, reclaimed=reclaimed)
 
     def move_in(
         self, seq_ids: Sequence[int], *, keep_room: bool = True, reserved: Sequence[int] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 
-from jpaged.memory import Fit, MemoryManager, Relief
+from jpaged.memory import Fit, Lifetime, MemoryManager, Need, ReclaimEstimate
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.order import urgency
 from jpaged.scheduling.request import Request, Sequence, Status
@@ -25,28 +25,29 @@ class Room:
         self._allocation = allocation
         self._running = running
 
-    def is_possible(self, request: Request) -> bool:
-        """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
-        at the beginning of its prompt are its own too."""
-        length, images = request.most_computed, request.encoder_tokens
+    def lifetime(self, request: Request) -> Lifetime:
+        """Return the most that a request will ever take; it is asked once, when the request is queued."""
         adapter = 0 if request.adapter is None else request.adapter.num_blocks
-        if self._verdict(request, length, encoder_tokens=images, adapter_blocks=adapter) is not Fit.NEVER:
-            return True
-        pinned = self.pinned_tokens(request)
-        fit = self._verdict(request, length, pinned_tokens=pinned, encoder_tokens=images, adapter_blocks=adapter)
-        return pinned > 0 and fit is not Fit.NEVER
-
-    def is_tight(self, request: Request) -> bool:
-        """Tell whether a request is sure to grow to its full length only where its blocks are packed."""
-        shared = len(request.prompt_token_ids)
-        return self._memory.is_tight(
+        return Lifetime(
             request.most_computed,
             len(request.sequences),
-            shared_tokens=shared,
-            encoder_tokens=request.encoder_tokens,
-            prompt_tokens=shared,
-            adapter_blocks=0 if request.adapter is None else request.adapter.num_blocks,
+            len(request.prompt_token_ids),
+            request.encoder_tokens,
+            adapter,
         )
+
+    def need(self, request: Request) -> Need:
+        """Return what a request takes now. Its first sequence's prefix is attached, or it is swapped out."""
+        live = request.live
+        return self._need(request, live, max(seq.num_tokens for seq in live), live[0].num_computed, live[0].seq_id)
+
+    def is_possible(self, request: Request, lifetime: Lifetime) -> bool:
+        """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
+        at the beginning of its prompt are its own too."""
+        if self._memory.is_possible(lifetime):
+            return True
+        pinned = self.pinned_tokens(request)
+        return pinned > 0 and self._memory.is_possible(lifetime, pinned_tokens=pinned)
 
     def pinned_tokens(self, request: Request) -> int:
         """Return how many leading tokens of its prompt the request is sure to find in pinned blocks."""
@@ -62,38 +63,26 @@ class Room:
     def may_fit(self, request: Request) -> bool:
         """Tell whether the request would fit now if all but its last token were found in blocks that others use: a
         first look that costs no search."""
-        length = max(seq.num_tokens for seq in request.live)
-        cached = length - 1 if self._memory.prefix_caching else 0
-        return self._verdict(request, length, cached_tokens=cached, may_wait=bool(self._running)) is Fit.OK
+        live = request.live
+        length = max(seq.num_tokens for seq in live)
+        need = self._need(request, live, length, length - 1 if self._memory.prefix_caching else 0)
+        return self._memory.can_admit(need, may_wait=bool(self._running)) is Fit.OK
 
-    def fits(self, request: Request, others: list[Request], relief: Relief | None) -> bool:
+    def fits(self, request: Request, need: Need, others: list[Request], reclaimed: ReclaimEstimate | None) -> bool:
         """Tell whether a request, of which the first sequence's cached blocks are attached or which is swapped out,
-        fits beside `others` and what these have yet to take."""
+        fits together with `others` and what these have yet to take."""
         most = urgency(request)  # that of the others is read in place: there may be thousands
         reserved = self._outstanding(other for other in others if (other.priority or 0) <= most)
-        live = request.live
         if not self._allocation.adapting.has_place(request, others):
             return False
         if request.status is Status.SWAPPED:
-            owners = [seq for seq in live if seq.parent is None]
-            adapter = self._memory.adapter_needs(self._allocation.adapting.outstanding(request))
-            reserved = _sum(reserved, adapter)
+            owners = [seq.seq_id for seq in request.live if seq.parent is None]
+            reserved = _sum(reserved, self._memory.adapters.blocks_for(need.adapter_blocks))
+            reserved = _sum(reserved, self._outstanding([request]))
             return self._memory.swap_space.has_room(
-                [seq.seq_id for seq in owners],
-                keep_room=bool(others),
-                reserved=_sum(reserved, self._outstanding([request])),
-                relief=relief,
+                owners, keep_room=bool(others), reserved=reserved, reclaimed=reclaimed
             )
-        length = max(seq.num_tokens for seq in live)
-        fit = self._verdict(
-            request,
-            length,
-            cached_tokens=live[0].num_computed,
-            seq_id=live[0].seq_id,
-            reserved=reserved,
-            may_wait=bool(others),
-            relief=relief,
-        )
+        fit = self._memory.can_admit(need, reserved=reserved, may_wait=bool(others), reclaimed=reclaimed)
         return fit is Fit.OK
 
     def find_victims(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool]) -> list[Request] | None:
@@ -105,17 +94,23 @@ class Room:
         Args:
             is_enough: tells whether so many tokens are enough for the request to begin.
         """
-        running = self._running
+        running, need = self._running, self.need(request)
         most = len(running) - bisect_right(running, urgency(request), key=urgency)
-        if self._enters(request, plan, is_enough, 0):
+
+        def enters(count: int) -> bool:
+            return self._enters(request, need, plan, is_enough, count)
+
+        if enters(0):
             return []
-        if not most or not self._enters(request, plan, is_enough, most):
+        if not most or not enters(most):
             return None
-        # Whoever enters without some requests also enters without more.
-        count = bisect_left(range(most), True, lo=1, key=lambda n: self._enters(request, plan, is_enough, n))
+        # Fit is monotonic: preempting more requests never makes it worse, so bisect.
+        count = bisect_left(range(most), True, lo=1, key=enters)
         return running[len(running) - count :][::-1]
 
-    def _enters(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool], count: int) -> bool:
+    def _enters(
+        self, request: Request, need: Need, plan: StepPlan, is_enough: Callable[[int], bool], count: int
+    ) -> bool:
         """Tell whether a request enters without the last `count` running ones. O(their blocks)."""
         first = len(self._running) - count
         others, victims = self._running[:first], self._running[first:]
@@ -126,21 +121,21 @@ class Room:
         tokens += sum(missing_tokens(victim, seq) == 1 for victim in victims for seq in victim.live)
         if len(request.live) > slots or not is_enough(tokens):
             return False
-        return self.fits(request, others, self._relief(request, victims) if victims else None)
+        return self.fits(request, need, others, self._reclaimed(request, victims) if victims else None)
 
-    def _relief(self, request: Request, victims: list[Request]) -> Relief:
-        """Return what `victims` would free for a request."""
-        relief = self._memory.relief()
+    def _reclaimed(self, request: Request, victims: list[Request]) -> ReclaimEstimate:
+        """Estimate what preempting `victims` would free for a request."""
+        estimate = self._memory.reclaim_estimate()
         for victim in victims:
             for seq in victim.live:
                 if seq.parent is None:
-                    self._memory.count_relief(relief, seq.seq_id)
+                    estimate.add_sequence(seq.seq_id)
             for held in victim.held.values():
                 if all(image.digest != held.image.digest for image in request.images):  # else it goes on being held
-                    self._memory.count_image_relief(relief, held)
+                    estimate.add_image(held)
             if victim.held_adapter is not None and not victim.shares_adapter(request):  # else it goes on being held
-                self._memory.count_adapter_relief(relief, victim.held_adapter)
-        return relief
+                estimate.add_adapter(victim.held_adapter)
+        return estimate
 
     def _outstanding(self, requests: Iterable[Request]) -> list[int] | None:
         """Return how many blocks of each group the prompts of `requests` have yet to take; None = no block."""
@@ -152,7 +147,7 @@ class Room:
                     reserved = _sum(reserved, self._to_take(seq))
             if request.images and self._memory.images.stays:
                 features = self._allocation.encoding.outstanding(request)
-                reserved = _sum(reserved, self._memory.outstanding_image(features))
+                reserved = _sum(reserved, self._memory.images.blocks_for(features))
         return reserved
 
     def _to_take(self, seq: Sequence) -> list[int]:
@@ -163,47 +158,13 @@ class Room:
             holder = holder.parent
         return self._memory.outstanding_fork(holder.seq_id, seq.num_tokens, seq.fork_at)
 
-    def _verdict(
-        self,
-        request: Request,
-        num_tokens: int,
-        *,
-        cached_tokens: int = 0,
-        pinned_tokens: int = 0,
-        encoder_tokens: int | None = None,
-        adapter_blocks: int | None = None,
-        seq_id: int | None = None,
-        reserved: list[int] | None = None,
-        may_wait: bool | None = None,
-        relief: Relief | None = None,
-    ) -> Fit:
-        """Return the memory's verdict on the request's live sequences, `num_tokens` each.
-
-        What is attached need not fit beside what is pinned: whether it ever does was asked when the request came.
-
-        Args:
-            encoder_tokens: features of the largest image to take blocks for; None = see `Encoding.outstanding`.
-            adapter_blocks: blocks to take for its adapter; None = see `Adapting.outstanding`.
-        """
-        shared = len(request.prompt_token_ids)
-        if encoder_tokens is None:
-            encoder_tokens = self._allocation.encoding.outstanding(request)
-        if adapter_blocks is None:
-            adapter_blocks = self._allocation.adapting.outstanding(request)
-        return self._memory.can_admit(
-            num_tokens,
-            len(request.live),
-            cached_tokens=cached_tokens,
-            shared_tokens=shared,
-            encoder_tokens=encoder_tokens,
-            adapter_blocks=adapter_blocks,
-            prompt_tokens=shared,
-            pinned_tokens=max(pinned_tokens, cached_tokens),
-            seq_id=seq_id,
-            reserved=reserved,
-            may_wait=may_wait,
-            relief=relief,
-        )
+    def _need(
+        self, request: Request, live: list[Sequence], num_tokens: int, cached_tokens: int, seq_id: int | None = None
+    ) -> Need:
+        """Return what its live sequences take, `num_tokens` each."""
+        images = self._allocation.encoding.outstanding(request)
+        adapter = self._allocation.adapting.outstanding(request)
+        return Need(num_tokens, len(live), len(request.prompt_token_ids), images, adapter, cached_tokens, seq_id)
 
 
 def _sum(some: list[int] | None, more: list[int] | None) -> list[int] | None:

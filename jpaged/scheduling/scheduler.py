@@ -124,14 +124,15 @@ class Scheduler(Entrance):
             raise ValueError(f"{name}={width} is above max_num_seqs={self.max_num_seqs}")
         num_prompt = len(request.prompt_token_ids)
         self.encoding.check(request, self._max_chunk)
-        if not self.room.is_possible(request):
+        lifetime = self.room.lifetime(request)
+        if not self.room.is_possible(request, lifetime):
             layout, several = self.memory.layout, f" in each of {width} sequences" if width > 1 else ""
             raise ValueError(
                 f"a request of {num_prompt} prompt tokens that may grow to {request.max_total_tokens} tokens{several} "
                 f"can never fit the pool of {layout.num_pages} large pages of {layout.page_bytes:,} bytes; "
                 "raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"
             )
-        request.packed = self.room.is_tight(request)
+        request.packed = self.memory.is_tight(lifetime)
         if first:
             request.arrival_number = -1
             request.priority = min(map(urgency, self.requests), default=None) if self.policy == "priority" else None

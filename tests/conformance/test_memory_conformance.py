@@ -7,7 +7,7 @@ import math
 import pytest
 from memory_pools import counts, full_manager, run, serve
 
-from jpaged.memory import BlockCopy, Fit
+from jpaged.memory import BlockCopy, Fit, Need
 
 TOKENS = list(range(100))
 
@@ -76,17 +76,17 @@ def test_appending_k_tokens_takes_the_difference_of_the_ceilings(p, k, size):
 
 def test_can_allocate_is_never_when_it_could_not_fit_an_empty_pool_above_the_watermark():
     manager = full_manager(10, block_size=4, watermark=0.2)
-    assert manager.can_admit(32) is Fit.OK
-    assert manager.can_admit(33) is Fit.NEVER
+    assert manager.can_admit(Need(32)) is Fit.OK
+    assert manager.can_admit(Need(33)) is Fit.NEVER
 
 
 def test_can_allocate_is_later_or_ok_by_free_blocks():
     manager = full_manager(10, block_size=4, watermark=0.2)
     serve(manager, 0, TOKENS[:12])
-    assert manager.can_admit(20) is Fit.OK
-    assert manager.can_admit(21) is Fit.LATER
+    assert manager.can_admit(Need(20)) is Fit.OK
+    assert manager.can_admit(Need(21)) is Fit.LATER
     manager.free(0)
-    assert manager.can_admit(21) is Fit.OK
+    assert manager.can_admit(Need(21)) is Fit.OK
 
 
 def test_swap_out_and_in_maps_every_block_once():

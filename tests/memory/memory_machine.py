@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_shadow import ShadowPool, prefix_names
 
-from jpaged.memory import (
-    NO_BLOCK,
-    Fit,
-    FullAttention,
-    GroupSpec,
-    MemoryManager,
-    PoolLayout,
-    TokenBudget,
-)
+from jpaged.memory import NO_BLOCK, Fit, FullAttention, GroupSpec, MemoryManager, Need, PoolLayout, TokenBudget
 from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.saving import Fitting, held_blocks, load_memory, memory_data
 
@@ -327,7 +319,7 @@ class Machine(RuleBasedStateMachine):
     def admit(self, num_tokens: int, num_seqs: int) -> None:
         """OK means that the allocation is possible at once."""
         image_tokens = self.image_tokens[None]
-        if self.manager.can_admit(num_tokens, num_seqs, encoder_tokens=image_tokens) is Fit.OK:
+        if self.manager.can_admit(Need(num_tokens, num_seqs, encoder_tokens=image_tokens)) is Fit.OK:
             self.manager.add(-1, -1, encoder_tokens=image_tokens)
             assert self.manager.allocate(-1, num_tokens, first_write=0) == []
             self.manager.free(-1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import run
 
-from jpaged.memory import Fit, FullAttention, GroupSpec, ImageFeatures, MemoryManager, PoolLayout
+from jpaged.memory import Fit, FullAttention, GroupSpec, ImageFeatures, MemoryManager, Need, PoolLayout
 
 SIZE = 4
 """Tokens, or features, of a block."""
@@ -128,9 +128,9 @@ def test_without_prefix_caching_an_image_is_gone_with_its_last_user():
 
 def test_admission_counts_the_largest_image_beside_the_tokens():
     memory = manager(num_pages=4, watermark=0.0)
-    assert memory.can_admit(8, encoder_tokens=12) is Fit.OK
-    assert memory.can_admit(9, encoder_tokens=12) is Fit.NEVER
-    assert memory.can_admit(8, encoder_tokens=13) is Fit.NEVER
+    assert memory.can_admit(Need(8, encoder_tokens=12)) is Fit.OK
+    assert memory.can_admit(Need(9, encoder_tokens=12)) is Fit.NEVER
+    assert memory.can_admit(Need(8, encoder_tokens=13)) is Fit.NEVER
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from memory_pools import counts, full_manager, serve, window_manager
 
-from jpaged.memory import Fit, Pins
+from jpaged.memory import Fit, Need, Pins
 
 TOKENS = list(range(100))
 
@@ -68,16 +68,16 @@ def test_another_salt_pins_other_blocks():
 def test_what_is_pinned_counts_as_lost_for_what_could_never_fit():
     manager = full_manager(8, prefix_caching=True)
     pins = pinned(manager, TOKENS[:10])
-    assert manager.can_admit(24) is Fit.OK and manager.can_admit(25) is Fit.NEVER
+    assert manager.can_admit(Need(24)) is Fit.OK and manager.can_admit(Need(25)) is Fit.NEVER
     pins.unpin(50)
-    assert manager.can_admit(25) is Fit.OK
+    assert manager.can_admit(Need(25)) is Fit.OK
 
 
 def test_a_pin_that_leaves_no_room_for_the_longest_sequence_is_refused_and_holds_nothing():
     manager = full_manager(8, prefix_caching=True)
     with pytest.raises(ValueError, match="pinning the prompt's 8 tokens would leave too little of the pool of 8 large"):
         pinned(manager, TOKENS[:10], room=28)
-    assert counts(manager) == (0, 2, 8) and manager.can_admit(32) is Fit.OK
+    assert counts(manager) == (0, 2, 8) and manager.can_admit(Need(32)) is Fit.OK
 
 
 def test_a_prefix_without_a_whole_block_or_a_cache_is_refused():

@@ -13,6 +13,7 @@ from jpaged.memory import (
     FullAttention,
     GroupSpec,
     MemoryManager,
+    Need,
     PoolLayout,
     StateCheckpoints,
     TokenBudget,
@@ -131,16 +132,16 @@ def test_one_lost_image_block_loses_the_prefix():
 
 def test_admission_counts_the_images():
     manager = vision(num_blocks=10, watermark=0)
-    assert manager.can_admit(16, encoder_tokens=12) is Fit.OK  # 4 + 6
-    assert manager.can_admit(16, encoder_tokens=13) is Fit.NEVER
-    assert manager.can_admit(16, num_seqs=2, encoder_tokens=10) is Fit.OK  # 4 + 5, and a copied tail
+    assert manager.can_admit(Need(16, encoder_tokens=12)) is Fit.OK  # 4 + 6
+    assert manager.can_admit(Need(16, encoder_tokens=13)) is Fit.NEVER
+    assert manager.can_admit(Need(16, num_seqs=2, encoder_tokens=10)) is Fit.OK  # 4 + 5, and a copied tail
 
 
 def test_encoder_tokens_are_refused_where_nobody_reads_them_or_the_request_has_others():
     with pytest.raises(ValueError, match="encoder_tokens=3: no layer group has cross-attention"):
         manager_of((FullAttention(), 4)).add(0, 0, encoder_tokens=3)
     with pytest.raises(ValueError, match="encoder_tokens=3: no layer group"):
-        manager_of((FullAttention(), 4)).can_admit(1, encoder_tokens=3)
+        manager_of((FullAttention(), 4)).can_admit(Need(1, encoder_tokens=3))
     manager = vision()
     manager.add(0, 7, encoder_tokens=3)
     with pytest.raises(ValueError, match="encoder_tokens=4 is not the number of the request's other sequences, 3"):

@@ -6,7 +6,7 @@ import pytest
 from memory_pools import full_manager, serve, window_manager
 
 from jpaged.config import EngineConfig
-from jpaged.memory import ChunkedLocalAttention, Fit, GroupSpec, MemoryManager, PoolLayout
+from jpaged.memory import ChunkedLocalAttention, Fit, GroupSpec, MemoryManager, Need, PoolLayout
 from jpaged.memory.predicted_prefixes import Candidate, protected_bytes
 
 SYSTEM = list(range(1000, 1008))
@@ -79,10 +79,10 @@ def test_a_new_request_waits_rather_than_take_protected_blocks():
         ask(manager, i, [*SYSTEM, i])
     assert protected(manager) == 2
     serve(manager, 5, [5] * 4)
-    assert manager.can_admit(7 * 4) is Fit.OK
-    assert manager.can_admit(8 * 4) is Fit.LATER
+    assert manager.can_admit(Need(7 * 4)) is Fit.OK
+    assert manager.can_admit(Need(8 * 4)) is Fit.LATER
     manager.free(5)
-    assert manager.can_admit(10 * 4) is Fit.OK, "nobody runs: waiting would never end"
+    assert manager.can_admit(Need(10 * 4)) is Fit.OK, "nobody runs: waiting would never end"
 
 
 def test_a_running_request_takes_them_before_anybody_is_preempted():

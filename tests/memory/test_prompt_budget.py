@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from jpaged.memory import Fit, FullAttention, GroupSpec, MemoryManager, PoolLayout, PromptBudget
+from jpaged.memory import Fit, FullAttention, GroupSpec, MemoryManager, Need, PoolLayout, PromptBudget
 from jpaged.memory.policies import UNBOUNDED
 
 SIZE = 4
@@ -78,10 +78,10 @@ def test_nothing_is_ever_a_prefix_of_another_request():
 
 def test_a_request_is_refused_for_good_only_where_its_whole_prompt_does_not_fit():
     memory = manager(18, PromptBudget(4), PromptBudget(8))
-    assert memory.can_admit(36, prompt_tokens=36) is Fit.OK
-    assert memory.can_admit(37, prompt_tokens=37) is Fit.NEVER
-    assert memory.can_admit(24 + 30, prompt_tokens=24) is Fit.NEVER
-    assert memory.can_admit(24 + 26, prompt_tokens=24) is Fit.OK, "9 and 8 blocks at the end"
+    assert memory.can_admit(Need(36, prompt_tokens=36)) is Fit.OK
+    assert memory.can_admit(Need(37, prompt_tokens=37)) is Fit.NEVER
+    assert memory.can_admit(Need(24 + 30, prompt_tokens=24)) is Fit.NEVER
+    assert memory.can_admit(Need(24 + 26, prompt_tokens=24)) is Fit.OK, "9 and 8 blocks at the end"
 
 
 def test_forks_share_what_is_kept_and_copy_only_a_partly_filled_tail():

@@ -13,6 +13,7 @@ from jpaged.memory import (
     FullAttention,
     GroupSpec,
     MemoryManager,
+    Need,
     Pins,
     PoolLayout,
     SlidingWindow,
@@ -280,9 +281,11 @@ def test_a_pinned_prefix_ends_where_it_was_asked_to():
 
 def test_a_request_that_could_begin_at_anybodys_checkpoint_is_promised_room_for_it():
     manager = states_only(3, watermark=0)
-    assert manager.can_admit(16) is Fit.OK, "one state, and two for what it may begin with and others may"
-    assert manager.can_admit(17) is Fit.NEVER
-    assert MemoryManager(manager.layout, watermark=0).can_admit(48) is Fit.OK, "without a prefix cache there are none"
+    assert manager.can_admit(Need(16)) is Fit.OK, "one state, and two for what it may begin with and others may"
+    assert manager.can_admit(Need(17)) is Fit.NEVER
+    assert MemoryManager(manager.layout, watermark=0).can_admit(Need(48)) is Fit.OK, (
+        "without a prefix cache there are none"
+    )
 
 
 def test_admission_counts_a_matched_sequences_own_ends():

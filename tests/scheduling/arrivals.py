@@ -10,7 +10,7 @@ from fake_device import Loop
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
 
-from jpaged.memory import Fit
+from jpaged.memory import Fit, Need
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling import Request, ScheduledStep
 
@@ -92,7 +92,7 @@ def pages_for(arrivals: list[Drawn], options) -> int:
 
     def fits(num_pages: int) -> bool:
         memory = make_scheduler(num_pages, **options).memory
-        return memory.can_admit(total, width, shared_tokens=prompt, prompt_tokens=prompt) is not Fit.NEVER
+        return memory.can_admit(Need(total, width, prompt_tokens=prompt)) is not Fit.NEVER
 
     return next(n for n in count(1) if fits(n))
 

@@ -14,7 +14,7 @@ from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 from unpaged import alone, feature
 
-from jpaged.memory import Fit, GroupSpec, ImageFeatures
+from jpaged.memory import Fit, GroupSpec, ImageFeatures, Need
 from jpaged.scheduling.prompt_image import PromptImage, joined
 
 PIXEL = 9
@@ -218,8 +218,8 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     def fits(num_pages):
         memory = make_scheduler(num_pages, **options).memory
         width, prompt = len(middle.sequences), len(middle.prompt_token_ids)
-        asked = {"shared_tokens": prompt, "prompt_tokens": prompt, "encoder_tokens": middle.encoder_tokens}
-        return memory.can_admit(middle.max_total_tokens, width, **asked) is not Fit.NEVER
+        asked = {"prompt_tokens": prompt, "encoder_tokens": middle.encoder_tokens}
+        return memory.can_admit(Need(middle.max_total_tokens, width, **asked)) is not Fit.NEVER
 
     num_pages = next(n for n in count(1) if fits(n)) + spare_pages
     scheduler = make_scheduler(num_pages, **options, preemption_mode=mode, swap_blocks=min(2, num_pages))

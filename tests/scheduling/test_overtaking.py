@@ -148,19 +148,19 @@ def plain_search(scheduler: Scheduler, request: Request, plan, is_enough) -> lis
     """`Room.find_victims` by asking for one victim after another."""
     victims: list[Request] = []
     slots, tokens, memory = len(scheduler.allocation.free_slots), plan.left - plan.reserved, scheduler.memory
-    relief = memory.relief()
+    need, estimate = scheduler.room.need(request), memory.reclaim_estimate()
     while True:
         others = scheduler.running[: len(scheduler.running) - len(victims)]
         crowded = others and (request.alone or others[0].alone)
         has_place = len(request.live) <= slots and is_enough(tokens) and not crowded
-        if has_place and scheduler.room.fits(request, others, relief):
+        if has_place and scheduler.room.fits(request, need, others, estimate):
             return victims
         if not others or others[-1].priority <= request.priority:
             return None
         victims.append(others[-1])
         for seq in others[-1].live:
             if seq.parent is None:
-                memory.count_relief(relief, seq.seq_id)
+                estimate.add_sequence(seq.seq_id)
         slots += len(others[-1].live)
         tokens += sum(missing_tokens(others[-1], seq) == 1 for seq in others[-1].live)
 

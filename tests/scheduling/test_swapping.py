@@ -14,7 +14,7 @@ from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 from unpaged import alone
 
-from jpaged.memory import Fit
+from jpaged.memory import Fit, Need
 from jpaged.scheduling import Request, Sequence, Status
 
 
@@ -187,7 +187,7 @@ def test_a_copy_that_is_not_made_because_its_request_goes_is_made_up_for_by_the_
 
 def pages_for(length: int, options) -> int:
     """Pages that hold a sequence alone."""
-    fits = (n for n in count(1) if make_scheduler(n, **options).memory.can_admit(length) is not Fit.NEVER)
+    fits = (n for n in count(1) if make_scheduler(n, **options).memory.can_admit(Need(length)) is not Fit.NEVER)
     return next(fits)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jpaged.engine.engine import Engine
 from jpaged.engine.replica import Replica
 from jpaged.engine.saved_state.capture import host_array, pool_array
-from jpaged.memory import Fit
+from jpaged.memory import Lifetime
 from jpaged.memory.saving import Fitting, held_blocks, memory_data
 from jpaged.scheduling import Request, Status
 from jpaged.scheduling.order import service_order
@@ -142,7 +142,7 @@ def _take_over_memory(
             fitting.give_up(pins)
             lost = set(pins)
     pages = fitting.apply()
-    if lost < set(pins) and replica.memory.can_admit(replica.max_model_len) is Fit.NEVER:
+    if lost < set(pins) and not replica.memory.is_possible(Lifetime(replica.max_model_len)):
         logger.warning("pinned prefixes leave this pool too little room: they are computed and pinned again")
         for seq_id in set(pins) - lost:
             replica.memory.free(seq_id)
@@ -227,7 +227,7 @@ def _ends_here(part: Request, replica: Replica) -> bool:
     scheduler, width = replica.scheduler, len(part.sequences)
     if width > scheduler.max_num_seqs:
         _end(part, f"the restored request has {width} outputs, above max_num_seqs={scheduler.max_num_seqs}")
-    elif not scheduler.room.is_possible(part):
+    elif not scheduler.room.is_possible(part, scheduler.room.lifetime(part)):
         _end(part, f"the restored request may grow to {part.max_total_tokens} tokens, which can never fit this pool")
     return part.status is Status.FINISHED
 

@@ -1,4 +1,4 @@
-"""Keys that callers bring, what each may do, and how one is recognised."""
+"""Decides which callers may do what: keys and their limits, and the access that each path needs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.routing import Route
 
 from jpaged.server.errors import ApiError
 from jpaged.validation import boolean, number
@@ -152,3 +156,44 @@ class Rates:
     @staticmethod
     def _most(key: Key) -> float:
         return max(1.0, key.requests_per_minute or 1.0)
+
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_ACCESS = "jpaged_access"
+
+
+def open_to_all(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an endpoint as one that needs no key. Put it below the router's decorator."""
+    setattr(endpoint, _ACCESS, "open")
+    return endpoint
+
+
+def admin_only(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an endpoint as one for the keys of admins, since it shows what concerns all callers."""
+    setattr(endpoint, _ACCESS, "admin")
+    return endpoint
+
+
+class PathAccess:
+    """Tells which paths of an app are open and which are for admins; all others need any key.
+
+    Args:
+        routers: the app's routers; `open_to_all` and `admin_only` mark their endpoints.
+    """
+
+    def __init__(self, routers: Iterable[APIRouter]) -> None:
+        self._marked: dict[str, list[re.Pattern[str]]] = {"open": [], "admin": []}
+        for route in (route for router in routers for route in router.routes if isinstance(route, Route)):
+            if mark := getattr(route.endpoint, _ACCESS, None):
+                self._marked[mark].append(route.path_regex)
+
+    def is_open(self, path: str) -> bool:
+        """Tell whether a path needs no key."""
+        return self._is("open", path)
+
+    def is_for_admins(self, path: str) -> bool:
+        """Tell whether a path is for the keys of admins."""
+        return self._is("admin", path)
+
+    def _is(self, mark: str, path: str) -> bool:
+        return any(pattern.match(path) for pattern in self._marked[mark])

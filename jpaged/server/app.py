@@ -1,32 +1,45 @@
-"""Puts endpoints, errors and limits together to an ASGI app."""
+"""Builds the ASGI app: routers, error handlers and middleware. `routers_of` is the list of the server's paths."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from jpaged import AsyncLLM, __version__
+from jpaged.server.access import PathAccess
 from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import add_handlers
 from jpaged.server.memory_page import memory_routes
-from jpaged.server.middleware import BodyLimit, Gate
-from jpaged.server.responses import ResponseStore
+from jpaged.server.middleware import BodyLimit, RequestMiddleware
+from jpaged.server.responses.store import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
 
-ROUTERS = (status.router, completions.router, chat.router, responses.router, tokens.router)
+
+def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
+    """Return the routers of all paths. A new path is one router, named here.
+
+    A path needs a key unless its endpoint is marked by `access.open_to_all` or `access.admin_only`.
+    """
+    memory = memory_routes(
+        serving.engine,
+        stopping=lambda: serving.draining,
+        replicas=serving.engine.config.data_parallel_size,
+        stall_timeout=serving.settings.stall_timeout,
+    )
+    return (status.router, completions.router, chat.router, responses.router, tokens.router, memory)
 
 
 def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None, replica: str = "") -> FastAPI:
-    """Return the app of a server; whoever runs it shuts the engine down afterwards.
+    """Return the app of a server. The caller shuts the engine down afterwards.
 
     Args:
-        traces: gets a span for each request; None = none is written.
-        replica: name of this server among several; responses that it keeps have it in their ids.
+        traces: records a span for each request; None: no spans.
+        replica: name of this server among several; it becomes part of the ids of stored responses.
     """
-    # The pages that draw the schema would load scripts from elsewhere; /openapi.json is the schema.
+    # FastAPI's pages of the schema would load scripts from another host; /openapi.json is the schema.
     app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
     serving = app.state.serving = Serving(engine, settings, traces)
     app.state.responses = ResponseStore(
@@ -36,22 +49,15 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
         replica,
     )
     add_handlers(app)
-    for router in ROUTERS:
+    routers = routers_of(serving)
+    for router in routers:
         app.include_router(router)
-    app.include_router(
-        memory_routes(
-            engine,
-            stopping=lambda: serving.draining,
-            replicas=engine.config.data_parallel_size,
-            stall_timeout=settings.stall_timeout,
-        )
-    )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.is_local and not settings.keys and not settings.allow_anonymous:
-        # A page of another site can give its own name this machine's address, but not the Host header of it.
+        # Another site's page can resolve its own name to this machine, but cannot send this machine's Host header.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", settings.host])
-    app.add_middleware(Gate, serving=serving)  # around all that was added before
-    if settings.cors_origins:  # around the gate: pages may read its refusals, and browsers ask first without a key
+    app.add_middleware(RequestMiddleware, serving=serving, paths=PathAccess(routers))  # outside all added before
+    if settings.cors_origins:  # outside the key check: pages may read refusals, and preflight requests have no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),

@@ -1,4 +1,4 @@
-"""The server's outermost layer: gives every request an id, lets in those with a key, counts them and writes the log."""
+"""ASGI middleware: the outermost layer, which identifies, admits, counts and logs requests, and the limit on bodies."""
 
 from __future__ import annotations
 
@@ -7,43 +7,42 @@ import logging
 import re
 import time
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jpaged.server.access import Rates, find_key
+from jpaged.server.access import PathAccess, Rates, find_key
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.errors import CLIENT_GONE, ApiError, described
 from jpaged.server.logs import REQUEST_ID
-from jpaged.server.memory_page import OPEN_PATHS
-from jpaged.server.serving import Serving
+
+if TYPE_CHECKING:  # Ray's front imports this module without an engine
+    from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("jpaged.access")
-OPEN = frozenset({"/health", *OPEN_PATHS})
-"""Paths that need no key: what a load balancer asks, and files that are the same for every engine."""
-ADMIN = ("/metrics", "/memory")
-"""Paths that concern all callers, for the keys of admins; `/memory/...` too."""
 
 
-class Gate:
-    """An ASGI middleware around a whole app.
+class RequestMiddleware:
+    """The outermost layer: gives every request an id, checks its key, counts it and writes its line of the log.
 
     Args:
-        app: what it lets requests in to.
-        serving: see `Serving`; its count of active requests is kept here.
+        app: the app inside.
+        serving: holds the keys, and the count of active requests that this class keeps.
+        paths: the access that each path needs.
     """
 
-    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+    def __init__(self, app: ASGIApp, serving: Serving, paths: PathAccess) -> None:
         self._app = app
         self._serving = serving
+        self._paths = paths
         self._rates = Rates(serving.settings.keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if scope["type"] == "websocket":  # there is none here
+            if scope["type"] == "websocket":  # the server has no websockets
                 await send({"type": "websocket.close", "code": 1000})
                 return
             await self._app(scope, receive, send)
@@ -57,7 +56,7 @@ class Gate:
         scope.setdefault("state", {})[STATE] = caller
         start, status, begun = time.monotonic(), CLIENT_GONE, False
 
-        async def told(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
@@ -69,29 +68,29 @@ class Gate:
         self._serving.num_active += counts
         try:
             try:
-                self._let_in(scope, caller)
+                self._admit(scope, caller)
             except ApiError as error:
-                await error.response()(scope, receive, told)
+                await error.response()(scope, receive, send_with_id)
             else:
-                await self._app(scope, receive, told)
-        except Exception as error:  # nobody foresaw it
+                await self._app(scope, receive, send_with_id)
+        except Exception as error:  # a defect: the app handles all errors that it expects
             logger.exception("a request failed", extra={"request_id": caller.request_id})
             if begun:
                 raise
-            await described(error).response()(scope, receive, told)
+            await described(error).response()(scope, receive, send_with_id)
         finally:
             REQUEST_ID.reset(before)
             self._serving.num_active -= counts
             self._log(scope, caller, caller.log.pop("status", status), time.monotonic() - start)
 
-    def _let_in(self, scope: Scope, caller: Caller) -> None:
-        """Find the caller's key.
+    def _admit(self, scope: Scope, caller: Caller) -> None:
+        """Find the caller's key and check that it may make this request.
 
         Raises:
-            ApiError: it has none, or one that may not do this, or asks too often.
+            ApiError: the request has no key, the key has no access to the path, or its rate is used up.
         """
         keys, path = self._serving.settings.keys, route_path(scope)
-        if not keys or path in OPEN or scope["method"] == "OPTIONS":
+        if not keys or self._paths.is_open(path) or scope["method"] == "OPTIONS":
             return
         scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
         key = find_key(keys, secret.strip()) if scheme.lower() == "bearer" else None
@@ -103,7 +102,7 @@ class Gate:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         caller.key = key
-        if any(path == admin or path.startswith(f"{admin}/") for admin in ADMIN) and not key.admin:
+        if self._paths.is_for_admins(path) and not key.admin:
             raise ApiError(f"{path} is for the keys of admins", status=403, code="admin_key_needed")
         if scope["method"] == "POST":
             self._rates.take(key)
@@ -127,17 +126,19 @@ class Gate:
 
 
 def _request_id(headers: Headers) -> str:
-    """Return the client's id, where it can stand in a log and a header, or a new one."""
+    """Return the client's id if it is fit for a log and a header, else a new one."""
     given = headers.get("x-request-id", "")
     return given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
 
 
 class BodyLimit:
-    """An ASGI middleware.
+    """Refuses bodies that are too large before they are read, in the shape of all other errors.
+
+    Starlette's own limit answers in plain text and outside the log.
 
     Args:
-        app: what gets the bodies within the limit.
-        max_bytes: size of the largest.
+        app: the app inside.
+        max_bytes: size of the largest body.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -163,13 +164,13 @@ class BodyLimit:
         await self._app(scope, limited, send)
 
     def _error(self) -> HTTPException:
-        return HTTPException(413, f"the body is larger than the {self._max_bytes} bytes that the server takes")
+        return HTTPException(413, f"the body is larger than the limit of {self._max_bytes} bytes")
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path of a request without the ASGI root path before it, as Starlette's routing does.
+    """Return the path of a request without the ASGI root path, as Starlette's routing does.
 
-    Whatever decides by the path has to decide by this one: "/llm/metrics" is "/metrics" to an app at "/llm".
+    Every decision by path has to use this one: "/llm/metrics" is "/metrics" to an app mounted at "/llm".
     """
     path: str = scope["path"]
     below = path.removeprefix(scope.get("root_path", ""))

@@ -23,7 +23,7 @@ from jpaged import AsyncLLM, EngineStopped
 from jpaged.server.app import create_app
 from jpaged.server.connections import connections
 from jpaged.server.kept_state import KeptState
-from jpaged.server.responses import ResponseStore
+from jpaged.server.responses.store import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces

@@ -16,7 +16,7 @@ from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
-from jpaged.server.messages.chat_turn import Turn
+from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import SamplingFields
@@ -131,6 +131,44 @@ class Serving:
             if self._traces is not None:
                 self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 
+    async def start_turn(
+        self, body: ChatRequest, turn: ChatTurn, caller: Caller
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Return the outputs of a conversation's next turn as they come; the engine begins when the first is awaited.
+
+        Raises:
+            ApiError: the conversation does not fit the chat template, or a field is refused.
+        """
+        try:
+            messages, options = body.template_messages(), turn.template_options()
+            made = await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
+        except ValueError as error:
+            raise refused(error, type(body).model_fields) from error
+        turn.follow(made["prompt"])
+        prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
+        return self.generate(prompt, self._turn_params(body, turn), caller, model=body.model, priority=body.priority)
+
+    def _turn_params(self, body: ChatRequest, turn: ChatTurn) -> SamplingParams | BeamSearchParams:
+        if body.use_beam_search:
+            if body.tools:
+                raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
+            most = body.most_tokens
+            return body.beam_params(most_tokens=self.engine.max_model_len if most is None else most)
+        extra: dict[str, Any] = {"max_tokens": body.most_tokens, **turn.parameters()}
+        if body.logprobs:
+            extra["logprobs"] = body.top_logprobs or 0
+        return body.sampling_params(self.engine.get_default_sampling_params(), **extra)
+
+    def turn_of(self, body: ChatRequest) -> ChatTurn:
+        """Return the turn that a chat request asks for.
+
+        Raises:
+            ApiError: the request needs a feature that the server or the model lacks.
+        """
+        settings = self.settings
+        parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
+        return ChatTurn(body, self.engine.tokenizer, **parsers)
+
     def _count(
         self, output: RequestOutput, params: SamplingParams | BeamSearchParams, caller: Caller, seen: _Seen
     ) -> None:
@@ -239,33 +277,3 @@ async def collected(each: Sequence[Outputs]) -> list[RequestOutput]:
         async for number, output in outputs:
             final[number] = output
     return [final[i] for i in range(len(each))]
-
-
-async def start_turn(
-    serving: Serving, body: ChatRequest, turn: Turn, caller: Caller
-) -> AsyncGenerator[RequestOutput, None]:
-    """Return the outputs of the conversation's next turn, as they come; the engine begins when the first is awaited.
-
-    Raises:
-        ApiError: the conversation does not fit the chat template, or a field is refused.
-    """
-    try:
-        messages, options = body.template_messages(), turn.template_options()
-        made = await asyncio.to_thread(serving.engine.chat_prompt, messages, **options)
-    except ValueError as error:
-        raise refused(error, type(body).model_fields) from error
-    turn.starts_behind(made["prompt"])
-    prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
-    return serving.generate(prompt, _params(serving, body, turn), caller, model=body.model, priority=body.priority)
-
-
-def _params(serving: Serving, body: ChatRequest, turn: Turn) -> SamplingParams | BeamSearchParams:
-    if body.use_beam_search:
-        if body.tools:
-            raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
-        most = body.most_tokens
-        return body.beam_params(most_tokens=serving.engine.max_model_len if most is None else most)
-    extra: dict[str, Any] = {"max_tokens": body.most_tokens, **turn.parameters()}
-    if body.logprobs:
-        extra["logprobs"] = body.top_logprobs or 0
-    return body.sampling_params(serving.engine.get_default_sampling_params(), **extra)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jpaged.server.access import Key
+from jpaged.server.messages.thoughts import THOUGHT_FORMATS
+from jpaged.server.messages.tool_calls import tool_families
 from jpaged.validation import boolean, integer, number, one_of
-
-TOOL_PARSERS = ("hermes", "llama3", "mistral")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class ServerSettings:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)
         boolean("log_prompts", self.log_prompts)
-        for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", ("think",))):
+        for name, known in (("tool_parser", tool_families()), ("reasoning_parser", tuple(THOUGHT_FORMATS))):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)
         if (self.tls_certificate is None) != (self.tls_key is None):

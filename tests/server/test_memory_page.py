@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from scripted_engine import ScriptedEngine, busy_engine
 
 from jpaged import MemoryMap
-from jpaged.server.memory_page import OPEN_PATHS, MemoryFeed, memory_routes
+from jpaged.server.memory_page import MemoryFeed, memory_routes
 from jpaged.server.memory_page.feed import FIELDS, map_message
 
 
@@ -115,7 +115,7 @@ def test_the_stream_needs_what_its_dependencies_ask_and_the_files_do_not():
 
     engine = busy_engine()
     client = client_of(engine, dependencies=[Depends(admin)], stopping=lambda: engine.asked >= 1)
-    assert [client.get(path).status_code for path in OPEN_PATHS] == [200, 200]
+    assert [client.get(path).status_code for path in ("/memory", "/memory/page.js")] == [200, 200]
     assert client.get("/memory/events").status_code == 401
     assert engine.asked == 0
     assert client.get("/memory/events", headers={"Authorization": "Bearer secret"}).text.startswith("data: {")

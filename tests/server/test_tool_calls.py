@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
-from jpaged.server.messages.chat_turn import Turn
+from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
-from jpaged.server.messages.thoughts import ThinkReader, behind_thought
-from jpaged.server.messages.tool_calls import FORMATS, ToolReader, format_of
+from jpaged.server.messages.thoughts import THINK
+from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolReader, format_of
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.settings import ServerSettings
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -52,21 +51,21 @@ def joined(parts):
     return found
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 @given(cuts=CUTS)
 def test_calls_are_found_however_the_text_comes(family, cuts):
     said = [] if family == "llama3" else [Content("well ")]
     want = [*said, (0, "f", ARGUMENTS[0]), (1, "g", ARGUMENTS[1])]
-    assert read(ToolReader(FORMATS[family]), WRITTEN[family], cuts) == want
+    assert read(ToolReader(TOOL_FORMATS[family]), WRITTEN[family], cuts) == want
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 @pytest.mark.parametrize(
     "text", ["no call", "a < b, <tool", "[TOOL", "x {", '["name"]', "<tool_call> none", "a{}", "; "]
 )
 @given(cuts=CUTS)
 def test_text_without_a_call_stays_text(family, text, cuts):
-    assert read(ToolReader(FORMATS[family]), text, cuts) == [Content(text)]
+    assert read(ToolReader(TOOL_FORMATS[family]), text, cuts) == [Content(text)]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +73,13 @@ def test_text_without_a_call_stays_text(family, text, cuts):
 )
 @given(cuts=CUTS)
 def test_a_name_without_arguments_is_no_call(text, cuts):
-    assert read(ToolReader(FORMATS["mistral_args"]), text, cuts) == [Content(text)]
+    assert read(ToolReader(TOOL_FORMATS["mistral_args"]), text, cuts) == [Content(text)]
 
 
 def test_mistrals_form_is_that_of_the_tokenizer():
-    assert format_of("mistral", {"[TOOL_CALLS]": 5}.get) is FORMATS["mistral"]
+    assert format_of("mistral", {"[TOOL_CALLS]": 5}.get) is TOOL_FORMATS["mistral"]
     form = format_of("mistral", {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get)
-    assert form is FORMATS["mistral_args"] and format_of("hermes", {"[ARGS]": 6}.get) is FORMATS["hermes"]
+    assert form is TOOL_FORMATS["mistral_args"] and format_of("hermes", {"[ARGS]": 6}.get) is TOOL_FORMATS["hermes"]
     options = {"forced": True, "parallel": True, "thought": "none"}
     grammar = form.grammar([{"name": "f"}], {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, **options)
     assert "start:  <[5]> calls" in grammar and "calls: opening call (between call)* closing" in grammar
@@ -89,7 +88,7 @@ def test_mistrals_form_is_that_of_the_tokenizer():
 
 @given(cuts=CUTS)
 def test_calls_that_are_cut_off_keep_what_there_is(cuts):
-    assert read(ToolReader(FORMATS["hermes"]), WRITTEN["hermes"][:50], cuts) == [
+    assert read(ToolReader(TOOL_FORMATS["hermes"]), WRITTEN["hermes"][:50], cuts) == [
         Content("well "),
         (0, "f", ARGUMENTS[0][: 50 - WRITTEN["hermes"].index('{"a"')]),
     ]
@@ -106,7 +105,7 @@ def test_thoughts_are_told_apart(cuts):
         ("yes <think>", False, [Content("yes <think>")]),
         ("</think>yes", True, [Content("yes")]),
     ):
-        assert read(ThinkReader(PlainReader(), inside=inside), text, cuts) == want
+        assert read(THINK.reader(PlainReader(), inside=inside), text, cuts) == want
 
 
 # ---------------------------------------------------------------------- grammars
@@ -124,9 +123,9 @@ def allows():
     tokens = LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=211, eos_token=[2])
 
     def allowed(grammar, text, forced=False, parallel=True, thought="none"):
-        if grammar in FORMATS:
+        if grammar in TOOL_FORMATS:
             options = {"forced": forced, "parallel": parallel, "thought": thought}
-            grammar = FORMATS[grammar].grammar(FUNCTIONS, lambda text: None, **options)
+            grammar = TOOL_FORMATS[grammar].grammar(FUNCTIONS, lambda text: None, **options)
         matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         ids = tokenizer.encode(text.replace("\n", ""), add_special_tokens=False)
@@ -136,14 +135,14 @@ def allows():
 
 
 def written(family, *calls):
-    form = FORMATS[family]
+    form = TOOL_FORMATS[family]
     if form.named:
         return "".join(f"{form.begin}{name}{form.named}{json.dumps(values)}" for name, values in calls)
     texts = [f'{{"name": "{name}", "{form.arguments}": {json.dumps(values)}}}' for name, values in calls]
     return form.begin + form.opening + form.between.join(texts) + form.closing
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 def test_arguments_follow_the_schema_of_their_function(allows, family):
     assert allows(family, written(family, ("f", {"a": 1})))
     assert allows(family, written(family, ("f", {"a": 1}), ("g", {})))
@@ -151,11 +150,11 @@ def test_arguments_follow_the_schema_of_their_function(allows, family):
     assert not allows(family, written(family, ("h", {})))
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 @pytest.mark.parametrize("parameters", [{"properties": {"a": {}}}, {"description": "some"}, {}, {"type": ["object"]}])
 def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(allows, family, parameters):
     options = {"forced": True, "parallel": False, "thought": "none"}
-    form = FORMATS[family]
+    form = TOOL_FORMATS[family]
     grammar = form.grammar([{"name": "f", "parameters": parameters}], lambda text: None, **options)
     assert allows(grammar, written(family, ("f", {"a": 1}))) and read(
         ToolReader(form), written(family, ("f", {"a": 1}))
@@ -168,10 +167,10 @@ def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(allows, f
 def test_parameters_of_another_type_are_refused_by_name(kind):
     options = {"forced": True, "parallel": False, "thought": "none"}
     with pytest.raises(ValueError, match=f"parameters of 'f' have the type {re.escape(repr(kind))}: arguments are an"):
-        FORMATS["hermes"].grammar([{"name": "f", "parameters": {"type": kind}}], lambda text: None, **options)
+        TOOL_FORMATS["hermes"].grammar([{"name": "f", "parameters": {"type": kind}}], lambda text: None, **options)
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 def test_calls_are_free_forced_and_single_as_was_asked(allows, family):
     one, two = written(family, ("f", {"a": 1})), written(family, ("f", {"a": 1}), ("g", {}))
     assert allows(family, "just text") and not allows(family, "just text", forced=True)
@@ -193,7 +192,7 @@ def test_json_may_come_behind_a_thought(allows):
         ("none", '<think>so</think>{"a":1}', False),
     ):
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
-        assert allows(behind_thought(schema, thought), text) is want, (thought, text)
+        assert allows(THINK.before_json(schema, thought), text) is want, (thought, text)
 
 
 @pytest.mark.parametrize(
@@ -209,10 +208,10 @@ def test_json_may_come_behind_a_thought(allows):
 )
 def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, text, other):
     body = ChatRequest(messages=[{"role": "user", "content": "hi"}], structured_outputs=shape)
-    turn = Turn(body, ServerSettings(model="tiny", reasoning_parser="think"), byte_level_tokenizer())
-    turn.starts_behind("hi")
+    turn = ChatTurn(body, byte_level_tokenizer(), reasoning_parser="think")
+    turn.follow("hi")
     assert turn.parameters() == {}
-    turn.starts_behind("hi<think> ")
+    turn.follow("hi<think> ")
     grammar = turn.parameters()["structured_outputs"].grammar
     assert allows(grammar, f"so it is</think>{text}") and allows(grammar, f"{text}</think>  {text}")
     assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
@@ -229,11 +228,11 @@ def bad(family):
 
 
 def mention(family):
-    return FORMATS[family].begin or "{"
+    return TOOL_FORMATS[family].begin or "{"
 
 
 @pytest.mark.parametrize("thought", THOUGHTS)
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 def test_a_call_behind_a_thought_follows_its_schema(allows, family, thought):
     begun, good = THOUGHTS[thought], written(family, ("f", {"a": 1}))
     for between in ("", "  "):
@@ -249,14 +248,14 @@ def test_a_call_behind_a_thought_follows_its_schema(allows, family, thought):
 
 
 @pytest.mark.parametrize("thought", ["may", "runs"])
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 def test_a_thought_may_say_what_begins_a_call(allows, family, thought):
     begun = THOUGHTS[thought].replace("it", mention(family))
     assert allows(family, f"{begun}yes", thought=thought)
     assert allows(family, begun + written(family, ("g", {})), thought=thought)
     assert not allows(family, begun + bad(family), thought=thought)
     assert allows(family, begun.removesuffix("</think>"), thought=thought)
-    reader = ThinkReader(ToolReader(FORMATS[family]), inside=thought == "runs")
+    reader = THINK.reader(ToolReader(TOOL_FORMATS[family]), inside=thought == "runs")
     assert read(reader, f"{begun}yes") == [Reasoning(f"so < {mention(family)} is"), Content("yes")]
 
 
@@ -269,24 +268,33 @@ def test_white_space_before_a_call_does_not_free_it(allows, space):
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "mistral_args"])
 def test_a_mark_that_is_a_special_token_is_not_spelt_out(allows, family):
-    form = FORMATS[family]
+    form = TOOL_FORMATS[family]
     options = {"forced": False, "parallel": True, "thought": "none"}
     grammar = form.grammar(FUNCTIONS, {form.begin: 1}.get, **options)
     assert allows(grammar, "well") and allows(grammar, form.begin[:-1])
     assert not allows(grammar, bad(family)) and not allows(grammar, f"well {bad(family)}")
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", TOOL_FORMATS)
 @given(data=st.data())
 def test_whatever_an_answer_is_a_reader_finds_calls_of_the_tools_only(allows, family, data):
     thought, parallel = data.draw(st.sampled_from(sorted(THOUGHTS))), data.draw(st.booleans())
     calls = [written(family, call) for call in (("f", {"a": 1}), ("g", {}), ("h", {}), ("f", {"a": "one"}))]
-    marks = ["<think>", "</think>", mention(family), mention(family)[:-1], FORMATS[family].closing, "}", "; ", ", "]
+    marks = [
+        "<think>",
+        "</think>",
+        mention(family),
+        mention(family)[:-1],
+        TOOL_FORMATS[family].closing,
+        "}",
+        "; ",
+        ", ",
+    ]
     text = "".join(data.draw(st.lists(st.sampled_from([*calls, *marks, " ", "so", "<"]), max_size=6)))
     if not allows(family, text, parallel=parallel, thought=thought):
         return
-    said = ToolReader(FORMATS[family])
-    reader = said if thought == "none" else ThinkReader(said, inside=thought == "runs")
+    said = ToolReader(TOOL_FORMATS[family])
+    reader = said if thought == "none" else THINK.reader(said, inside=thought == "runs")
     found = [part for part in read(reader, text.replace("\n", "")) if isinstance(part, tuple)]
     for _, name, arguments in found:
         assert name == "g" or (name == "f" and isinstance(json.loads(arguments)["a"], int)), text

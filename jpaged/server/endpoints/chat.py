@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,16 +15,12 @@ from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, added, ending, serving_of, usage
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
-from jpaged.server.messages.chat_turn import Turn
+from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import check_model
-from jpaged.server.serving import Serving, collected, start_turn
+from jpaged.server.serving import Serving, collected
 from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
-
-if TYPE_CHECKING:
-    from jpaged.server.messages.chat_turn import Turn
-
 
 router = APIRouter()
 
@@ -49,7 +45,7 @@ class _Chat:
         self._body = body
         self._caller = caller
         self._check()
-        self._turn = Turn(body, serving.settings, serving.engine.tokenizer)
+        self._turn = serving.turn_of(body)
         for name in ("user", "safety_identifier"):
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
@@ -75,7 +71,7 @@ class _Chat:
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer's JSON."""
-        (output,) = await collected([await start_turn(self._serving, self._body, self._turn, self._caller)])
+        (output,) = await collected([await self._serving.start_turn(self._body, self._turn, self._caller)])
         tokens = sum(len(one.token_ids) for one in output.outputs)
         each = [MessageFields(self._turn, i, self._caller.request_id) for i in range(len(output.outputs))]
         told = zip(each, output.outputs, strict=True)
@@ -110,7 +106,7 @@ class _Chat:
         )
         each: dict[int, MessageFields] = {}
         event = Events(self._head)
-        async with aclosing(await start_turn(self._serving, self._body, self._turn, self._caller)) as outputs:
+        async with aclosing(await self._serving.start_turn(self._body, self._turn, self._caller)) as outputs:
             async for output in outputs:
                 counted.count(0, output)
                 for one in output.outputs:
@@ -146,7 +142,7 @@ class MessageFields:
         request_id: begins the ids of its tool calls, which are new for each call.
     """
 
-    def __init__(self, turn: Turn, index: int, request_id: str) -> None:
+    def __init__(self, turn: ChatTurn, index: int, request_id: str) -> None:
         self._turn = turn
         self._reader = turn.reader()
         self._thought = turn.thought_tokens(self._reader)
@@ -177,7 +173,7 @@ class MessageFields:
             self._content.append(part.text)
             delta["content"] = delta.get("content", "") + part.text
         elif isinstance(part, Reasoning):
-            if self._turn.tells_reasoning:
+            if self._turn.include_reasoning:
                 self._reasoning.append(part.text)
                 delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
         elif isinstance(part, CallStart):

@@ -12,7 +12,8 @@ from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError
 from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.responses import Job, ResponseStore
+from jpaged.server.responses.job import Job
+from jpaged.server.responses.store import ResponseStore
 from jpaged.server.streaming import stream, while_connected, whole
 
 router = APIRouter()

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from jpaged import EngineStopped, __version__
+from jpaged.server.access import admin_only, open_to_all
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError
 from jpaged.server.serving import Serving
@@ -17,6 +18,7 @@ router = APIRouter()
 
 
 @router.get("/health")
+@open_to_all
 async def health(request: Request) -> dict[str, str]:
     """Tell whether requests are taken and the engine's thread steps."""
     serving = serving_of(request)
@@ -71,6 +73,7 @@ async def load(request: Request) -> dict[str, Any]:
 
 
 @router.get("/metrics")
+@admin_only
 async def metrics(request: Request) -> Response:
     """Return all numbers in Prometheus' text format."""
     return Response(serving_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

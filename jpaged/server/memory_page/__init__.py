@@ -5,6 +5,6 @@
 """
 
 from jpaged.server.memory_page.feed import MemoryFeed, WatchedEngine
-from jpaged.server.memory_page.routes import OPEN_PATHS, memory_routes
+from jpaged.server.memory_page.routes import memory_routes
 
-__all__ = ["OPEN_PATHS", "MemoryFeed", "WatchedEngine", "memory_routes"]
+__all__ = ["MemoryFeed", "WatchedEngine", "memory_routes"]

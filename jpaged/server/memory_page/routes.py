@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from jpaged.server.access import admin_only, open_to_all
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.memory_page.feed import RATE, MemoryFeed, WatchedEngine
 from jpaged.server.streaming import EventStream
@@ -18,9 +19,6 @@ POLICY = (
     "form-action 'none'; frame-ancestors 'none'"
 )
 """Content security policy of the page: it loads its own script and nothing else."""
-
-OPEN_PATHS = ("/memory", "/memory/page.js")
-"""Paths that need no key, as a browser cannot bring one when it opens a page; they are the same for every engine."""
 
 HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
@@ -56,16 +54,19 @@ def memory_routes(
     feeds = [MemoryFeed(engine, stopping, interval=1 / rate, replica=number) for number in range(replicas)]
 
     @router.get("/memory", include_in_schema=False)
+    @open_to_all
     async def page() -> Response:
         return Response(
             _file("page.html"), media_type="text/html", headers=HEADERS | {"Content-Security-Policy": POLICY}
         )
 
     @router.get("/memory/page.js", include_in_schema=False)
+    @open_to_all
     async def script() -> Response:
         return Response(_file("page.js"), media_type="text/javascript", headers=HEADERS)
 
     @router.get("/memory/events", include_in_schema=False, dependencies=list(dependencies))
+    @admin_only
     async def events(request: Request, replica: int = 0) -> Response:
         if not 0 <= replica < replicas:
             raise HTTPException(404, f"replica={replica} is not in [0, {replicas})")

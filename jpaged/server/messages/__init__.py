@@ -1,9 +1,6 @@
-"""Splits the text that a model writes into an answer's parts: what is said, what was thought, which tools are called.
+"""Splits the text that a model writes into the parts of an answer: content, thoughts and tool calls.
 
-A `Reader` gets one output's text as it grows and gives the parts that are settled, so that streams and whole answers go
-the same way.
+A `Reader` (parts.py) takes one output's text as it grows and returns the parts that no later text can change, so that a
+stream and a whole answer are read alike. thoughts.py and tool_calls.py each hold a table: a row names the marks and the
+parser of one model family. chat_turn.py applies the request's fields to both.
 """
-
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, PlainReader, Reader, Reasoning
-
-__all__ = ["CallArguments", "CallStart", "Content", "Part", "PlainReader", "Reader", "Reasoning"]

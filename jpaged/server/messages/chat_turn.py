@@ -1,4 +1,4 @@
-"""The turn that a chat request asks for: how its prompt is made, what shape the answer has, how its text is read."""
+"""Applies the fields of a chat request: template options, the shape of the answer, and the reader of its text."""
 
 from __future__ import annotations
 
@@ -8,57 +8,49 @@ from typing import Any
 from jpaged import StructuredOutputsParams
 from jpaged.server.errors import ApiError
 from jpaged.server.messages.parts import PlainReader, Reader
-from jpaged.server.messages.thoughts import (
-    BEGIN,
-    END,
-    ThinkReader,
-    Thought,
-    ThoughtTokens,
-    before_shape,
-    behind_thought,
-    shape_rule,
-)
-from jpaged.server.messages.tool_calls import ToolReader, format_of
+from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtReader, ThoughtTokens, shape_rule
+from jpaged.server.messages.tool_calls import format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
-from jpaged.server.settings import ServerSettings
 
 
-class Turn:
-    """What the fields of a chat request mean for its prompt and its answer.
+class ChatTurn:
+    """The next turn of a conversation, as a request asks for it.
 
     Args:
-        tokenizer: the model's, which knows what the special tokens of tool calls are.
+        tool_parser: family whose tool calls are read, of `tool_calls.TOOL_FORMATS`; None: tools are refused.
+        reasoning_parser: family whose thoughts are split off, of `thoughts.THOUGHT_FORMATS`; None: none are.
+        tokenizer: the model's tokenizer, for the special tokens of tool calls.
 
     Attributes:
-        tells_reasoning: whether the answer has the model's thoughts.
+        include_reasoning: whether the answer contains the model's thoughts.
 
     Raises:
-        ApiError: they ask for what the server or the model cannot do.
+        ApiError: the request needs a feature that the server or the model lacks.
     """
 
-    def __init__(self, body: ChatRequest, settings: ServerSettings, tokenizer: Any) -> None:
+    def __init__(
+        self, body: ChatRequest, tokenizer: Any, *, tool_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> None:
         self._body = body
-        self._thinks = settings.reasoning_parser is not None
+        self._marks = None if reasoning_parser is None else THOUGHT_FORMATS[reasoning_parser]
         self._tokenizer = tokenizer
-        self.tells_reasoning = body.include_reasoning
-        self._tools = self._offered(settings)
-        self._form = format_of(settings.tool_parser, self._special) if self._tools and settings.tool_parser else None
+        self.include_reasoning = body.include_reasoning
+        self._tools = self._offered(tool_parser)
+        self._form = format_of(tool_parser, self._special) if self._tools and tool_parser else None
         self._inside = False
         both = body.continue_final_message and body.add_generation_prompt
         if both and "add_generation_prompt" in body.model_fields_set:
-            message = (
-                "continue_final_message=true goes on with the last message, and add_generation_prompt=true begins one"
-            )
+            message = "continue_final_message=true continues a message, and add_generation_prompt=true begins one"
             raise _refusal("continue_final_message", message)
 
-    def _offered(self, settings: ServerSettings) -> list[Tool]:
+    def _offered(self, tool_parser: str | None) -> list[Tool]:
         """Return the tools that the model may call."""
         body, choice = self._body, self._body.tool_choice
         if not body.tools:
             if choice not in (None, "none", "auto"):
                 raise _refusal("tool_choice", "tool_choice needs tools")
             return []
-        if settings.tool_parser is None:
+        if tool_parser is None:
             raise _refusal("tools", "tools need a server that was started with --tool-parser")
         names = [tool.function.name for tool in body.tools]
         if len(set(names)) < len(names):
@@ -74,13 +66,13 @@ class Turn:
         return body.tools
 
     def template_options(self) -> dict[str, Any]:
-        """Return the arguments of `AsyncLLM.chat_prompt` beside the messages."""
+        """Return the arguments of `AsyncLLM.chat_prompt` other than the messages."""
         body = self._body
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             template = getattr(self._tokenizer, "chat_template", None)
             if isinstance(template, str) and "reasoning_effort" not in template:
-                raise _refusal("reasoning_effort", "the model's chat template has no place for reasoning_effort")
+                raise _refusal("reasoning_effort", "the model's chat template does not use reasoning_effort")
             variables["reasoning_effort"] = body.reasoning_effort
         return {
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
@@ -89,14 +81,14 @@ class Turn:
             "tools": [tool.model_dump(exclude_unset=True) for tool in self._tools] or None,
         }
 
-    def starts_behind(self, prompt: str) -> None:
-        """Take note of the prompt that the answer follows; it may have begun a thought."""
-        self._inside = self._thinks and prompt.rstrip().endswith(BEGIN)
+    def follow(self, prompt: str) -> None:
+        """Take note of the prompt that the answer follows: it may have begun a thought."""
+        self._inside = self._marks is not None and self._marks.begun_by(prompt)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the sampling parameters that tools ask for, and those of a shape that comes behind a thought."""
+        """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""
         if self._form is None:
-            return self._shape_behind_thought()
+            return self._shape_after_thought()
         body, choice = self._body, self._body.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else None
         functions = [tool.function for tool in self._tools if named in (None, tool.function.name)]
@@ -107,6 +99,7 @@ class Turn:
                 forced=named is not None or choice == "required",
                 parallel=body.parallel_tool_calls and named is None,
                 thought=self._thought,
+                **({} if self._marks is None else {"marks": self._marks}),
             )
         except ValueError as error:
             raise _refusal("tools", str(error)) from error
@@ -115,29 +108,33 @@ class Turn:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
 
-    def _shape_behind_thought(self) -> dict[str, Any]:
-        """Return a shape that lets the model think first, where thoughts are told apart.
+    def _shape_after_thought(self) -> dict[str, Any]:
+        """Return a shape that allows a thought first, if thoughts are split off.
 
-        A shape of structured_outputs is that of the whole text, thought and all, unless the prompt began a thought.
+        A shape of structured_outputs applies to the whole text, thought included, unless the prompt began a thought.
         """
-        if self._inside and self._body.structured_outputs is not None:
-            before, rules = before_shape(self._thought)
+        if self._marks is None:
+            return {}
+        if self._body.structured_outputs is not None:
+            if not self._inside:
+                return {}
             try:
                 rule = shape_rule(self._body.structured_outputs.shape())
             except (ValueError, TypeError) as error:
                 raise _refusal("structured_outputs", str(error)) from error
-            grammar = "\n".join([f"start: {before} shape", *rules, f"shape: {rule}"])
+            grammar = self._marks.before_rule(rule, self._thought)
             return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
         form = self._body.response_format
-        shape = form.shape() if form is not None and self._thinks and self._body.structured_outputs is None else None
+        shape = None if form is None else form.shape()
         if shape is None:
             return {}
-        grammar = behind_thought(shape.json if shape.json is not None else {"type": "object"}, self._thought)
+        schema = shape.json if shape.json is not None else {"type": "object"}
+        grammar = self._marks.before_json(schema, self._thought)
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
 
     @property
     def _thought(self) -> Thought:
-        return "runs" if self._inside else "may" if self._thinks else "none"
+        return "runs" if self._inside else "none" if self._marks is None else "may"
 
     def _special(self, text: str) -> int | None:
         token = self._tokenizer.convert_tokens_to_ids(text)
@@ -146,19 +143,19 @@ class Turn:
     @property
     def splits(self) -> bool:
         """Tell whether the text is read for tool calls or thoughts."""
-        return self._thinks or self._form is not None
+        return self._marks is not None or self._form is not None
 
     def reader(self) -> Reader:
-        """Return what reads one output."""
-        said: Reader = PlainReader() if self._form is None else ToolReader(self._form)
-        return ThinkReader(said, inside=self._inside) if self._thinks else said
+        """Return a reader of one output."""
+        answer: Reader = PlainReader() if self._form is None else self._form.reader()
+        return answer if self._marks is None else self._marks.reader(answer, inside=self._inside)
 
     def thought_tokens(self, reader: Reader) -> ThoughtTokens | None:
-        """Return what counts the thought of an output that this reader reads; None where none is told apart."""
-        if not isinstance(reader, ThinkReader):
+        """Return a counter for the thought of the output that `reader` reads; None if thoughts are not split off."""
+        if self._marks is None or not isinstance(reader, ThoughtReader):
             return None
         tokenizer = self._tokenizer
-        end = tokenizer.convert_tokens_to_ids(END)
+        end = tokenizer.convert_tokens_to_ids(self._marks.end)
         decode = partial(tokenizer.decode, skip_special_tokens=self._body.skip_special_tokens is not False)
         return ThoughtTokens(reader, None if end == tokenizer.unk_token_id else end, decode)
 

@@ -1,4 +1,4 @@
-"""The parts of an answer, and the reader of models whose answers have one part only."""
+"""Defines the parts of an answer, the interface of readers, and the reader of plain text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Content:
-    """Text that is said."""
+    """Text of the answer itself."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Text that was thought before."""
+    """Text of a thought that precedes the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallStart:
-    """A tool is called; its arguments follow.
+    """The beginning of a tool call; its arguments follow.
 
     Attributes:
         index: number of the call in the answer, from 0.
@@ -35,7 +35,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the JSON text of a call's arguments."""
+    """A piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -45,22 +45,31 @@ Part = Content | Reasoning | CallStart | CallArguments
 
 
 class Reader(Protocol):
-    """Reads one output."""
+    """Interface of a reader of one output."""
 
     def push(self, text: str) -> list[Part]:
-        """Take in more text; return the parts that no later text can change."""
+        """Read more text; return the parts that no later text can change."""
         ...
 
     def finish(self) -> list[Part]:
-        """Return what was held back, when no more text comes."""
+        """Return the text held back so far, at the end of the output."""
         ...
 
 
 class PlainReader:
-    """Takes everything for content."""
+    """Treats all text as content."""
 
     def push(self, text: str) -> list[Part]:
         return [Content(text)] if text else []
 
     def finish(self) -> list[Part]:
         return []
+
+
+def held_back(text: str, mark: str) -> int:
+    """Return how many of the last characters of a text could be the beginning of a mark.
+
+    >>> held_back("so <thi", "<think>")
+    4
+    """
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,4 +1,7 @@
-"""Tells what a model thinks, between ``<think>`` and ``</think>``, apart from what it says."""
+"""Separates a model's thoughts from its answer: marks, reader, token count and grammar, one row of a table a family.
+
+A row of `THOUGHT_FORMATS` is all that a new family needs; its name becomes a value of ``--reasoning-parser``.
+"""
 
 from __future__ import annotations
 
@@ -6,104 +9,105 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from jpaged.server.messages.parts import Part, Reader, Reasoning
+from jpaged.server.messages.parts import Part, Reader, Reasoning, held_back
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 
-BEGIN, END = "<think>", "</think>"
+Thought = Literal["none", "may", "runs"]
+"""The thought before an answer: none, an optional one, or the rest of one that the prompt began."""
+ANY = "/(.|\\n)*/"
+SPACE = "[\\s\\x1c-\\x1f]"
+"""The characters that Python's str.strip removes; llguidance's ``\\s`` lacks the last four."""
+_ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
+"""Escapes, and the characters that would end a regular expression in a Lark grammar."""
 
 
-class ThinkReader:
-    """Reads an output that may begin with thoughts.
+class ThoughtReader:
+    """Reads an output that may begin with a thought.
 
     Args:
-        said: reads what comes behind them.
-        inside: whether the prompt ended with `BEGIN`, so that the output begins with a thought.
+        answer: reads the text after the thought.
+        marks: the family's marks.
+        inside: whether the prompt ended with the opening mark, so that the output begins within a thought.
 
     Attributes:
-        thought_length: characters of the output up to the end of its thought, marks included; 0 = there is no thought,
-            None = that is not known yet, or the thought goes on.
+        thought_length: characters of the output up to the end of its thought, marks included. 0: the output has no
+            thought. None: not known yet, or the thought has not ended.
     """
 
-    def __init__(self, said: Reader, *, inside: bool) -> None:
-        self._said = said
+    def __init__(self, answer: Reader, marks: ThoughtFormat, *, inside: bool) -> None:
+        self._answer = answer
+        self._marks = marks
         self._held = ""
         self._inside: bool | None = inside or None
-        self._behind = False
+        self._ended = False
         self._trim = False
         self._starts = True
         self._num_read = 0
         self.thought_length: int | None = None
 
     def push(self, text: str) -> list[Part]:
-        if self._behind:
-            return self._said.push(self._trimmed(text))
+        if self._ended:
+            return self._answer.push(self._trimmed(text))
+        begin, end = self._marks.begin, self._marks.end
         self._held += text
         self._num_read += len(text)
-        if self._inside is None:  # it is not clear yet whether there is a thought
+        if self._inside is None:  # the output may still begin with a thought
             begun = self._held.lstrip()
-            if begun.startswith(BEGIN):
-                self._inside, self._held = True, begun.removeprefix(BEGIN)
-            elif BEGIN.startswith(begun):
+            if begun.startswith(begin):
+                self._inside, self._held = True, begun.removeprefix(begin)
+            elif begin.startswith(begun):
                 return []
             else:
-                self._behind, self.thought_length = True, 0
-                return self._said.push(self._take(len(self._held)))
+                self._ended, self.thought_length = True, 0
+                return self._answer.push(self._take(len(self._held)))
         if self._starts and self._held:
             self._held, self._starts = self._held.removeprefix("\n"), False
-        at = self._held.find(END)
+        at = self._held.find(end)
         if at < 0:
-            thought = self._take(len(self._held) - held_back(self._held, END))
+            thought = self._take(len(self._held) - held_back(self._held, end))
             return [Reasoning(thought)] if thought else []
         thought = self._take(at)
-        self._behind = self._trim = True
-        self.thought_length = self._num_read - len(self._held) + len(END)
+        self._ended = self._trim = True
+        self.thought_length = self._num_read - len(self._held) + len(end)
         parts: list[Part] = [Reasoning(thought)] if thought else []
-        return parts + self._said.push(self._trimmed(self._take(len(self._held))[len(END) :]))
+        return parts + self._answer.push(self._trimmed(self._take(len(self._held))[len(end) :]))
 
     def finish(self) -> list[Part]:
         rest = self._take(len(self._held))
-        if self._inside and not self._behind:
+        if self._inside and not self._ended:
             return [Reasoning(rest)] if rest else []
         if self.thought_length is None:
             self.thought_length = 0
-        return [*self._said.push(rest), *self._said.finish()]
+        return [*self._answer.push(rest), *self._answer.finish()]
 
     def _take(self, count: int) -> str:
         taken, self._held = self._held[:count], self._held[count:]
         return taken
 
     def _trimmed(self, text: str) -> str:
-        """Leave out the white space between a thought and what is said."""
+        """Drop the white space between a thought and the answer."""
         if self._trim:
             text = text.lstrip()
             self._trim = not text
         return text
 
 
-def held_back(text: str, mark: str) -> int:
-    """Return how many of the last characters of a text could be the beginning of a mark.
-
-    >>> held_back("so <thi", "<think>")
-    4
-    """
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
-
-
 class ThoughtTokens:
     """Counts the tokens of one output's thought, its marks included.
 
-    Where the mark of its end is no token of its own, and stop strings hold text back, those tokens count too that came
-    before the mark's text did.
+    If the closing mark is not one token and stop strings hold text back, tokens are counted that came before the mark's
+    text was released.
 
     Args:
         reader: reads the output's text.
-        end: the token that ends a thought; None where there is none.
-        decode: makes text of tokens.
+        end: the token that ends a thought; None if there is none.
+        decode: decodes tokens to text.
     """
 
-    def __init__(self, reader: ThinkReader, end: int | None, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, reader: ThoughtReader, end: int | None, decode: Callable[[Sequence[int]], str]) -> None:
         self._reader = reader
         self._end = end
         self._decode = decode
@@ -112,7 +116,7 @@ class ThoughtTokens:
         self._ended = False
 
     def add(self, token_ids: Sequence[int], text: str) -> None:
-        """Take in more of the output, of which the reader has read the text already."""
+        """Count more of the output. The reader has to have read `text` before."""
         before, self._num_read = self._num_read, self._num_read + len(text)
         if self._ended:
             return
@@ -127,7 +131,7 @@ class ThoughtTokens:
         self._ended = True
 
     def _within(self, token_ids: Sequence[int], length: int) -> int:
-        """Return how many of the tokens have the first so many characters of their text."""
+        """Return how many of the tokens make up the first `length` characters of their text."""
         if len(token_ids) < 2:
             return len(token_ids)
         counts = range(1, len(token_ids))
@@ -135,60 +139,79 @@ class ThoughtTokens:
 
     @property
     def total(self) -> int:
-        """Return the tokens so far; 0 where the output did not begin with a thought."""
+        """Return the tokens so far; 0 if the output did not begin with a thought."""
         return 0 if self._reader.thought_length == 0 else self._num_tokens
 
 
-Thought = Literal["none", "may", "runs"]
-"""What may come before an answer: nothing, a thought, or the rest of one that the prompt began."""
-ANY = "/(.|\\n)*/"
-SPACE = "[\\s\\x1c-\\x1f]"
-"""What Python's str.strip takes off; a regular expression of llguidance leaves out the last four."""
+@dataclass(frozen=True)
+class ThoughtFormat:
+    """The way a model family marks its thoughts: one row of `THOUGHT_FORMATS`.
 
-
-def before_shape(thought: Thought) -> tuple[str, list[str]]:
-    """Return what a rule has in front of an answer that is forced, and the rules that this needs."""
-    if thought == "none":
-        return "", []
-    before = "(thought GAP?)?" if thought == "may" else "thought GAP?"
-    return before, [_thought(thought), "thought[lazy]: THOUGHT", f"GAP: /{SPACE}{{1,8}}/"]
-
-
-def behind_thought(schema: Mapping[str, Any], thought: Thought) -> str:
-    """Return the grammar of JSON that may come behind a thought."""
-    before, rules = before_shape(thought)
-    return "\n".join([f"start: {before} shape", *rules, f"shape: %json {json.dumps(schema)}"])
-
-
-def before_text(thought: Thought) -> tuple[str, list[str]]:
-    """Return the alternatives of `start` for an answer that is free, and the rules that they need.
-
-    The alternatives name the rules `said`, an answer behind a thought or without one, and where a thought may come but
-    need not `first`, an answer that does not begin with `THINKS`. A thought need not end.
+    Attributes:
+        begin, end: the marks around a thought.
+        parser: class that reads the family's outputs.
     """
-    if thought == "none":
-        return "said", []
-    rules = [_thought(thought), "thought[lazy]: THOUGHT", f"ENDED: {ANY} {json.dumps(END)} {ANY}"]
-    if thought == "runs":
-        return "thought said | THINKING", [*rules, f"THINKING: {ANY} & ~ENDED"]
-    rules += [f"THINKS: /{SPACE}*{BEGIN}(.|\\n)*/", "THINKING: THINKS & ~ENDED"]
-    return "thought said | THINKING | first", rules
+
+    begin: str
+    end: str
+    parser: type[ThoughtReader] = ThoughtReader
+
+    def reader(self, answer: Reader, *, inside: bool) -> ThoughtReader:
+        """Return a reader of one output; see `ThoughtReader`."""
+        return self.parser(answer, self, inside=inside)
+
+    def begun_by(self, prompt: str) -> bool:
+        """Tell whether a prompt begins the thought, so that the output goes on within it."""
+        return prompt.rstrip().endswith(self.begin)
+
+    # ------------------------------------------------------------------ grammars, in Lark as llguidance reads it
+
+    def before_forced(self, thought: Thought) -> tuple[str, list[str]]:
+        """Return the beginning of the rule of an answer with a forced shape, and the rules that it refers to."""
+        if thought == "none":
+            return "", []
+        before = "(thought GAP?)?" if thought == "may" else "thought GAP?"
+        return before, [self._terminal(thought), "thought[lazy]: THOUGHT", f"GAP: /{SPACE}{{1,8}}/"]
+
+    def before_json(self, schema: Mapping[str, Any], thought: Thought) -> str:
+        """Return the grammar of JSON that follows a thought."""
+        return self.before_rule(f"%json {json.dumps(schema)}", thought)
+
+    def before_rule(self, rule: str, thought: Thought) -> str:
+        """Return the grammar of a shape that follows a thought; see `shape_rule`."""
+        before, rules = self.before_forced(thought)
+        return "\n".join([f"start: {before} shape", *rules, f"shape: {rule}"])
+
+    def before_text(self, thought: Thought) -> tuple[str, list[str]]:
+        """Return the alternatives of `start` for an answer without a forced shape, and the rules that they refer to.
+
+        The alternatives refer to the rule `said`, an answer with or without a thought before it, and for an optional
+        thought to `first`, an answer that does not begin with `THINKS`. A thought need not end.
+        """
+        if thought == "none":
+            return "said", []
+        ended = f"ENDED: {ANY} {json.dumps(self.end)} {ANY}"
+        rules = [self._terminal(thought), "thought[lazy]: THOUGHT", ended]
+        if thought == "runs":
+            return "thought said | THINKING", [*rules, f"THINKING: {ANY} & ~ENDED"]
+        rules += [f"THINKS: /{SPACE}*{_escaped(self.begin)}(.|\\n)*/", "THINKING: THINKS & ~ENDED"]
+        return "thought said | THINKING | first", rules
+
+    def _terminal(self, thought: Thought) -> str:
+        begun = f"/{SPACE}*{_escaped(self.begin)}/ " if thought == "may" else ""
+        return f"THOUGHT: {begun}{ANY} {json.dumps(self.end)}"
 
 
-def _thought(thought: Thought) -> str:
-    begun = f"/{SPACE}*{BEGIN}/ " if thought == "may" else ""
-    return f"THOUGHT: {begun}{ANY} {json.dumps(END)}"
-
-
-_ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
-"""What would end a regular expression in a Lark grammar, and what is escaped."""
+def _escaped(mark: str) -> str:
+    """Return a regular expression in Lark's syntax that matches a mark."""
+    return re.escape(mark).replace("/", r"\/")
 
 
 def shape_rule(shape: StructuredOutputsParams) -> str:
-    """Return what a rule of a Lark grammar has for a shape.
+    """Return a shape as the right-hand side of a rule in a Lark grammar, so that a thought may precede it.
 
     Raises:
-        ValueError: it is a grammar in GBNF, which no rule of another grammar can hold.
+        ValueError: the shape is a grammar in GBNF, which cannot be embedded in a Lark grammar.
     """
     if shape.choice is not None:
         return " | ".join(json.dumps(text) for text in shape.choice)
@@ -198,9 +221,14 @@ def shape_rule(shape: StructuredOutputsParams) -> str:
         return f"/{regex}/"
     if shape.grammar is not None:
         if is_gbnf(shape.grammar):
-            raise ValueError("a grammar in GBNF cannot stand behind a thought: write it in Lark's syntax")
+            raise ValueError("a grammar in GBNF cannot follow a thought: write it in Lark's syntax")
         return f"%lark {{\n{shape.grammar}\n}}"
     schema: dict[str, Any] = shape.json if shape.json is not None else {"type": "object"}
     if shape.disable_any_whitespace:
         schema = {**schema, "x-guidance": {**schema.get("x-guidance", {}), "whitespace_flexible": False}}
     return f"%json {json.dumps(schema)}"
+
+
+THINK = ThoughtFormat("<think>", "</think>")
+THOUGHT_FORMATS = {"think": THINK}
+"""Formats by the values of ``--reasoning-parser``: `think` is that of DeepSeek-R1 and Qwen3."""

@@ -1,4 +1,8 @@
-"""How model families write tool calls: as a grammar that an answer follows, and as marks that a reader looks for."""
+"""Tool calls of model families: marks, reader and grammar, one row of a table a family.
+
+A row of `TOOL_FORMATS` is all that a new family needs; its name becomes a value of ``--tool-parser``. The grammar makes
+a model write calls that fit the functions' schemas, and the reader finds them in the text.
+"""
 
 from __future__ import annotations
 
@@ -9,193 +13,39 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part
-from jpaged.server.messages.thoughts import ANY, SPACE, Thought, before_shape, before_text, held_back
-
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python's json.dumps writes it, which is how families were trained."""
-Special = Callable[[str], int | None]
-"""Returns the id of a special token; None where the text is none."""
-
-
-@dataclass(frozen=True)
-class ToolFormat:
-    """The form of one family.
-
-    Attributes:
-        begin: stands before the first call; "" = calls are all there is, where they are the first thing.
-        opening, between, closing: what stands behind `begin`, between two calls and behind the last.
-        arguments: name of the arguments' field.
-        named: what stands between a call's name and its arguments, where a call is no JSON object of both; "" = it is.
-        special: marks that are special tokens in the family's tokenizers, which the text must show.
-    """
-
-    begin: str
-    opening: str
-    between: str
-    closing: str
-    arguments: str = "arguments"
-    named: str = ""
-    special: tuple[str, ...] = ()
-
-    def grammar(
-        self,
-        functions: Sequence[Mapping[str, Any]],
-        special: Special,
-        *,
-        forced: bool,
-        parallel: bool,
-        thought: Thought,
-    ) -> str:
-        """Return the Lark grammar of an answer.
-
-        Args:
-            functions: those that may be called, each with `name` and `parameters`.
-            special: see `Special`.
-            forced: whether the answer is a call; else it may be text, or begin with text.
-            parallel: whether there may be several calls.
-            thought: what may come before the answer.
-
-        Raises:
-            ValueError: the parameters of a function are those of another type than an object.
-        """
-        calls = f"opening call {'(between call)*' if parallel else ''} closing"
-        rules = [*(self._forced(special, thought) if forced else self._free(special, thought)), f"calls: {calls}"]
-        for name in ("opening", "between", "closing"):
-            again = name == "between" and self.between == self.begin  # which may be a special token
-            rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
-        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
-        for i, function in enumerate(functions):
-            schema = {**_arguments(function), "x-guidance": _JSON_STYLE}
-            rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
-            rules += [f"args_{i}: %json {json.dumps(schema)}"]
-        return "\n".join(rules)
-
-    def _forced(self, special: Special, thought: Thought) -> list[str]:
-        """Return the rules of an answer that is calls."""
-        before, rules = before_shape(thought)
-        return [f"start: {before} {self._mark(special)} calls", *rules]
-
-    def _free(self, special: Special, thought: Thought) -> list[str]:
-        """Return the rules of an answer that may be text or begin with text.
-
-        Text has no beginning of a call, and text without a thought does not begin as one: what `ToolReader` and
-        `ThinkReader` take for a call behind the thought is one of the grammar's.
-        """
-        start, rules = before_text(thought)
-        rules = [f"start: {start}", *rules, f"CALLED: {self._called}", f"SPACES: /{SPACE}+/"]
-        rules += self._said("said", special)
-        return [*rules, *self._said("first", special, " & ~THINKS")] if thought == "may" else rules
-
-    @property
-    def _called(self) -> str:
-        """Return the terminal of outputs in which a reader finds the beginning of a call."""
-        if self.begin:
-            return f"{ANY} {json.dumps(self.begin)} {ANY}"
-        marks = [f"({json.dumps(mark)} /{SPACE}*/)?" for mark in self.special]
-        return " ".join([f"/{SPACE}*/", *marks, f'"{{" {ANY}'])
-
-    def _said(self, name: str, special: Special, limit: str = "") -> list[str]:
-        """Return the rules of text, of calls, and of text before calls.
-
-        Args:
-            name: of the first rule.
-            limit: follows a terminal that is the beginning of the output.
-        """
-        text = f"{name.upper()}_TEXT"
-        rules = [f"{text}: {ANY} & ~CALLED{limit}"]
-        if not self.begin:
-            marks = " ".join(f"(<[{token}]> SPACES?)?" for token in self._ids(special))
-            return [*rules, f"{name}: {text} | SPACES? {marks} calls"]
-        if special(self.begin) is not None:
-            return [*rules, f"{name}: {text} | {text} {self._mark(special)} calls"]
-        head = f"{name.upper()}_HEAD"
-        rules += [f"{head}_ANY: {ANY} {json.dumps(self.begin)}", f"{head}: {head}_ANY{limit}"]
-        return [*rules, f"{name}: {text} | {name}_head calls", f"{name}_head[lazy]: {head}"]
-
-    def _call(self, name: str, arguments: str, special: Special) -> str:
-        """Return the rule of a call; `arguments` is the rule of its arguments."""
-        if self.named:
-            token = special(self.named)
-            mark = json.dumps(self.named) if token is None else f"<[{token}]>"
-            return f"{json.dumps(name)} {mark} {arguments}"
-        head = f'{{"name": {json.dumps(name)}, {json.dumps(self.arguments)}: '
-        return f'{json.dumps(head)} {arguments} "}}"'
-
-    def _mark(self, special: Special) -> str:
-        """Return the rule of what stands before the first call."""
-        if not self.begin:
-            return " ".join(f"(<[{token}]>)?" for token in self._ids(special))
-        token = special(self.begin)
-        return json.dumps(self.begin) if token is None else f"<[{token}]>"
-
-    def _ids(self, special: Special) -> list[int]:
-        return [token for text in self.special if (token := special(text)) is not None]
-
-
-def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are an object also where its parameters do not say so."""
-    parameters = function.get("parameters") or {"properties": {}}
-    schema = {"type": "object", **parameters}
-    if schema["type"] not in ("object", ["object"]):
-        raise ValueError(
-            f"the parameters of {function['name']!r} have the type {schema['type']!r}: arguments are an object"
-        )
-    return schema
-
-
-def _loose(text: str) -> str:
-    """Return a text as a rule in which every line break may be left out."""
-    rule = []
-    for i, piece in enumerate(text.split("\n")):
-        rule += ['"\\n"?'] if i else []
-        rule += [json.dumps(piece)] if piece else []
-    return " ".join(rule)
-
-
-FORMATS = {
-    "hermes": ToolFormat("<tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
-    "llama3": ToolFormat("", "", "; ", "", arguments="parameters", special=("<|python_tag|>",)),
-    "mistral": ToolFormat("[TOOL_CALLS]", "[", ", ", "]", special=("[TOOL_CALLS]",)),
-    "mistral_args": ToolFormat(
-        "[TOOL_CALLS]", "", "[TOOL_CALLS]", "", named="[ARGS]", special=("[TOOL_CALLS]", "[ARGS]")
-    ),
-}
-"""Forms of the families Hermes and Qwen; Llama 3.1 to 3.3; Mistral up to tokenizer v7, and Mistral since v11."""
-
-
-def format_of(family: str, special: Special) -> ToolFormat:
-    """Return the form of a family that --tool-parser names; Mistral's depends on whether `[ARGS]` is a token."""
-    return FORMATS["mistral_args" if family == "mistral" and special("[ARGS]") is not None else family]
-
+from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reader, held_back
+from jpaged.server.messages.thoughts import ANY, SPACE, THINK, Thought, ThoughtFormat
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-
 _NAME = r"\s*([\w.-]+)\s*"
-"""A call's name where it stands alone."""
+"""A call's name that is not within a JSON object."""
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's json.dumps writes it, which is how the families were trained."""
+Special = Callable[[str], int | None]
+"""Returns the id of a special token; None if the text is not one."""
 
 
 class _At(Enum):
-    """Where in an output the reader is."""
+    """A reader's place in an output."""
 
     TEXT = "before a call"
     HEAD = "between a call's beginning and its arguments"
     ARGUMENTS = "in a call's arguments"
-    TAIL = "behind a call"
+    TAIL = "after a call"
 
 
 class ToolReader:
-    """Reads one output; text that looks like a call and is none is content.
+    """Reads one output. Text that begins like a call but is not one is content.
 
     Args:
-        form: how the model's family writes calls.
+        form: the row of the model's family.
     """
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
         self._at = _At.TEXT
         self._held = ""
-        self._begun = ""  # what is content after all if no call follows
+        self._begun = ""  # becomes content if no call follows
         self._num_calls = 0
         self._depth = 0
         self._in_string = self._escaped = False
@@ -214,7 +64,7 @@ class ToolReader:
         return []
 
     def _step(self, parts: list[Part]) -> bool:
-        """Go on as far as one thing is settled; tell whether more may be."""
+        """Take the next settled part; tell whether there may be another."""
         if self._at is _At.TEXT:
             return self._text(parts)
         if self._at is _At.HEAD:
@@ -244,7 +94,7 @@ class ToolReader:
         return True
 
     def _first(self, parts: list[Part]) -> bool:
-        """Tell by its beginning whether a whole output is calls."""
+        """Decide by its beginning whether the output is calls."""
         if self._num_calls < 0:
             parts += [Content(self._take(len(self._held)))] if self._held else []
             return False
@@ -261,7 +111,7 @@ class ToolReader:
             self._at = _At.HEAD
             return True
         parts.append(Content(self._take(len(self._held))))
-        self._num_calls = -1  # what follows is text, whatever it begins with
+        self._num_calls = -1  # the rest is text, whatever it begins with
         return False
 
     def _head(self, parts: list[Part]) -> bool:
@@ -282,7 +132,7 @@ class ToolReader:
         return re.match(rf"{_NAME}{re.escape(self._form.named)}\s*(?=\{{)", held)
 
     def _may_be_head(self, held: str) -> bool:
-        """Tell whether a text may become a call's name, up to its arguments."""
+        """Tell whether more text could complete a call's head, up to its arguments."""
         if not self._form.named:
             return not held.strip() or held.lstrip().startswith("{")
         begun = re.match(r"\s*[\w.-]*\s*", held)
@@ -307,7 +157,7 @@ class ToolReader:
         return True
 
     def _end_of_arguments(self) -> int | None:
-        """Return where the object ends; None where it goes on."""
+        """Return the index after the object; None if it goes on."""
         for i, character in enumerate(self._held):
             if self._in_string:
                 if self._escaped:
@@ -327,7 +177,7 @@ class ToolReader:
         return None
 
     def _tail(self) -> bool:
-        """Skip what stands behind a call, up to the next one or to text."""
+        """Skip the marks after a call, up to the next call or to text."""
         text = self._held.lstrip()
         text = text if self._form.named else text.removeprefix("}")
         between, closing = self._form.between.split(), self._form.closing.strip()
@@ -343,7 +193,7 @@ class ToolReader:
             return False
         rest = text.lstrip()
         if not closing or not rest.startswith(closing):
-            return False  # it goes on, or the output was cut off
+            return False  # incomplete, or the output was cut off
         if closing == between[0] and not rest.removeprefix(closing).strip():
             return False  # another call may follow
         left = rest.removeprefix(closing).lstrip()
@@ -351,3 +201,181 @@ class ToolReader:
             return False
         self._held, self._at = left, _At.TEXT
         return bool(left)
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """The way a model family writes tool calls: one row of `TOOL_FORMATS`.
+
+    Attributes:
+        begin: the mark before the first call; "": an output that begins with a call is nothing but calls.
+        opening, between, closing: the marks after `begin`, between two calls and after the last.
+        arguments: name of the arguments' field.
+        named: the mark between a call's name and its arguments; "": a call is a JSON object of both.
+        special: marks that are special tokens in the family's tokenizers, which the text must show.
+        variant_of: the family whose calls these are if `named` is a special token of the tokenizer; "": the row's own.
+        parser: makes the reader of an output.
+    """
+
+    begin: str
+    opening: str
+    between: str
+    closing: str
+    arguments: str = "arguments"
+    named: str = ""
+    special: tuple[str, ...] = ()
+    variant_of: str = ""
+    parser: Callable[[ToolFormat], Reader] = ToolReader
+
+    def reader(self) -> Reader:
+        """Return a reader of one output."""
+        return self.parser(self)
+
+    def grammar(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        special: Special,
+        *,
+        forced: bool,
+        parallel: bool,
+        thought: Thought,
+        marks: ThoughtFormat = THINK,
+    ) -> str:
+        """Return the Lark grammar of an answer.
+
+        Args:
+            functions: the functions that may be called, each with `name` and `parameters`.
+            special: see `Special`.
+            forced: whether the answer must be a call. Otherwise it may be text, or begin with text.
+            parallel: whether the answer may have several calls.
+            thought: the thought that may precede the answer.
+            marks: the marks of that thought.
+
+        Raises:
+            ValueError: the parameters of a function have another type than an object.
+        """
+        calls = f"opening call {'(between call)*' if parallel else ''} closing"
+        rules = [
+            *(self._forced(special, thought, marks) if forced else self._free(special, thought, marks)),
+            f"calls: {calls}",
+        ]
+        for name in ("opening", "between", "closing"):
+            again = name == "between" and self.between == self.begin  # which may be a special token
+            rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
+        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
+        for i, function in enumerate(functions):
+            schema = {**_arguments(function), "x-guidance": _JSON_STYLE}
+            rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
+            rules += [f"args_{i}: %json {json.dumps(schema)}"]
+        return "\n".join(rules)
+
+    def _forced(self, special: Special, thought: Thought, marks: ThoughtFormat) -> list[str]:
+        """Return the rules of an answer that must be calls."""
+        before, rules = marks.before_forced(thought)
+        return [f"start: {before} {self._mark(special)} calls", *rules]
+
+    def _free(self, special: Special, thought: Thought, marks: ThoughtFormat) -> list[str]:
+        """Return the rules of an answer that may be text or begin with text.
+
+        Text contains no beginning of a call, and text without a thought does not begin like one, so that each call that
+        `ToolReader` and `ThoughtReader` find after the thought is one of the grammar's.
+        """
+        start, rules = marks.before_text(thought)
+        rules = [f"start: {start}", *rules, f"CALLED: {self._called}", f"SPACES: /{SPACE}+/"]
+        rules += self._said("said", special)
+        return [*rules, *self._said("first", special, " & ~THINKS")] if thought == "may" else rules
+
+    @property
+    def _called(self) -> str:
+        """Return the terminal that matches outputs in which a reader finds the beginning of a call."""
+        if self.begin:
+            return f"{ANY} {json.dumps(self.begin)} {ANY}"
+        marks = [f"({json.dumps(mark)} /{SPACE}*/)?" for mark in self.special]
+        return " ".join([f"/{SPACE}*/", *marks, f'"{{" {ANY}'])
+
+    def _said(self, name: str, special: Special, limit: str = "") -> list[str]:
+        """Return the rules of text, of calls, and of text before calls.
+
+        Args:
+            name: name of the first rule.
+            limit: restricts a terminal at the beginning of the output.
+        """
+        text = f"{name.upper()}_TEXT"
+        rules = [f"{text}: {ANY} & ~CALLED{limit}"]
+        if not self.begin:
+            marks = " ".join(f"(<[{token}]> SPACES?)?" for token in self._ids(special))
+            return [*rules, f"{name}: {text} | SPACES? {marks} calls"]
+        if special(self.begin) is not None:
+            return [*rules, f"{name}: {text} | {text} {self._mark(special)} calls"]
+        head = f"{name.upper()}_HEAD"
+        rules += [f"{head}_ANY: {ANY} {json.dumps(self.begin)}", f"{head}: {head}_ANY{limit}"]
+        return [*rules, f"{name}: {text} | {name}_head calls", f"{name}_head[lazy]: {head}"]
+
+    def _call(self, name: str, arguments: str, special: Special) -> str:
+        """Return the rule of a call; `arguments` is the rule of its arguments."""
+        if self.named:
+            token = special(self.named)
+            mark = json.dumps(self.named) if token is None else f"<[{token}]>"
+            return f"{json.dumps(name)} {mark} {arguments}"
+        head = f'{{"name": {json.dumps(name)}, {json.dumps(self.arguments)}: '
+        return f'{json.dumps(head)} {arguments} "}}"'
+
+    def _mark(self, special: Special) -> str:
+        """Return the rule of the mark before the first call."""
+        if not self.begin:
+            return " ".join(f"(<[{token}]>)?" for token in self._ids(special))
+        token = special(self.begin)
+        return json.dumps(self.begin) if token is None else f"<[{token}]>"
+
+    def _ids(self, special: Special) -> list[int]:
+        return [token for text in self.special if (token := special(text)) is not None]
+
+
+def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which is an object even if its parameters do not say so."""
+    parameters = function.get("parameters") or {"properties": {}}
+    schema = {"type": "object", **parameters}
+    if schema["type"] not in ("object", ["object"]):
+        raise ValueError(
+            f"the parameters of {function['name']!r} have the type {schema['type']!r}: arguments are an object"
+        )
+    return schema
+
+
+def _loose(text: str) -> str:
+    """Return a text as a rule in which every line break is optional."""
+    rule = []
+    for i, piece in enumerate(text.split("\n")):
+        rule += ['"\\n"?'] if i else []
+        rule += [json.dumps(piece)] if piece else []
+    return " ".join(rule)
+
+
+TOOL_FORMATS = {
+    "hermes": ToolFormat("<tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+    "llama3": ToolFormat("", "", "; ", "", arguments="parameters", special=("<|python_tag|>",)),
+    "mistral": ToolFormat("[TOOL_CALLS]", "[", ", ", "]", special=("[TOOL_CALLS]",)),
+    "mistral_args": ToolFormat(
+        "[TOOL_CALLS]",
+        "",
+        "[TOOL_CALLS]",
+        "",
+        named="[ARGS]",
+        special=("[TOOL_CALLS]", "[ARGS]"),
+        variant_of="mistral",
+    ),
+}
+"""Formats of Hermes and Qwen; Llama 3.1 to 3.3; Mistral up to tokenizer v7; and Mistral since v11."""
+
+
+def tool_families() -> tuple[str, ...]:
+    """Return the values of ``--tool-parser``."""
+    return tuple(name for name, form in TOOL_FORMATS.items() if not form.variant_of)
+
+
+def format_of(family: str, special: Special) -> ToolFormat:
+    """Return the format of a family, or of its variant if the tokenizer has the variant's token."""
+    for form in TOOL_FORMATS.values():
+        if form.variant_of == family and special(form.named) is not None:
+            return form
+    return TOOL_FORMATS[family]

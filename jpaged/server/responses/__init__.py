@@ -1,8 +1,5 @@
-"""Writes responses of `/v1/responses` and keeps them: `answer` makes one's events, `job` runs it, `store` keeps them by
-key, `kept_files` lets them outlive the process."""
+"""Writes and stores the responses of `/v1/responses`.
 
-from jpaged.server.responses.answer import Answer
-from jpaged.server.responses.job import Job
-from jpaged.server.responses.store import ResponseStore
-
-__all__ = ["Answer", "Job", "ResponseStore"]
+answer.py makes the events of one response, job.py runs it in a task, store.py keeps jobs by key, kept_files.py writes them
+to disk, and event_replay.py finds the events that are new after a restart.
+"""

@@ -11,10 +11,9 @@ from jpaged import CompletionOutput, RequestOutput
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
 from jpaged.server.logprobs import chat_logprobs
-from jpaged.server.messages.chat_turn import Turn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
 from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.serving import Serving, start_turn
+from jpaged.server.serving import Serving
 
 
 class Answer:
@@ -38,7 +37,7 @@ class Answer:
         self._caller = caller
         self._body = body
         self._chat = body.as_chat()
-        self._turn = Turn(self._chat, serving.settings, serving.engine.tokenizer)
+        self._turn = serving.turn_of(self._chat)
         if body.tells_logprobs and self._turn.splits:
             message = "include has logprobs of a text that is read for tool calls or thoughts, which is not done"
             raise ApiError(message, param="include", code="unsupported_parameter")
@@ -85,7 +84,7 @@ class Answer:
         Raises:
             ApiError: it is refused, before the first event; what fails later is told by an event.
         """
-        outputs = await start_turn(self._serving, self._chat, self._turn, self._caller)
+        outputs = await self._serving.start_turn(self._chat, self._turn, self._caller)
         reader, tokens, begun = self._turn.reader(), 0, False
         thought = self._turn.thought_tokens(reader)
         async with aclosing(outputs):
